@@ -1,0 +1,77 @@
+"""The command `deepnmt`: a table of commands, each in a file of its own under `commands/`, loaded when it is called."""
+
+import argparse
+import os
+import sys
+from importlib import import_module
+from typing import NoReturn, Protocol, cast
+
+from deepnmt import __version__
+from deepnmt.errors import InputError, RunError
+
+COMMANDS = {
+    "inspect": "print what a model is made of",
+    "convert": "turn a checkpoint of another toolkit into a MODEL folder",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Refuses in one sentence instead of a page of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message} (see {self.prog} --help)")
+
+
+class Command(Protocol):
+    """What a file under `commands/` holds. It must not import torch before `run`: help is immediate."""
+
+    EXAMPLE: str
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, arguments: argparse.Namespace) -> None: ...
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        arguments, command = _parse(argv)
+        command.run(arguments)
+        sys.stdout.flush()
+    except (InputError, RunError) as error:
+        print(f"deepnmt: {error}", file=sys.stderr)
+        return error.status
+    except KeyboardInterrupt:
+        print("deepnmt: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`): not an error. Keep Python from flushing into it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        print(f"deepnmt: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parse(argv: list[str]) -> tuple[argparse.Namespace, Command]:
+    parser = _Parser(
+        prog="deepnmt",
+        description="Train, study and serve translation models with very deep Transformers.",
+        epilog="commands:\n" + "\n".join(f"  {name:<14}{summary}" for name, summary in COMMANDS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="deepnmt COMMAND [arguments]   (deepnmt COMMAND --help explains a command)",
+    )
+    parser.add_argument("--version", action="version", version=f"deepnmt {__version__}")
+    parser.add_argument("command", choices=list(COMMANDS), metavar="COMMAND", help="what to do: see below")
+    name = parser.parse_args(argv[:1] or ["--help"]).command
+
+    command = cast(Command, import_module(f"deepnmt.commands.{name}"))
+    own = _Parser(
+        prog=f"deepnmt {name}",
+        description=COMMANDS[name],
+        epilog=f"example:\n  {command.EXAMPLE}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_arguments(own)
+    return own.parse_args(argv[1:]), command

@@ -1,0 +1,1 @@
+"""Raw parallel text to batches of ids."""

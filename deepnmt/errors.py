@@ -1,0 +1,13 @@
+"""What goes wrong through no fault of the program: one sentence for the user, and an exit status."""
+
+
+class InputError(Exception):
+    """Bad usage or bad input. The message names the file, line or setting and what to do; exit status 2."""
+
+    status = 2
+
+
+class RunError(Exception):
+    """The input was fine and the work failed all the same (disk full, training diverged); exit status 1."""
+
+    status = 1

@@ -1,0 +1,1 @@
+"""Scores, each with its signature."""

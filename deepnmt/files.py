@@ -1,0 +1,69 @@
+"""Writing that a kill at any instant cannot leave half done: everything is written aside and renamed."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a path beside `path` (file or folder) to write to; rename it to `path` when the block ends well.
+
+    An existing file is replaced; an existing folder is swapped out and removed. On an exception what was
+    written aside is deleted and `path` is untouched.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    _remove(aside)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield aside
+        _sync(aside)
+        if path.is_dir():
+            outgoing = path.with_name(f".{path.name}.{os.getpid()}.outgoing")
+            _remove(outgoing)
+            os.rename(path, outgoing)
+            os.rename(aside, path)
+            _remove(outgoing)
+        else:
+            os.replace(aside, path)
+        _sync_folder(path.parent)
+    finally:
+        _remove(aside)
+
+
+def write_json(path: Path, content: Any) -> None:
+    with replacing(path) as aside:
+        aside.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Flush a file, or every file of a folder, to the disk, so that the rename never outlives the content."""
+    for file in [path] if path.is_file() else path.rglob("*"):
+        if file.is_file():
+            with file.open("rb") as opened:
+                os.fsync(opened.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,1 @@
+"""The Transformer family of the paper: ids to logits. Knows integers, never a vocabulary."""

@@ -1,0 +1,143 @@
+"""From plain tables (TOML, JSON) to frozen dataclasses: types are checked, unknown names refused with the nearest match."""
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar, get_args, get_origin
+
+from deepnmt.errors import InputError
+
+T = TypeVar("T")
+
+
+def from_table(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
+    """Build the dataclass `cls` from `table`; `where` is the dotted name of the table in messages.
+
+    A field whose metadata has `variants` (kind -> dataclass) is read as the dataclass that the table's `kind` names.
+    """
+    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
+    for name in table:
+        if name not in fields:
+            raise InputError(f"unknown setting {_dotted(where, name)}{_nearest(name, fields)}")
+    hints = typing.get_type_hints(cls)
+    values = {
+        name: _value(hints[name], fields[name].metadata, value, _dotted(where, name)) for name, value in table.items()
+    }
+    for name, field in fields.items():
+        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+        if required and name not in values:
+            raise InputError(f"missing setting {_dotted(where, name)}")
+    try:
+        return cls(**values)
+    except ValueError as error:
+        raise InputError(f"{where}: {error}" if where else str(error)) from error
+
+
+def to_table(settings: Any) -> dict[str, Any]:
+    """The inverse of `from_table`: nested plain tables, absent (None) fields left out."""
+    table = {}
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if dataclasses.is_dataclass(value):
+            table[field.name] = to_table(value)
+        elif isinstance(value, tuple):
+            table[field.name] = list(value)
+        elif value is not None:
+            table[field.name] = value
+    return table
+
+
+def set_override(table: dict[str, Any], override: str) -> None:
+    """Apply one `section.field=value` to a nested table. The value is a TOML value, or else a bare string."""
+    name, separator, text = override.partition("=")
+    if not separator or not name:
+        raise InputError(f"override {override!r} is not of the form section.field=value")
+    *sections, field = name.strip().split(".")
+    for depth, section in enumerate(sections):
+        inner = table.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise InputError(f"override {override!r}: {'.'.join(sections[: depth + 1])} is a value, not a section")
+        table = inner
+    table[field] = _toml_value(text.strip())
+
+
+def _value(hint: Any, metadata: Mapping[str, Any], value: Any, where: str) -> Any:
+    if "variants" in metadata:
+        return _variant(metadata["variants"], value, where)
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, Mapping):
+            raise InputError(f"{where} is a section, not a value: {value!r}")
+        return from_table(typing.cast(type[Any], hint), value, where)
+    origin = get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        return _optional(hint, metadata, value, where)
+    if origin is typing.Literal:
+        return _choice(get_args(hint), value, where)
+    if origin is tuple:
+        return _sequence(get_args(hint), value, where)
+    if hint is float and type(value) is int:
+        return float(value)
+    if type(value) is not hint:
+        raise InputError(f"{where} must be {_NAMES.get(hint, hint)}, not {value!r}")
+    return value
+
+
+_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
+
+
+def _variant(variants: Mapping[str, type[Any]], value: Any, where: str) -> Any:
+    table = {"kind": value} if isinstance(value, str) else value
+    if not isinstance(table, Mapping) or "kind" not in table:
+        raise InputError(f"{where}.kind is missing: one of {', '.join(variants)}")
+    kind = _choice(tuple(variants), table["kind"], f"{where}.kind")
+    return from_table(variants[kind], {name: value for name, value in table.items() if name != "kind"}, where)
+
+
+def _optional(hint: Any, metadata: Mapping[str, Any], value: Any, where: str) -> Any:
+    inner = [arg for arg in get_args(hint) if arg is not type(None)]
+    if value is None:
+        return None
+    if len(inner) == 1:
+        return _value(inner[0], metadata, value, where)
+    for arg in inner:
+        try:
+            return _value(arg, metadata, value, where)
+        except InputError:
+            continue
+    raise InputError(f"{where} cannot be {value!r}")
+
+
+def _choice(choices: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value in choices:
+        return value
+    raise InputError(f"{where} is {value!r}{_nearest(value, choices)}; one of {', '.join(map(str, choices))}")
+
+
+def _sequence(args: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise InputError(f"{where} must be a list, not {value!r}")
+    if args and args[-1] is Ellipsis:
+        args = (args[0],) * len(value)
+    if len(args) != len(value):
+        raise InputError(f"{where} must have {len(args)} entries, not {len(value)}")
+    return tuple(_value(arg, {}, item, f"{where}[{i}]") for i, (arg, item) in enumerate(zip(args, value, strict=True)))
+
+
+def _toml_value(text: str) -> Any:
+    import tomllib
+
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _nearest(name: Any, names: Any) -> str:
+    close = difflib.get_close_matches(str(name), [str(known) for known in names], n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _dotted(where: str, name: str) -> str:
+    return f"{where}.{name}" if where else name

@@ -1,0 +1,1 @@
+"""A run: loss, schedule, trainer, checkpoints."""
