@@ -1,0 +1,102 @@
+"""The recipe's [training] section: how the model is optimised, when it is looked at, what is kept."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Schedule = Literal["inverse_sqrt", "cosine", "warmup_stable_decay", "constant"]
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Metric = Literal["bleu", "chrf", "loss"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """Every rate, interval and count of a run. A step is one optimiser update, over `tokens_per_update` tokens."""
+
+    seed: int = 1
+    max_steps: int
+    max_epochs: int | None = None
+
+    # What the optimiser sees, over all ranks; batching.tokens_per_batch is what one pass holds, accumulation follows.
+    tokens_per_update: int = 4096
+    plan_memory: bool = False
+
+    optimizer: Literal["adam", "adamw"] = "adam"
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    clip_norm: float | None = None
+    label_smoothing: float = 0.1
+
+    schedule: Schedule = "inverse_sqrt"
+    lr: float = 7e-4
+    warmup_steps: int = 4000
+    warmup_start_lr: float = 1e-7
+    min_lr: float = 0.0
+    decay_steps: int | None = None
+
+    precision: Precision = "auto"
+    compile: bool = False
+    activation_checkpointing: bool = False
+    ema_decay: float | None = None
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    distributed_timeout_seconds: int = 1800
+
+    log_every: int = 100
+    validate_every: int = 1000
+    save_every: int = 1000
+    keep_last: int = 2
+    keep_best: int = 1
+    keep_epochs: int = 5
+    save_epochs: bool = True
+
+    best_by: Metric = "bleu"
+    patience: int | None = None
+    export: Literal["best", "last", "average"] = "best"
+    average_last: int = 5
+
+    diagnose: bool = True
+    rollbacks: int = 0
+    rollback_factor: float = 0.5
+
+    tensorboard: bool = True
+    wandb_project: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_steps", "tokens_per_update", "log_every", "validate_every", "save_every", "keep_last"):
+            _at_least(name, getattr(self, name), 1)
+        for name in (
+            "warmup_steps",
+            "keep_best",
+            "keep_epochs",
+            "rollbacks",
+            "weight_decay",
+            "warmup_start_lr",
+            "min_lr",
+        ):
+            _at_least(name, getattr(self, name), 0)
+        for name in ("max_epochs", "patience", "average_last", "decay_steps"):
+            _at_least(name, getattr(self, name), 1)
+        _between("label_smoothing", self.label_smoothing, 0, 1)
+        _between("rollback_factor", self.rollback_factor, 0, 1)
+        for beta in self.betas:
+            _between("betas", beta, 0, 1)
+        if self.ema_decay is not None:
+            _between("ema_decay", self.ema_decay, 0, 1)
+        for name in ("lr", "eps", "clip_norm"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} is {value}: it must be above 0")
+        if self.schedule == "warmup_stable_decay" and self.decay_steps is None:
+            raise ValueError("schedule is warmup_stable_decay: decay_steps must say how many steps the decay takes")
+        if self.schedule in ("cosine", "warmup_stable_decay") and self.warmup_steps >= self.max_steps:
+            raise ValueError(f"warmup_steps is {self.warmup_steps}: it must be under max_steps ({self.max_steps})")
+
+
+def _at_least(name: str, value: float | None, bound: float) -> None:
+    if value is not None and value < bound:
+        raise ValueError(f"{name} is {value}: it must be at least {bound}")
+
+
+def _between(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value < high:
+        raise ValueError(f"{name} is {value}: it must be at least {low} and under {high}")

@@ -1,0 +1,90 @@
+"""The chunked loss and its gradients equal a four-line float64 reference, in every precision and chunk size."""
+
+import pytest
+import torch
+
+from deepnmt.training.loss import chunked_loss, label_smoothed_loss
+
+PAD = 1
+
+
+def reference(features, weight, targets, smoothing):
+    log_p = (features.double() @ weight.double().T).log_softmax(-1)
+    real = [(i, y) for i, y in enumerate(targets.tolist()) if y != PAD]
+    nll = sum(-log_p[i, y] for i, y in real)
+    return (1 - smoothing) * nll + smoothing / len(weight) * sum(-log_p[i].sum() for i, _ in real), nll
+
+
+def problem(n=37, vocab=53, dim=16, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(n, dim, generator=generator).to(dtype).requires_grad_()
+    weight = torch.randn(vocab, dim, generator=generator).to(dtype).requires_grad_()
+    targets = torch.randint(2, vocab, (n,), generator=generator)
+    targets[torch.rand(n, generator=generator) < 0.2] = PAD
+    return features, weight, targets
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
+@pytest.mark.parametrize("chunk", [1, 5, 37, 100])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_chunked_loss_and_gradients_equal_the_reference(smoothing, chunk, dtype, tolerance):
+    features, weight, targets = problem(dtype=dtype)
+    expected, expected_nll = reference(features, weight, targets, smoothing)
+    expected_gradients = torch.autograd.grad(expected / 7, (features, weight))
+    loss, nll = chunked_loss(features, weight, targets, smoothing, PAD, chunk)
+    gradients = torch.autograd.grad(loss / 7, (features, weight))
+    torch.testing.assert_close(loss.double(), expected, rtol=tolerance, atol=0)
+    torch.testing.assert_close(nll.double(), expected_nll, rtol=tolerance, atol=0)
+    for found, wanted in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(found, wanted.to(dtype), rtol=tolerance, atol=tolerance)
+
+
+def test_plain_twin_equals_the_reference():
+    features, weight, targets = problem(dtype=torch.float64)
+    found = label_smoothed_loss(features @ weight.T, targets, 0.1, PAD)
+    torch.testing.assert_close(found, reference(features, weight, targets, 0.1), rtol=1e-12, atol=0)
+
+
+def test_plain_twin_without_smoothing_is_cross_entropy():
+    features, weight, targets = problem()
+    loss, nll = label_smoothed_loss(features @ weight.T, targets, 0.0, PAD)
+    expected = torch.nn.functional.cross_entropy(features @ weight.T, targets, ignore_index=PAD, reduction="sum")
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(nll, expected)
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
+def test_half_precision_stays_near_and_gradients_keep_the_parameters_dtype(dtype, tolerance):
+    features, weight, targets = problem(n=200, vocab=4000, dim=32)
+    expected, _ = reference(features, weight, targets, 0.1)
+    wanted = torch.autograd.grad(expected, (features, weight))
+    with torch.autocast("cpu", dtype=dtype):
+        loss, _ = chunked_loss(features, weight, targets, 0.1, PAD, 64)
+    assert loss.dtype is torch.float32
+    gradients = torch.autograd.grad(loss, (features, weight))
+    torch.testing.assert_close(loss.double(), expected, rtol=tolerance, atol=0)
+    for found, exact in zip(gradients, wanted, strict=True):
+        assert found.dtype is torch.float32
+        assert (found - exact).norm() < tolerance * exact.norm()
+
+
+def test_padding_adds_no_loss_and_no_gradient():
+    features, weight, targets = problem()
+    loss, nll = chunked_loss(features, weight, torch.full_like(targets, PAD), 0.1, PAD)
+    assert loss == 0 and nll == 0
+    for gradient in torch.autograd.grad(loss, (features, weight)):
+        assert not gradient.any()
+
+
+def test_shape_of_batch_and_time_does_not_matter():
+    features, weight, targets = problem(n=36)
+    flat, _ = chunked_loss(features, weight, targets, 0.1, PAD)
+    folded, _ = chunked_loss(features.view(4, 9, -1), weight, targets.view(4, 9), 0.1, PAD)
+    assert flat == folded
+
+
+def test_without_gradients_nothing_is_kept():
+    features, weight, targets = problem()
+    with torch.no_grad():
+        loss, _ = chunked_loss(features, weight, targets, 0.1, PAD)
+    assert not loss.requires_grad
