@@ -26,11 +26,11 @@ def replacing(path: Path) -> Iterator[Path]:
         if path.is_dir():
             outgoing = path.with_name(f".{path.name}.{os.getpid()}.outgoing")
             _remove(outgoing)
-            os.rename(path, outgoing)
-            os.rename(aside, path)
+            path.rename(outgoing)
+            aside.rename(path)
             _remove(outgoing)
         else:
-            os.replace(aside, path)
+            aside.replace(path)
         _sync_folder(path.parent)
     finally:
         _remove(aside)

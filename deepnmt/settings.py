@@ -1,4 +1,4 @@
-"""From plain tables (TOML, JSON) to frozen dataclasses: types are checked, unknown names refused with the nearest match."""
+"""From plain tables (TOML, JSON) to frozen dataclasses: types checked, unknown names refused with the nearest match."""
 
 import dataclasses
 import difflib
@@ -37,7 +37,7 @@ def from_table(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
 
 def to_table(settings: Any) -> dict[str, Any]:
     """The inverse of `from_table`: nested plain tables, absent (None) fields left out."""
-    table = {}
+    table: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if dataclasses.is_dataclass(value):

@@ -1,0 +1,66 @@
+"""What a model is made of. This alone rebuilds it, and is saved with the weights."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from deepnmt.model.connections import CONNECTIONS, ConnectionConfig
+from deepnmt.model.connections.connection import NormPlacement
+from deepnmt.model.connections.residual import ResidualConfig
+
+CONNECTION_CONFIGS = {kind: connection.Config for kind, connection in CONNECTIONS.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackConfig:
+    """An encoder or a decoder."""
+
+    num_layers: int = 6
+    dim: int = 512
+    ffn_dim: int = 2048
+    num_heads: int = 8
+    connection: ConnectionConfig = field(default_factory=ResidualConfig, metadata={"variants": CONNECTION_CONFIGS})
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "dim", "ffn_dim", "num_heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")
+        if self.dim % self.num_heads:
+            raise ValueError(f"num_heads = {self.num_heads} does not divide dim = {self.dim}")
+        if self.dim % 2:
+            raise ValueError(f"dim = {self.dim} must be even: positions are pairs of sine and cosine")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    source_vocab_size: int
+    target_vocab_size: int
+    norm: NormPlacement = "pre"
+    encoder: StackConfig = field(default_factory=StackConfig)
+    decoder: StackConfig = field(default_factory=StackConfig)
+    share_embeddings: bool = False  # one table for source and target
+    tie_output: bool = True  # the output projection is the target's table
+    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    max_positions: int = 1024  # of learned positions; sinusoids have no limit
+    activation: Literal["relu", "gelu", "swiglu"] = "relu"
+    dropout: float = 0.1  # on the embedding and on every sub-layer's output
+    attention_dropout: float = 0.0  # on the attention weights
+    ffn_dropout: float = 0.0  # inside the feed-forward layer
+    pad_id: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("dropout", "attention_dropout", "ffn_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)} must be at least 0 and below 1")
+        for name in ("source_vocab_size", "target_vocab_size"):
+            if getattr(self, name) <= self.pad_id:
+                raise ValueError(f"{name} = {getattr(self, name)} leaves no room beside pad_id = {self.pad_id}")
+        if self.share_embeddings and self.source_vocab_size != self.target_vocab_size:
+            raise ValueError(
+                f"share_embeddings = true needs one vocabulary, but source_vocab_size = {self.source_vocab_size} "
+                f"and target_vocab_size = {self.target_vocab_size}"
+            )
+        if self.share_embeddings and self.encoder.dim != self.decoder.dim:
+            raise ValueError(
+                f"share_embeddings = true needs one width, but encoder.dim = {self.encoder.dim} "
+                f"and decoder.dim = {self.decoder.dim}"
+            )

@@ -1,0 +1,23 @@
+"""The mean of all outputs so far: what dynamic linear combination starts from."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from deepnmt.model.connections.connection import Connection, ConnectionConfig, History
+from deepnmt.model.kernels.mixture import mix
+
+
+@dataclass(frozen=True, kw_only=True)
+class AverageConfig(ConnectionConfig):
+    kind: str = field(default="average", init=False)
+
+
+class Average(Connection):
+    """x_{l+1} = 1 / (l + 1) * sum_k y_k (section 6.3 of the paper, without its LayerNorm)."""
+
+    Config = AverageConfig
+
+    def read(self, history: History) -> Tensor:
+        count = len(history)
+        return mix(history, history[0].new_full((count, 1), 1 / count).float())

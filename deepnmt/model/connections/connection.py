@@ -1,0 +1,71 @@
+"""What every connection scheme is: a rule by which the outputs of a stack's layers become the input of the next."""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+NormPlacement = Literal["pre", "post"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionConfig:
+    """The options of a scheme. Each scheme has a config of its own, told apart by `kind`."""
+
+    kind: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackShape:
+    """What a scheme needs to know of the stack it connects."""
+
+    num_layers: int
+    dim: int
+    norm: NormPlacement
+    num_readers: int  # how many layers read the stack's result: the decoder's layers for an encoder, else one
+
+
+class History(list[Tensor]):
+    """The outputs y_0 (the embedding), y_1, ... y_l of the layers so far; local to one pass through the stack."""
+
+
+class Connection(nn.Module):
+    """x_{l+1} = G(y_0, ..., y_l), equation 6 of the paper. The base class is the residual stack: G = y_l.
+
+    One pass is `begin`, then `write` and `read` in turn for every layer, then `memories`. A scheme overrides what it
+    changes. Nothing of a pass is kept in the module.
+    """
+
+    Config: ClassVar[type[ConnectionConfig]]
+
+    def __init__(self, config: Any, shape: StackShape) -> None:
+        super().__init__()
+
+    def begin(self) -> History:
+        return History()
+
+    def write(self, history: History, output: Tensor) -> None:
+        """Take the output of the layer at depth len(history)."""
+        history.append(output)
+
+    def read(self, history: History) -> Tensor:
+        """The input of the next layer; after the last layer, the result of the stack."""
+        return history[-1]
+
+    def memories(self, history: History) -> list[Tensor]:
+        """What the readers of the stack see: one tensor for all of them, or one for each."""
+        return [self.read(history)]
+
+    def matrix(self) -> Tensor | None:
+        """The weights of y_k (columns) in what follows layer l (rows), for pictures; None where none are learned.
+
+        (rows, columns), the mean over dimensions where a weight is a vector; entries that are not connected are zero.
+        """
+        return None
+
+
+def lower_triangle(size: int, window: int | None = None) -> Tensor:
+    """True where row l may use column k: k <= l, and k among the last `window` outputs."""
+    connected = torch.ones(size, size, dtype=torch.bool).tril()
+    return connected if window is None else connected.triu(1 - window)

@@ -1,0 +1,25 @@
+"""Dense residual connection: a layer sees the sum of all outputs before it."""
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from deepnmt.model.connections.connection import Connection, ConnectionConfig, History
+from deepnmt.model.kernels.mixture import mix
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseConfig(ConnectionConfig):
+    kind: str = field(default="dense", init=False)
+
+
+class Dense(Connection):
+    """x_{l+1} = sum_k y_k (Britz et al. 2017; figure 2b of the paper).
+
+    y_k already contains its own input, so under pre-norm the scale doubles with every layer.
+    """
+
+    Config = DenseConfig
+
+    def read(self, history: History) -> Tensor:
+        return mix(history, history[0].new_ones(len(history), 1).float())

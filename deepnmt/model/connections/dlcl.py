@@ -1,0 +1,101 @@
+"""Dynamic linear combination of layers, the paper's contribution, with every option of its ablation and of its code."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from deepnmt.model.connections.connection import Connection, ConnectionConfig, History, StackShape, lower_triangle
+from deepnmt.model.kernels.mixture import MixtureTape
+from deepnmt.model.sublayer import LayerNorm
+
+
+@dataclass(frozen=True, kw_only=True)
+class DlclConfig(ConnectionConfig):
+    kind: str = field(default="dlcl", init=False)
+    learned: bool = True  # or fixed at the start
+    start: Literal["average", "one"] = "average"
+    norm: bool = True  # the LayerNorm of equations 7 and 8
+    norm_embedding: bool = False  # y_0 too
+    softmax: bool = False  # over the row
+    groups: int = 1  # weights per pair of layers; dimension i has weight i modulo groups; dim = one for each
+    window: int | None = None  # only the last outputs
+    dropout: float = 0.0  # on the mixture
+
+    def __post_init__(self) -> None:
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"connection.window = {self.window} must be at least 1")
+        if self.norm_embedding and not self.norm:
+            raise ValueError("connection.norm_embedding = true needs connection.norm = true")
+
+
+class DlclHistory(History):
+    """Also holds the tape that mixes the outputs of this pass."""
+
+    def __init__(self, matrix: Tensor, window: int | None) -> None:
+        super().__init__()
+        self.tape = MixtureTape(matrix, window)
+
+
+class Dlcl(Connection):
+    """Pre-norm: x_{l+1} = sum_k W[l,k] LN_k(y_k). Post-norm: x_{l+1} = LN_l(sum_k W[l,k] y_k). Equations 7 and 8.
+
+    W is lower triangular and learned; each of its rows starts as a mean. Row 0 belongs to the embedding y_0, which
+    has no LayerNorm unless asked for.
+    """
+
+    Config = DlclConfig
+
+    def __init__(self, config: DlclConfig, shape: StackShape) -> None:
+        super().__init__(config, shape)
+        if shape.dim % config.groups:
+            raise ValueError(f"connection.groups = {config.groups} does not divide dim = {shape.dim}")
+        count = shape.num_layers + 1
+        connected = lower_triangle(count, config.window)
+        start = connected.float()
+        if config.start == "average":
+            start = start / start.sum(1, keepdim=True)
+        weight = start.unsqueeze(2).repeat(1, 1, config.groups)
+        self.weight = nn.Parameter(weight, requires_grad=config.learned)
+        self.register_buffer("connected", connected.unsqueeze(2), persistent=False)
+        self.window = config.window
+        self.softmax = config.softmax
+        self.dropout = config.dropout
+
+        # The norm of y_k (pre) or of row k (post). Row 0 of post-norm is normed twice when the embedding is: once as
+        # y_0 and once as row 0, with the same LayerNorm; so does the authors' code.
+        norms = [LayerNorm(shape.dim) if config.norm and k >= 1 else nn.Identity() for k in range(count)]
+        if config.norm_embedding:
+            norms[0] = LayerNorm(shape.dim)
+        self.norms = nn.ModuleList(norms)
+        self.norms_outputs = shape.norm == "pre"
+
+    def begin(self) -> DlclHistory:
+        return DlclHistory(self._effective(), self.window)
+
+    def write(self, history: History, output: Tensor) -> None:
+        assert isinstance(history, DlclHistory)
+        depth = len(history)
+        if self.norms_outputs or depth == 0:
+            output = self.norms[depth](output)
+        history.append(history.tape.enter(output, depth))
+
+    def read(self, history: History) -> Tensor:
+        assert isinstance(history, DlclHistory)
+        row = len(history) - 1
+        mixed = history.tape.mix(history, row)
+        if not self.norms_outputs:
+            mixed = self.norms[row](mixed)
+        return F.dropout(mixed, self.dropout, self.training)
+
+    def matrix(self) -> Tensor:
+        return self._effective().detach().float().mean(2).cpu()
+
+    def _effective(self) -> Tensor:
+        """W as it mixes: unconnected entries zero, rows normalised where asked. (rows, columns, groups), fp32."""
+        connected = self.get_buffer("connected")
+        if self.softmax:
+            return self.weight.float().masked_fill(~connected, -torch.inf).softmax(1)
+        return self.weight.float() * connected

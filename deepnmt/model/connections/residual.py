@@ -1,0 +1,16 @@
+"""The standard residual stack: a layer sees the output of the one before it."""
+
+from dataclasses import dataclass, field
+
+from deepnmt.model.connections.connection import Connection, ConnectionConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidualConfig(ConnectionConfig):
+    kind: str = field(default="residual", init=False)
+
+
+class Residual(Connection):
+    """x_{l+1} = y_l (He et al. 2016; figure 2a of the paper)."""
+
+    Config = ResidualConfig

@@ -1,0 +1,1 @@
+"""The fused pieces, each beside its plain-torch twin."""

@@ -1,0 +1,76 @@
+"""The weighted sum of layer outputs, in plain torch: what autograd keeps grows linearly with depth."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def mix(outputs: Sequence[Tensor], weights: Tensor) -> Tensor:
+    """sum_k weights[k] * outputs[k]. weights: (count, groups) in fp32; dimension i of an output has group i % groups.
+
+    The sum is taken in fp32 and returned in the outputs' type, so that a weight is never rounded to half precision.
+    """
+    return _Mixture.apply(weights, *outputs)
+
+
+class _Mixture(torch.autograd.Function):
+    """Saves references to the outputs; stacking them would keep a copy of the history at every depth."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, *outputs: Tensor) -> Tensor:
+        ctx.save_for_backward(weights, *outputs)
+        mixed = torch.zeros_like(outputs[0], dtype=_accumulation_type(outputs[0]))
+        for factor, output in zip(_factors(weights, outputs[0]), outputs, strict=True):
+            mixed.addcmul_(output.to(mixed.dtype), factor)
+        return mixed.to(outputs[0].dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        weights, *outputs = ctx.saved_tensors
+        gradient = gradients[0].to(_accumulation_type(outputs[0]))
+        factors = _factors(weights, outputs[0])
+        needs_weights, *needs_outputs = ctx.needs_input_grad
+        to_outputs = [
+            (gradient * factor).to(output.dtype) if needed else None
+            for factor, output, needed in zip(factors, outputs, needs_outputs, strict=True)
+        ]
+        to_weights = None
+        if needs_weights:
+            rows = [_sum_by_group(gradient * output, weights.shape[1]) for output in outputs]
+            to_weights = torch.stack(rows).to(weights.dtype)
+        return to_weights, *to_outputs
+
+
+class MixtureTape:
+    """One pass of a stack whose row l is `sum_k matrix[l, k] * y_k`. The plain twin: autograd does the bookkeeping."""
+
+    def __init__(self, matrix: Tensor, window: int | None = None) -> None:
+        self.matrix = matrix
+        self.window = window
+
+    def enter(self, output: Tensor, depth: int) -> Tensor:
+        """Let y_depth take part in the mixtures from now on; what is returned stands for it in the history."""
+        return output
+
+    def mix(self, history: Sequence[Tensor], row: int) -> Tensor:
+        first = 0 if self.window is None else max(0, row + 1 - self.window)
+        return mix(history[first:], self.matrix[row, first : row + 1])
+
+
+def _accumulation_type(output: Tensor) -> torch.dtype:
+    return torch.promote_types(output.dtype, torch.float32)
+
+
+def _factors(weights: Tensor, output: Tensor) -> tuple[Tensor, ...]:
+    """One factor per output: a scalar, or a vector as wide as the output where the weights come in groups."""
+    weights = weights.to(_accumulation_type(output))
+    groups = weights.shape[1]
+    if groups == 1:
+        return weights[:, 0].unbind()
+    return weights.repeat(1, output.shape[-1] // groups).unbind()
+
+
+def _sum_by_group(product: Tensor, groups: int) -> Tensor:
+    return product.reshape(-1, product.shape[-1] // groups, groups).sum((0, 1))

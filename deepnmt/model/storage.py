@@ -1,0 +1,85 @@
+"""A MODEL folder: the config, the weights and where they come from. The tokeniser files beside them are `data`'s."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from deepnmt import __version__
+from deepnmt.errors import InputError
+from deepnmt.files import write_json
+from deepnmt.model.config import ModelConfig
+from deepnmt.model.transformer import Transformer
+from deepnmt.settings import from_table, to_table
+
+FORMAT = 1
+CONFIG, WEIGHTS, META = "config.json", "model.safetensors", "meta.json"
+
+
+def save_model(folder: Path, model: Transformer, meta: dict[str, Any] | None = None) -> None:
+    """Write a model into an existing or new folder. The caller writes aside and renames (`files.replacing`)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / CONFIG, to_table(model.config))
+    save_file({name: weight.detach().cpu().contiguous() for name, weight in weights(model).items()}, folder / WEIGHTS)
+    write_json(folder / META, {"format": FORMAT, "deepnmt": __version__, **(meta or {})})
+
+
+def load_model(folder: str | Path, device: str | torch.device = "cpu") -> Transformer:
+    """The model of a MODEL folder, in eval mode."""
+    folder = Path(folder)
+    load_meta(folder)
+    model = Transformer(load_config(folder))
+    try:
+        stored = load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{folder / WEIGHTS} cannot be read: {error}") from error
+    load_weights(model, stored, folder / WEIGHTS)
+    return model.to(device).eval()
+
+
+def load_config(folder: Path) -> ModelConfig:
+    return from_table(ModelConfig, _read_json(folder / CONFIG))
+
+
+def load_meta(folder: Path) -> dict[str, Any]:
+    meta = _read_json(folder / META)
+    if meta.get("format") != FORMAT:
+        raise InputError(
+            f"{folder / META} has format {meta.get('format')!r}, and this deepnmt reads {FORMAT}: "
+            "update deepnmt, or convert the model with the version that wrote it"
+        )
+    return meta
+
+
+def weights(model: Transformer) -> dict[str, torch.Tensor]:
+    """Every parameter once, however many names it has."""
+    return dict(model.named_parameters())
+
+
+def load_weights(model: Transformer, stored: dict[str, torch.Tensor], where: Path) -> None:
+    """Set every parameter from `stored`, which must have just these names and shapes."""
+    expected = weights(model)
+    for name in sorted(expected.keys() ^ stored.keys()):
+        raise InputError(f"{where} {'lacks' if name in expected else 'has an unknown'} tensor {name}")
+    with torch.no_grad():
+        for name, parameter in expected.items():
+            if parameter.shape != stored[name].shape:
+                raise InputError(
+                    f"{where}: {name} has shape {tuple(stored[name].shape)}, the config says {tuple(parameter.shape)}"
+                )
+            parameter.copy_(stored[name])
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"{path.parent} is not a MODEL folder: it has no {path.name}") from error
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is damaged: {error}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is damaged: not a JSON object")
+    return content
