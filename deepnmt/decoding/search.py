@@ -1,0 +1,234 @@
+"""Beam search, batched, over any step function: no model class is imported here.
+
+Rows are sentence-major: row = sentence * beam + k. Nothing in `Beams.advance` makes the host wait for the device, and
+every shape in it is fixed, so a step can be captured in a CUDA graph; `Shrinking` alone looks at the results meanwhile.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor
+
+from deepnmt.decoding.candidates import log_normaliser, top_symbols
+from deepnmt.decoding.penalties import LengthPenalty
+from deepnmt.decoding.rules import FREE, Rules
+
+
+class State(Protocol):
+    """What a step function carries from one position to the next."""
+
+    def reorder(self, rows: Tensor) -> Self:
+        """Row i becomes the old row rows[i]; a row never leaves its sentence."""
+
+    def select(self, sentences: Tensor) -> Self:
+        """Keep these sentences, with all their rows."""
+
+
+S = TypeVar("S", bound=State)
+# Symbols (N,) and state to logits (N, V) of the next position and state. The search may write into the logits.
+Step = Callable[[Tensor, S], tuple[Tensor, S]]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A finished hypothesis: symbols without the end, the log probability with it, the score it is ranked by."""
+
+    symbols: list[int]
+    log_prob: float
+    score: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """The search ends for a sentence when patience * beam hypotheses have ended (https://arxiv.org/abs/2204.05424; the
+    authors' search has patience one), or, with `stop_early`, as soon as no other can enter its n best."""
+
+    beam: int = 4
+    nbest: int = 1
+    penalty: LengthPenalty = field(default_factory=LengthPenalty)
+    patience: float = 1.0
+    stop_early: bool = True
+
+    def __post_init__(self) -> None:
+        if self.beam < 1:
+            raise ValueError(f"beam must be at least 1, not {self.beam}")
+        if not 1 <= self.nbest <= self.beam:
+            raise ValueError(f"nbest must be between 1 and the beam ({self.beam}), not {self.nbest}")
+        if not self.patience > 0:
+            raise ValueError(f"patience must be positive, not {self.patience}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shrinking:
+    """How often the host looks, and below which share of unfinished sentences the finished ones leave the batch.
+
+    Each look waits for the device; each shrinking copies what remains. `below=0` keeps every shape to the end.
+    """
+
+    every: int = 1
+    below: float = 0.8
+
+
+@torch.inference_mode()
+def beam_search(
+    step: Step[S],
+    state: S,
+    rules: Rules,
+    config: SearchConfig,
+    shrinking: Shrinking = Shrinking(),  # noqa: B008 (frozen)
+) -> list[list[Found]]:
+    """The n best hypotheses of each sentence, best first; fewer where the rules leave fewer."""
+    found: list[list[Found]] = [[] for _ in rules.max_lengths]
+    numbers = list(range(len(found)))  # which sentence each one of the shrinking batch is
+    beams = Beams(rules, config)
+    for position in range(rules.total + 1):
+        logits, state = step(beams.last.flatten(), state)
+        rows = beams.advance(logits)
+        if position == rules.total:
+            break
+        state = state.reorder(rows)
+        if (position + 1) % shrinking.every == 0:
+            going_on = [i for i, done in enumerate(beams.done.tolist()) if not done]
+            if not going_on:
+                break
+            if len(going_on) < shrinking.below * len(numbers):
+                _keep(found, numbers, beams)
+                kept = torch.tensor(going_on, device=logits.device)
+                beams.select(kept)
+                state = state.select(kept)
+                numbers = [numbers[i] for i in going_on]
+    _keep(found, numbers, beams)
+    return found
+
+
+def _keep(found: list[list[Found]], numbers: list[int], beams: "Beams") -> None:
+    for number, best in zip(numbers, beams.best(), strict=True):
+        found[number] = best
+
+
+class Beams:
+    """The live hypotheses of B sentences, K each, and the N best finished ones so far.
+
+    A live hypothesis ends when its extension by the end symbol is among the K most probable extensions of its sentence;
+    the K most probable other extensions live on. (This is the authors' search; with K = 1 it is greedy search.)
+
+    Why stopping early changes nothing. Let a live hypothesis have log probability p; every finished descendant has
+    log probability q <= p <= 0 and a length n between that of ending at once, a, and the longest allowed, b. Penalties
+    are positive, so its score q / penalty(n) <= p / penalty(n) <= p / max(penalty(a), ..., penalty(b)). The penalty is
+    monotone in n, rising for alpha >= 0 and falling for alpha < 0, so that maximum is the larger of penalty(a) and
+    penalty(b). When the N-th best finished score is at least this bound for every live hypothesis, no descendant can
+    displace any of the N (equal scores do not displace: the sort is stable and the incumbents stand first). Adding a
+    number that is not positive and dividing by a positive one are monotone in floating point too, so the argument
+    holds for the numbers as computed, provided no log probability is rounded above zero: hence the clamp.
+    """
+
+    def __init__(self, rules: Rules, config: SearchConfig) -> None:
+        device, (sentences,) = rules.max_lengths.device, rules.max_lengths.shape
+        width, nbest, length = config.beam, config.nbest, rules.total + 1
+        self.rules, self.config = rules, config
+        self.penalties = config.penalty.table(length, device)
+        self.position = torch.zeros(1, dtype=torch.long, device=device)
+        # All rows start equal: only the first one counts until their extensions differ.
+        self.log_probs = torch.full((sentences, width), -torch.inf, device=device)
+        self.log_probs[:, 0] = 0.0
+        self.symbols = torch.full((sentences, width, length), rules.eos, device=device)
+        self.last = torch.full((sentences, width), rules.eos, device=device)
+        self.done = torch.zeros(sentences, dtype=torch.bool, device=device)
+        self.num_ended = torch.zeros(sentences, dtype=torch.long, device=device)
+        self.ended_scores = torch.full((sentences, nbest), -torch.inf, device=device)
+        self.ended_log_probs = torch.full((sentences, nbest), -torch.inf, device=device)
+        self.ended_symbols = torch.full((sentences, nbest, length), rules.eos, device=device)
+
+    def advance(self, logits: Tensor) -> Tensor:
+        """Extend every hypothesis by one symbol given logits (B * K, V); returns which row each new row extends."""
+        width = self.config.beam
+        values, symbols, end = self._extensions(logits)
+        # The K most probable extensions by a symbol other than the end.
+        best = (self.log_probs[:, :, None] + values).flatten(1).topk(width, dim=1)
+        parents = best.indices // values.shape[2]
+        self._finish(self.log_probs + end, best.values)
+
+        self.log_probs = best.values
+        self.last = symbols.flatten(1).gather(1, best.indices)
+        self.symbols = self.symbols.gather(1, parents[:, :, None].expand_as(self.symbols))
+        self.symbols.index_copy_(2, self.position, self.last[:, :, None])
+        self.position += 1
+        self.done |= self._settled()
+        first = torch.arange(0, parents.numel(), width, device=parents.device)
+        return (first[:, None] + parents).flatten()
+
+    def _extensions(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Log probabilities (B, K, C) and symbols (B, K, C) of the best extensions of each hypothesis by a symbol other
+        than the end, and the log probability (B, K) of ending it: all as the rules allow."""
+        rules, (sentences, width) = self.rules, self.log_probs.shape
+        logits = logits.float()
+        normaliser = log_normaliser(logits)
+        forced = rules.forced(self.position)
+        forced_values = logits.gather(1, forced.clamp(min=0).repeat_interleave(width)[:, None])
+        end = logits[:, rules.eos, None].clone()
+        logits[:, rules.eos] = -torch.inf
+        rules.forbid(logits, self.symbols.flatten(0, 1), self.position)
+        values, symbols = top_symbols(logits, width)
+
+        values, forced_values, end = (
+            (x - normaliser).clamp(max=0).view(sentences, width, -1) for x in (values, forced_values, end)
+        )
+        symbols = symbols.view(sentences, width, -1)
+        is_forced = (forced != FREE)[:, None, None]
+        only = torch.full_like(values, -torch.inf)
+        only[:, :, :1] = forced_values
+        values = torch.where(is_forced, only, values)
+        symbols = torch.where(is_forced, forced[:, None, None], symbols)
+        values = values.masked_fill(~rules.may_go_on(self.position)[:, None, None], -torch.inf)
+        end = end.squeeze(2).masked_fill(~rules.may_end(self.position)[:, None], -torch.inf)
+        return values, symbols, end
+
+    def _finish(self, ended: Tensor, going_on: Tensor) -> None:
+        """Merge the hypotheses that end here, log probabilities (B, K), into the N best of each sentence."""
+        width, nbest = self.config.beam, self.config.nbest
+        threshold = torch.cat([going_on, ended], dim=1).topk(width, dim=1).values[:, -1:]
+        ends = (ended >= threshold) & (ended > -torch.inf) & ~self.done[:, None]
+        ended = ended.masked_fill(~ends, -torch.inf)
+        scores = torch.cat([self.ended_scores, ended / self.penalties[self.position + 1]], dim=1)
+        order = scores.sort(dim=1, descending=True, stable=True).indices[:, :nbest]
+        self.ended_scores = scores.gather(1, order)
+        self.ended_log_probs = torch.cat([self.ended_log_probs, ended], dim=1).gather(1, order)
+        symbols = torch.cat([self.ended_symbols, self.symbols], dim=1)
+        self.ended_symbols = symbols.gather(1, order[:, :, None].expand(-1, -1, symbols.shape[2]))
+        self.num_ended += ends.sum(1)
+
+    def _settled(self) -> Tensor:
+        """(B,): is the search over for a sentence?"""
+        best = self.log_probs.amax(1)
+        settled = (best == -torch.inf) | (self.num_ended >= self.config.patience * self.config.beam)
+        if self.config.stop_early:
+            longest = self.rules.max_lengths + 1
+            penalty = self.penalties[longest].maximum(self.penalties[longest.minimum(self.position + 1)])
+            settled |= self.ended_scores[:, -1] >= best / penalty
+        return settled
+
+    def select(self, sentences: Tensor) -> None:
+        self.rules = self.rules.select(sentences)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor) and name not in ("position", "penalties"):
+                setattr(self, name, value[sentences])
+
+    def best(self) -> list[list[Found]]:
+        """The finished hypotheses of each sentence, best first. The host waits here."""
+        eos = self.rules.eos
+        rows = zip(self.ended_symbols.tolist(), self.ended_log_probs.tolist(), self.ended_scores.tolist(), strict=True)
+        return [
+            [
+                Found(before_end(symbols, eos), log_prob, score)
+                for symbols, log_prob, score in zip(*sentence, strict=True)
+                if log_prob > -math.inf
+            ]
+            for sentence in rows
+        ]
+
+
+def before_end(symbols: list[int], eos: int) -> list[int]:
+    return symbols[: symbols.index(eos)] if eos in symbols else symbols
