@@ -9,7 +9,6 @@ from deepnmt.model.attention import CrossAttention, KeysValues, SelfAttention, V
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.sublayer import SUBLAYERS
 
-
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "swiglu": F.silu}
 
 

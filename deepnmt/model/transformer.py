@@ -116,7 +116,7 @@ class Transformer(nn.Module):
         return Cache(past, memory, source.padding, beam, length=0, need_attention=need_attention)
 
     def step(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-        """tokens: (rows,), the ids at the next position -> logits (rows, V) of the one after it, and the grown cache."""
+        """tokens: (rows,), the ids at the next position -> logits (rows, V) of the one after it; the grown cache."""
         growing = [GrowingVisibility(past) for past in cache.past]
         memory_visibility = BeamVisibility(cache.padding, cache.beam)
         last_visibility = BeamVisibility(cache.padding, cache.beam, need_weights=cache.need_attention)

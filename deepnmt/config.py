@@ -1,0 +1,85 @@
+"""A recipe: everything that makes a run, read from TOML files and overrides."""
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deepnmt.data.batching import BatchingConfig
+from deepnmt.errors import InputError
+from deepnmt.model.config import ModelConfig
+from deepnmt.settings import from_table, set_override
+from deepnmt.training.config import TrainingConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodingConfig:
+    """How this model is meant to be decoded when it is validated and evaluated."""
+
+    beam: int = 4
+    length_penalty: float = 0.6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    model: ModelConfig
+    training: TrainingConfig
+    batching: BatchingConfig = field(default_factory=BatchingConfig)
+    decoding: DecodingConfig = field(default_factory=DecodingConfig)
+
+
+def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of a TOML file or of a preset's name, with `section.field=value` overrides applied."""
+    table = read_table(find_recipe(name))
+    for override in overrides:
+        set_override(table, override)
+    return from_table(Recipe, table)
+
+
+def find_recipe(name: str) -> Path:
+    """A path to a TOML file, or the name of one that comes with deepnmt."""
+    path = Path(name)
+    if path.suffix == ".toml" and path.is_file():
+        return path
+    preset = recipes_folder() / f"{path.name.removesuffix('.toml')}.toml"
+    if preset.is_file() and path.parent in (Path(), Path("recipes")):
+        return preset
+    known = ", ".join(preset_names())
+    raise InputError(f"{name} is neither a recipe file (.toml) nor the name of a preset; presets: {known}")
+
+
+def preset_names() -> list[str]:
+    return sorted(path.stem for path in recipes_folder().glob("*.toml"))
+
+
+def recipes_folder() -> Path:
+    """Inside the installed package, or beside it in a checkout."""
+    package = Path(__file__).parent
+    installed = package / "recipes"
+    return installed if installed.is_dir() else package.parent / "recipes"
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """The TOML file, laid over the one that its `extends` names (a path beside it)."""
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not TOML: {error}") from error
+    base = table.pop("extends", None)
+    if base is None:
+        return table
+    parent = path.parent / str(base)
+    if not parent.is_file():
+        raise InputError(f"{path} extends {base!r}, but {parent} does not exist")
+    return _overlay(read_table(parent), table)
+
+
+def _overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    """`above` wins. A table that names its `kind` replaces the one below, whose options may be of another kind."""
+    merged = dict(below)
+    for name, value in above.items():
+        old = merged.get(name)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        merged[name] = _overlay(old, value) if both and "kind" not in value else value  # type: ignore[arg-type]
+    return merged
