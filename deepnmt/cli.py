@@ -12,6 +12,7 @@ from deepnmt.errors import InputError, RunError
 COMMANDS = {
     "inspect": "print what a model is made of",
     "convert": "turn a checkpoint of another toolkit into a MODEL folder",
+    "score": "score translations: BLEU of every kind, chrF, TER, each with its signature",
 }
 
 

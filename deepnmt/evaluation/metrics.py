@@ -1,0 +1,189 @@
+"""The scores there are: one table, from a short name to what it is called, what it equals and how it is built."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from deepnmt.errors import InputError
+
+if TYPE_CHECKING:
+    from sacrebleu.metrics.base import Metric
+
+    from deepnmt.evaluation.multibleu import MosesWords
+
+# Written without spaces between words: Moses tokens and word n-grams say nothing there.
+UNSPACED = ("zh", "ja")
+
+
+@dataclass
+class Languages:
+    """The pair that is scored. What had to be done differently for it is collected in `notices`."""
+
+    source: str | None = None
+    target: str | None = None
+    notices: list[str] = field(default_factory=list)
+
+    def notice(self, sentence: str) -> None:
+        if sentence not in self.notices:
+            self.notices.append(sentence)
+
+    @cached_property
+    def words(self) -> "MosesWords":
+        return self._moses(compounds=False)
+
+    @cached_property
+    def compound_words(self) -> "MosesWords":
+        return self._moses(compounds=True)
+
+    def _moses(self, compounds: bool) -> "MosesWords":
+        from deepnmt.evaluation.multibleu import MosesWords
+
+        if self.target is None:
+            raise InputError("tokenised BLEU needs the target language: add --target-lang")
+        words = MosesWords(self.target, compounds)
+        if not words.known:
+            self.notice(
+                f"Moses has no abbreviations for target language {self.target!r}: English's are used, as Moses does"
+            )
+        return words
+
+
+def base_language(code: str | None) -> str | None:
+    """`de_AT`, `zh-Hans` -> `de`, `zh`: what tokenisers are chosen by."""
+    return code.replace("_", "-").partition("-")[0].lower() if code else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricKind:
+    title: str
+    about: str
+    build: Callable[[Languages], "Metric"]
+    lower_is_better: bool = False
+
+
+def _sacrebleu(languages: Languages, lowercase: bool) -> "Metric":
+    from sacrebleu.metrics.bleu import BLEU
+
+    try:
+        return BLEU(lowercase=lowercase, trg_lang=languages.target or "", force=True)
+    except (RuntimeError, ImportError):
+        language = languages.target
+        languages.notice(
+            f"sacreBLEU's word tokeniser for {language!r} is not installed (pip install 'sacrebleu[{language}]'):"
+            " BLEU is over characters, tok:char in its signature, and not comparable with published figures over words"
+        )
+        return BLEU(lowercase=lowercase, tokenize="char", force=True)
+
+
+def _multi_bleu(languages: Languages, lowercase: bool) -> "Metric":
+    from deepnmt.evaluation.multibleu import MultiBLEU
+
+    return MultiBLEU(languages.words, lowercase)
+
+
+def _compound_bleu(languages: Languages, lowercase: bool) -> "Metric":
+    from deepnmt.evaluation.multibleu import MultiBLEU
+
+    return MultiBLEU(languages.compound_words, lowercase)
+
+
+def _chrf(lowercase: bool, word_order: int) -> "Metric":
+    from sacrebleu.metrics.chrf import CHRF
+
+    return CHRF(lowercase=lowercase, word_order=word_order)
+
+
+def _ter(languages: Languages, case_sensitive: bool) -> "Metric":
+    from sacrebleu.metrics.ter import TER
+
+    by_character = languages.target in UNSPACED
+    return TER(normalized=by_character, asian_support=by_character, case_sensitive=case_sensitive)
+
+
+METRICS = {
+    "bleu": MetricKind(
+        title="BLEU",
+        about="sacreBLEU: report this one",
+        build=lambda languages: _sacrebleu(languages, lowercase=False),
+    ),
+    "bleu_lower": MetricKind(
+        title="BLEU, case ignored",
+        about="sacreBLEU -lc",
+        build=lambda languages: _sacrebleu(languages, lowercase=True),
+    ),
+    "multi_bleu": MetricKind(
+        title="tokenised BLEU",
+        about="multi-bleu.perl",
+        build=lambda languages: _multi_bleu(languages, lowercase=False),
+    ),
+    "multi_bleu_lower": MetricKind(
+        title="tokenised BLEU, case ignored",
+        about="multi-bleu.perl -lc",
+        build=lambda languages: _multi_bleu(languages, lowercase=True),
+    ),
+    "compound_bleu": MetricKind(
+        title="compound-split BLEU",
+        about="the paper's En-De figure",
+        build=lambda languages: _compound_bleu(languages, lowercase=False),
+    ),
+    "compound_bleu_lower": MetricKind(
+        title="compound-split BLEU, case ignored",
+        about="the paper's steps, then -lc",
+        build=lambda languages: _compound_bleu(languages, lowercase=True),
+    ),
+    "chrf": MetricKind(
+        title="chrF2",
+        about="character n-grams",
+        build=lambda languages: _chrf(lowercase=False, word_order=0),
+    ),
+    "chrf_lower": MetricKind(
+        title="chrF2, case ignored",
+        about="character n-grams",
+        build=lambda languages: _chrf(lowercase=True, word_order=0),
+    ),
+    "chrf_plus": MetricKind(
+        title="chrF2++",
+        about="character and word n-grams",
+        build=lambda languages: _chrf(lowercase=False, word_order=2),
+    ),
+    "chrf_plus_lower": MetricKind(
+        title="chrF2++, case ignored",
+        about="character and word n-grams",
+        build=lambda languages: _chrf(lowercase=True, word_order=2),
+    ),
+    "ter": MetricKind(
+        title="TER, case ignored",
+        about="edits: lower is better",
+        build=lambda languages: _ter(languages, case_sensitive=False),
+        lower_is_better=True,
+    ),
+    "ter_cased": MetricKind(
+        title="TER",
+        about="edits: lower is better",
+        build=lambda languages: _ter(languages, case_sensitive=True),
+        lower_is_better=True,
+    ),
+}
+
+
+def choose(languages: Languages, lowercase: bool) -> list[str]:
+    """The scores that make sense for this pair, by default all of them."""
+    names = ["bleu_lower"] if lowercase else ["bleu", "bleu_lower"]
+    if languages.target is None:
+        languages.notice("tokenised BLEU is left out: it needs the target language (--target-lang)")
+    elif languages.target not in UNSPACED:
+        names += ["multi_bleu_lower"] if lowercase else ["multi_bleu", "multi_bleu_lower"]
+        if languages.target == "de" and languages.source in (None, "en"):
+            names += ["compound_bleu_lower"] if lowercase else ["compound_bleu"]
+    names += ["chrf_lower"] if lowercase else ["chrf"]
+    if languages.target not in UNSPACED:
+        names += ["chrf_plus_lower"] if lowercase else ["chrf_plus"]
+    return [*names, "ter"]
+
+
+def build(names: Sequence[str], languages: Languages) -> dict[str, "Metric"]:
+    for name in names:
+        if name not in METRICS:
+            raise InputError(f"unknown score {name!r}; one of {', '.join(METRICS)}")
+    return {name: METRICS[name].build(languages) for name in names}
