@@ -1,4 +1,4 @@
-"""Checkpoints of the authors' code (their fairseq fork) into our names and config, without executing what is pickled."""
+"""Checkpoints of the authors' code (their fairseq fork) into our names and config, executing nothing of them."""
 
 import argparse
 import json
@@ -80,10 +80,8 @@ def _renumber_norms(state: dict[str, Tensor]) -> dict[str, Tensor]:
     for side in ("encoder", "decoder"):
         weight = state.get(f"{side}.history.weight")
         if weight is not None and weight.dim() == 2:
-            norms = {name: name for name in state if name.startswith(f"{side}.history.layer_norms.")}
-            moved = {
-                re.sub(r"norms\.(\d+)", lambda m: f"norms.{int(m[1]) + 1}", name): state.pop(name) for name in norms
-            }
+            norms = [name for name in state if name.startswith(f"{side}.history.layer_norms.")]
+            moved = {re.sub(r"\d+", lambda index: str(int(index[0]) + 1), name): state.pop(name) for name in norms}
             state |= moved | {f"{side}.history.weight": weight.unsqueeze(2)}
     return state
 
@@ -94,9 +92,7 @@ def _config(foreign: ForeignModel) -> ModelConfig:
     shared = source.shape == target.shape and torch.equal(source, target)
     norms = {side: f"{side}.layer_norm.weight" in state for side in ("encoder", "decoder")}
     if norms["encoder"] != norms["decoder"]:
-        raise InputError(
-            f"{foreign.path} has pre-norm in one stack and post-norm in the other: deepnmt has no such model"
-        )
+        raise InputError(f"{foreign.path} has pre-norm in one stack and post-norm in the other: no such model here")
     learned_positions = "encoder.embed_positions.weight" in state
     pad_id = int(foreign.settings.get("pad", 1))
     return ModelConfig(
