@@ -1,0 +1,313 @@
+"""Endless, shuffled, resumable updates of token-budgeted batches; the same whatever the number of ranks or workers."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from deepnmt.data.buckets import Buckets, fitting_rows
+from deepnmt.data.collate import AnyBatch, Batch, PackedBatch, Ragged, gather, pack, pad, without_loss
+from deepnmt.data.dataset import SIDES, Corpus
+from deepnmt.data.mixture import Mixture, Sentences
+from deepnmt.data.plan import BatchShape, EpochPlan, Lengths, PackedPlanner, PaddedPlanner, Planner, packed_shape
+from deepnmt.data.resampling import Resample, Resampler
+from deepnmt.errors import InputError
+
+__all__ = [
+    "AnyBatch",
+    "Batch",
+    "BatchStream",
+    "BatchingConfig",
+    "PackedBatch",
+    "StreamState",
+    "Update",
+    "held_out_batches",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchingConfig:
+    """The recipe's [batching] section."""
+
+    tokens_per_batch: int = 4096  # on either side, padding and eos counted
+    layout: Literal["padded", "packed"] = "padded"
+    max_shapes: int = 256  # padded: how many shapes at most; fewer shapes, more padding
+    max_length: int | None = None  # longer sentences (either side, eos not counted) are skipped in training
+    weights: dict[str, float] = field(default_factory=dict)  # by corpus; those not named keep the dataset's
+    temperature: float = 1.0
+    bpe_dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.tokens_per_batch < 1:
+            raise ValueError(f"tokens_per_batch must be positive, not {self.tokens_per_batch}")
+        if not 2 <= self.max_shapes < 1 << 16:
+            raise ValueError(f"max_shapes must be between 2 and {(1 << 16) - 1}, not {self.max_shapes}")
+        if self.max_length is not None and self.max_length < 1:
+            raise ValueError(f"max_length must be positive, not {self.max_length}")
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be above zero, not {self.temperature}")
+        if not 0 <= self.bpe_dropout < 1:
+            raise ValueError(f"bpe_dropout must be at least 0 and below 1, not {self.bpe_dropout}")
+        for name, weight in self.weights.items():
+            if not 0 <= weight < float("inf"):
+                raise ValueError(f"weights.{name} must be zero or more, not {weight}")
+
+
+class StreamState(TypedDict):
+    """Where a stream stands: the next update, and what the order was made from."""
+
+    epoch: int
+    position: int
+    made_from: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Update:
+    """One optimiser step: this rank's batches, and the counts over all ranks by which to normalise.
+
+    Every rank has the same number of batches; one that is only there to keep step has num_target_tokens 0.
+    """
+
+    batches: list[AnyBatch]
+    num_target_tokens: int
+    num_source_tokens: int
+    num_sentences: int
+    epoch: int
+    index: int
+    is_last_of_epoch: bool
+
+    def pin_memory(self) -> "Update":
+        return replace(self, batches=[batch.pin_memory() for batch in self.batches])
+
+
+class BatchStream:
+    """Iterates updates without end, epoch after epoch, from any state.
+
+    An epoch's plan follows from (corpora, config, seed, epoch) alone, and an update is a fixed number of consecutive
+    batches of the plan: going to any position is an index. The ranks take an update's batches in turn; with fewer
+    batches than ranks, some ranks share a batch by rows.
+
+    With BPE-dropout the plan is made with lengths that allow for the growth measured on a sample. A segmentation
+    that does not fit its place all the same is not used: the sentence keeps its usual one, so budgets and shapes
+    always hold and no sentence is lost.
+    """
+
+    def __init__(
+        self,
+        corpora: Mapping[str, Corpus],
+        config: BatchingConfig,
+        *,
+        seed: int,
+        tokens_per_update: int | None = None,
+        weights: Mapping[str, float] | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        state: StreamState | None = None,
+        resample: tuple[Resample, Resample] | None = None,
+    ) -> None:
+        """`weights` are the dataset's own, which the config's override; `resample` is for (source, target)."""
+        self.config, self.seed, self.rank, self.world_size = config, seed, rank, world_size
+        self.corpora = list(corpora.values())
+        self.bases = np.cumsum([0, *map(len, self.corpora[:-1])])
+        self.batches_per_update = max(1, round((tokens_per_update or 0) / config.tokens_per_batch))
+        if config.bpe_dropout > 0 and resample is None:
+            raise ValueError("bpe_dropout needs the functions that segment a sentence anew")
+        self._resampler = Resampler(resample, seed, config.layout) if resample and config.bpe_dropout > 0 else None
+        source, target = (_with_eos([corpus.sides[side].lengths for corpus in self.corpora]) for side in SIDES)
+        limit = min(config.tokens_per_batch, (config.max_length or config.tokens_per_batch) + 1)
+        usable = (source <= limit) & (target <= limit)
+        self.skipped = self._count_skipped(list(corpora), usable)
+        numbers: Sentences = np.arange(len(usable), dtype=np.uint32 if len(usable) < 1 << 32 else np.int64)
+        pools = [numbers[part][usable[part]] for part in self._parts()]
+        self.mixture = Mixture(pools, self._weights(corpora, weights or {}), config.temperature, seed)
+        self._lengths = source, target
+        self._lay_out = pack if config.layout == "packed" else pad
+        self._planner = self._make_planner(usable)
+        self._plan: EpochPlan | None = None
+        self._made_from = self._describe(corpora)
+        self._epoch, self._position = 0, 0
+        if state is not None:
+            self._restore(state)
+
+    # -- what a user of the stream sees
+
+    @property
+    def shapes(self) -> list[BatchShape]:
+        """All the shapes there are: one when packed."""
+        return self._planner.shapes
+
+    def __iter__(self) -> Iterator[Update]:
+        return self
+
+    def __next__(self) -> Update:
+        plan = self.plan(self._epoch)
+        update = self._build(plan, self._position)
+        self._position += 1
+        if update.is_last_of_epoch:
+            self._epoch, self._position = self._epoch + 1, 0
+        return update
+
+    def state(self) -> StreamState:
+        return {"epoch": self._epoch, "position": self._position, "made_from": dict(self._made_from)}
+
+    def updates_per_epoch(self, epoch: int | None = None) -> int:
+        return -(-len(self.plan(self._epoch if epoch is None else epoch)) // self.batches_per_update)
+
+    def plan(self, epoch: int) -> EpochPlan:
+        plan = self._plan
+        if plan is None or plan.epoch != epoch:
+            plan = self._plan = self._planner.plan(self.mixture.draw(epoch), self.seed, epoch)
+        return plan
+
+    def padding(self, epoch: int = 0) -> tuple[float, float]:
+        """The share of an epoch's source and target positions that hold no token."""
+        plan = self.plan(epoch)
+        sizes = plan.stops - plan.starts
+        shares = []
+        for lengths, side in zip(self._lengths, SIDES, strict=True):
+            room = np.array([getattr(shape, side) for shape in self.shapes])[plan.shape_of]
+            positions = room if self.config.layout == "packed" else room * sizes
+            shares.append(1 - int(lengths[plan.order].sum()) / int(positions.sum()))
+        return shares[0], shares[1]
+
+    # -- making it
+
+    def _parts(self) -> list[slice]:
+        return [slice(base, base + len(corpus)) for base, corpus in zip(self.bases, self.corpora, strict=True)]
+
+    def _count_skipped(self, names: list[str], usable: npt.NDArray[np.bool_]) -> dict[str, int]:
+        """How many sentences of each corpus are too long to train on."""
+        return {name: int((~usable[part]).sum()) for name, part in zip(names, self._parts(), strict=True)}
+
+    def _weights(self, corpora: Mapping[str, Corpus], given: Mapping[str, float]) -> list[float]:
+        for name in self.config.weights:
+            if name not in corpora:
+                raise InputError(f"batching.weights names corpus {name!r}; the dataset has {', '.join(corpora)}")
+        return [self.config.weights.get(name, given.get(name, 1.0)) for name in corpora]
+
+    def _make_planner(self, usable: npt.NDArray[np.bool_]) -> Planner:
+        config = self.config
+        source, target = (self._planned(side, usable) for side in range(2))
+        counts = np.zeros(len(usable))
+        for part, pool, draws in zip(self._parts(), self.mixture.pools, self.mixture.draws, strict=True):
+            counts[part] = draws / max(1, len(pool))
+        chosen = usable & (counts > 0)
+        of_chosen = source[chosen], target[chosen], counts[chosen]
+        if config.layout == "packed":
+            return PackedPlanner(source, target, packed_shape(*of_chosen, config.tokens_per_batch))
+        buckets = Buckets.fit(*of_chosen, config.tokens_per_batch, config.max_shapes)
+        longest = int(of_chosen[0].max()), int(of_chosen[1].max())
+        return PaddedPlanner(np.minimum(source, longest[0]), np.minimum(target, longest[1]), buckets)
+
+    def _planned(self, side: int, usable: npt.NDArray[np.bool_]) -> Lengths:
+        """The lengths to plan with: the real ones, or with room to grow under BPE-dropout."""
+        lengths = self._lengths[side]
+        if self._resampler is None:
+            return lengths
+        sample = np.flatnonzero(usable)
+        sample = sample[:: max(1, len(sample) // GROWTH_SAMPLE)]
+        growth = self._resampler.growth(gather(self.corpora, self.bases, sample, SIDES[side]), side)
+        return np.minimum(np.ceil(lengths * growth), self.config.tokens_per_batch).astype(np.int32)
+
+    # -- from the plan to tensors
+
+    def _build(self, plan: EpochPlan, index: int) -> Update:
+        first = index * self.batches_per_update
+        numbers = range(first, min(first + self.batches_per_update, len(plan)))
+        sentences = np.concatenate([plan.sentences(number) for number in numbers])
+        sources, targets = (int(lengths[sentences].sum()) for lengths in self._lengths)
+        if self._resampler is not None:  # the counts are known only once every batch of every rank is segmented
+            pairs = [self._pair(plan, number) for number in numbers]
+            sources, targets = (sum(len(pair[side].values) + len(pair[side]) for pair in pairs) for side in range(2))
+        return Update(
+            batches=[self._batch(plan, *part) for part in share_out(numbers, self.rank, self.world_size)],
+            num_target_tokens=targets,
+            num_source_tokens=sources,
+            num_sentences=len(sentences),
+            epoch=plan.epoch,
+            index=index,
+            is_last_of_epoch=numbers.stop == len(plan),
+        )
+
+    def _batch(self, plan: EpochPlan, number: int, part: int, parts: int) -> AnyBatch:
+        """Every `parts`-th row of a batch from row `part` on; where there is none, the batch without loss."""
+        source, target = self._pair(plan, number)
+        sentences, shape = plan.sentences(number), plan.shape(number)
+        if part >= len(sentences):
+            return without_loss(self._lay_out(source, target, shape, sentences))
+        if parts > 1:
+            rows = slice(part, None, parts)
+            source, target, sentences = source.take(rows), target.take(rows), sentences[rows]
+        return self._lay_out(source, target, shape, sentences)
+
+    def _pair(self, plan: EpochPlan, number: int) -> tuple[Ragged, Ragged]:
+        sentences = plan.sentences(number)
+        source, target = (gather(self.corpora, self.bases, sentences, side) for side in SIDES)
+        if self._resampler is None:
+            return source, target
+        return self._resampler.apply((source, target), plan.shape(number), plan.epoch, number)
+
+    # -- resuming
+
+    def _describe(self, corpora: Mapping[str, Corpus]) -> dict[str, Any]:
+        described = {
+            name: [len(corpus), *(len(corpus.sides[side].ids) for side in SIDES), draws]
+            for (name, corpus), draws in zip(corpora.items(), self.mixture.draws, strict=True)
+        }
+        settings = {name: getattr(self.config, name) for name in DECIDING}
+        return {"seed": self.seed, "batches_per_update": self.batches_per_update, **settings, "corpora": described}
+
+    def _restore(self, state: StreamState) -> None:
+        for name, now in self._made_from.items():
+            before = state["made_from"].get(name)
+            if before != now:
+                raise InputError(
+                    f"cannot go on in the middle of the training data: {name} was {before} and is now {now}; "
+                    "restore it, or start a new run"
+                )
+        self._epoch, self._position = state["epoch"], state["position"]
+        if not 0 <= self._position < self.updates_per_epoch():
+            raise InputError(f"cannot go on at update {self._position} of epoch {self._epoch}: there is no such update")
+
+
+GROWTH_SAMPLE = 2000
+DECIDING = ("layout", "tokens_per_batch", "max_shapes", "max_length", "temperature", "bpe_dropout")
+
+
+def share_out(batches: range, rank: int, world_size: int) -> list[tuple[int, int, int]]:
+    """A rank's share of an update, the same number of entries on every rank: (batch, part, number of parts).
+
+    Part i of n of a batch is every n-th row from row i on. A part beyond the rows keeps the rank in step.
+    """
+    if len(batches) < world_size:
+        turn = rank % len(batches)
+        parts = -(-(world_size - turn) // len(batches))
+        return [(batches[turn], rank // len(batches), parts)]
+    mine = [(batch, 0, 1) for batch in batches[rank::world_size]]
+    idle = -(-len(batches) // world_size) - len(mine)
+    return mine + [(batches[rank], NO_ROWS, 1)] * idle
+
+
+NO_ROWS = 1 << 62
+
+
+def held_out_batches(corpus: Corpus, tokens_per_batch: int) -> list[Batch]:
+    """A validation or test set in padded batches of like length: every sentence once, the longest above any budget."""
+    source, target = (_with_eos([corpus.sides[side].lengths]) for side in SIDES)
+    longest = np.maximum(source, target)
+    order = np.argsort(-longest, kind="stable")
+    batches, start = [], 0
+    while start < len(order):
+        rows = max(1, int(fitting_rows(longest[order[start : start + 1]].astype(np.int64), tokens_per_batch)[0]))
+        sentences = order[start : start + rows]
+        shape = BatchShape(len(sentences), int(source[sentences].max()), int(target[sentences].max()))
+        pair = [gather([corpus], np.zeros(1, np.int64), sentences, side) for side in SIDES]
+        batches.append(pad(pair[0], pair[1], shape, sentences))
+        start += rows
+    return batches
+
+
+def _with_eos(lengths: list[npt.NDArray[np.integer]]) -> Lengths:
+    return np.concatenate(lengths).astype(np.int32) + np.int32(1)

@@ -1,0 +1,192 @@
+"""From sentence numbers to tensors: gathered from the memory maps and laid out without a loop over rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from deepnmt.data.dataset import Corpus
+from deepnmt.data.plan import BatchShape
+from deepnmt.data.vocabulary import EOS, PAD
+
+Array = npt.NDArray[np.int64]
+
+
+class _Tensors:
+    """What both kinds of batch can do with all their tensors at once."""
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
+        return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Self:
+        return self._each(lambda tensor: tensor.pin_memory())
+
+    def _each(self, function: Any) -> Self:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        moved = {name: function(value) for name, value in values.items() if isinstance(value, Tensor)}
+        return replace(self, **moved)  # type: ignore[type-var]
+
+
+@dataclass(frozen=True)
+class Batch(_Tensors):
+    """Padded: source (B, S), target_input and target_output (B, T), int64. Counts are of what is not padding."""
+
+    source: Tensor
+    target_input: Tensor
+    target_output: Tensor
+    num_source_tokens: int
+    num_target_tokens: int
+    sentences: npt.NDArray[np.integer]  # which, counted through all corpora in their order
+
+    def split(self) -> "tuple[Batch, Batch]":
+        """The two halves by rows, for a device on which the whole did not fit."""
+        if len(self.source) < 2:
+            raise ValueError("a batch of one sentence cannot be split")
+        middle = len(self.source) // 2
+        return self._part(slice(middle)), self._part(slice(middle, None))
+
+    def _part(self, rows: slice) -> "Batch":
+        tensors = self.source[rows], self.target_input[rows], self.target_output[rows]
+        sources, targets = (int((tensor != PAD).sum()) for tensor in (tensors[0], tensors[2]))
+        return Batch(*tensors, sources, targets, self.sentences[rows])
+
+
+@dataclass(frozen=True)
+class PackedBatch(_Tensors):
+    """Packed: sentence i is source[source_offsets[i]:source_offsets[i + 1]], the same for the target.
+
+    source (Ns,), target_input and target_output (Nt,) int64, offsets (M + 1,) int32. Unused slots are empty
+    (their offsets are the number of tokens used), and the tail of the sides is padding.
+    """
+
+    source: Tensor
+    source_offsets: Tensor
+    target_input: Tensor
+    target_output: Tensor
+    target_offsets: Tensor
+    num_source_tokens: int
+    num_target_tokens: int
+    sentences: npt.NDArray[np.integer]
+
+
+AnyBatch = Batch | PackedBatch
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Sentences end to end, without eos."""
+
+    values: npt.NDArray[np.integer]
+    lengths: Array
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def rows(self) -> list[npt.NDArray[np.integer]]:
+        return np.split(self.values, np.cumsum(self.lengths)[:-1]) if len(self) else []
+
+    def take(self, rows: slice) -> "Ragged":
+        return Ragged.of(self.rows()[rows])
+
+    @classmethod
+    def of(cls, rows: Sequence[Sequence[int] | npt.NDArray[np.integer]]) -> "Ragged":
+        arrays = [np.asarray(row, np.int64) for row in rows]
+        lengths = np.array([len(array) for array in arrays], np.int64)
+        return cls(np.concatenate([np.empty(0, np.int64), *arrays]), lengths)
+
+
+def gather(corpora: Sequence[Corpus], bases: Array, sentences: npt.NDArray[np.integer], side: str) -> Ragged:
+    """The ids of sentences numbered through all corpora; corpus i begins at number bases[i]."""
+    if len(corpora) == 1:
+        return _gather_one(corpora[0], sentences, side)
+    owners = np.searchsorted(bases, sentences, "right") - 1
+    lengths = np.empty(len(sentences), np.int64)
+    parts = []
+    for owner in np.unique(owners):
+        rows = np.flatnonzero(owners == owner)
+        part = _gather_one(corpora[owner], sentences[rows] - bases[owner], side)
+        lengths[rows] = part.lengths
+        parts.append((rows, part))
+    values = np.empty(int(lengths.sum()), np.int64)
+    starts = np.cumsum(lengths) - lengths
+    for rows, part in parts:
+        values[_ranges(starts[rows], part.lengths)] = part.values
+    return Ragged(values, lengths)
+
+
+def _gather_one(corpus: Corpus, sentences: npt.NDArray[np.integer], side: str) -> Ragged:
+    stored = corpus.sides[side]
+    starts = stored.offsets[sentences]
+    lengths = stored.offsets[sentences + 1] - starts
+    return Ragged(stored.ids[_ranges(starts, lengths)], lengths)
+
+
+def _ranges(starts: Array, lengths: Array) -> Array:
+    """starts[0], starts[0] + 1, … lengths[0] numbers long, then the same of the next."""
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
+
+
+def pad(source: Ragged, target: Ragged, shape: BatchShape, sentences: npt.NDArray[np.integer]) -> Batch:
+    rows = np.arange(len(source))
+    source_ids = np.full(len(source) * shape.source, PAD)
+    source_ids[_ranges(rows * shape.source, source.lengths)] = source.values
+    source_ids[rows * shape.source + source.lengths] = EOS
+    inputs, outputs = np.full((2, len(target) * shape.target), PAD)
+    places = _ranges(rows * shape.target, target.lengths)
+    outputs[places] = target.values
+    outputs[rows * shape.target + target.lengths] = EOS
+    places += 1
+    inputs[places] = target.values
+    inputs[rows * shape.target] = EOS
+    return Batch(
+        torch.from_numpy(source_ids).view(len(source), shape.source),
+        torch.from_numpy(inputs).view(len(target), shape.target),
+        torch.from_numpy(outputs).view(len(target), shape.target),
+        num_source_tokens=len(source.values) + len(source),
+        num_target_tokens=len(target.values) + len(target),
+        sentences=sentences,
+    )
+
+
+def pack(source: Ragged, target: Ragged, shape: BatchShape, sentences: npt.NDArray[np.integer]) -> PackedBatch:
+    source_ids, source_offsets, _ = _lay_end_to_end(source, shape.source, shape.rows)
+    outputs, target_offsets, places = _lay_end_to_end(target, shape.target, shape.rows)
+    inputs = np.full(shape.target, PAD)
+    inputs[places + 1] = target.values
+    inputs[target_offsets[: len(target)]] = EOS
+    return PackedBatch(
+        torch.from_numpy(source_ids),
+        torch.from_numpy(source_offsets),
+        torch.from_numpy(inputs),
+        torch.from_numpy(outputs),
+        torch.from_numpy(target_offsets),
+        num_source_tokens=int(source_offsets[-1]),
+        num_target_tokens=int(target_offsets[-1]),
+        sentences=sentences,
+    )
+
+
+def _lay_end_to_end(side: Ragged, room: int, slots: int) -> tuple[Array, npt.NDArray[np.int32], Array]:
+    """Each sentence and its eos one after the other; the offsets; the places of the sentences' own ids."""
+    ends = np.cumsum(side.lengths + 1)
+    offsets = np.full(slots + 1, ends[-1] if len(ends) else 0, np.int32)
+    offsets[0] = 0
+    offsets[1 : len(ends) + 1] = ends
+    ids = np.full(room, PAD)
+    places = _ranges(ends - side.lengths - 1, side.lengths)
+    ids[places] = side.values
+    ids[ends - 1] = EOS
+    return ids, offsets, places
+
+
+def without_loss(batch: AnyBatch) -> AnyBatch:
+    """The same work with nothing to predict, so no loss and no gradient: for a rank without a batch that keeps step."""
+    nothing = torch.full_like(batch.target_output, PAD)
+    return replace(
+        batch, target_output=nothing, num_source_tokens=0, num_target_tokens=0, sentences=batch.sentences[:0]
+    )

@@ -1,0 +1,60 @@
+"""Which sentences an epoch draws from several corpora, by weight and temperature, the same on every machine."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Sentences = npt.NDArray[np.integer]
+
+
+class Mixture:
+    """An epoch of corpora with n_i sentences and weights w_i holds N = sum of w_i n_i sentences.
+
+    Corpus i has a share of (w_i n_i)^(1/T) / sum of (w_j n_j)^(1/T) of them, T being the temperature: at 1 it simply
+    gives w_i n_i, the higher T the more alike the corpora are. A corpus is read in rounds; every round is the whole
+    corpus in an order of its own, and an epoch goes on where the epoch before stopped. So after any number of epochs
+    no sentence of a corpus has been drawn more than once oftener than another, and with one corpus of weight one
+    an epoch is every sentence once.
+    """
+
+    def __init__(self, pools: Sequence[Sentences], weights: Sequence[float], temperature: float, seed: int) -> None:
+        self.pools, self.seed = pools, seed
+        shares = np.array([len(pool) * weight for pool, weight in zip(pools, weights, strict=True)])
+        if not shares.sum() > 0:
+            raise ValueError("the mixture of corpora is empty: no corpus has both sentences and a weight above zero")
+        tempered = (shares / shares.sum()) ** (1 / temperature)
+        draws = shares.sum() * tempered / tempered.sum()
+        self.draws = [max(1, round(draw)) if draw > 0 else 0 for draw in draws.tolist()]
+
+    def draw(self, epoch: int) -> Sentences:
+        """The sentences of an epoch, as a multiset: their order is not yet shuffled."""
+        return np.concatenate([part for corpus in range(len(self.pools)) for part in self._read(corpus, epoch)])
+
+    def _read(self, corpus: int, epoch: int) -> list[Sentences]:
+        pool, draws = self.pools[corpus], self.draws[corpus]
+        position, stop = epoch * draws, (epoch + 1) * draws
+        parts = []
+        while position < stop:
+            number, offset = divmod(position, len(pool))
+            taken = min(len(pool) - offset, stop - position)
+            whole = taken == len(pool)  # then its order does not matter
+            parts.append(pool if whole else pool[self._round(corpus, number)[offset : offset + taken]])
+            position += taken
+        return parts
+
+    def _round(self, corpus: int, number: int) -> npt.NDArray[np.int64]:
+        return shuffled(len(self.pools[corpus]), random_bits(self.seed, "round", corpus, number))
+
+
+PURPOSES = ("round", "order", "batches", "resample")
+
+
+def random_bits(seed: int, purpose: str, *key: int) -> np.random.PCG64:
+    """A generator of its own for each purpose and key: nothing depends on what was drawn before."""
+    return np.random.PCG64(np.random.SeedSequence([seed, PURPOSES.index(purpose), *key]))
+
+
+def shuffled(count: int, bits: np.random.PCG64) -> npt.NDArray[np.int64]:
+    """A permutation made of raw bits, which numpy keeps the same over its versions (unlike `Generator.permutation`)."""
+    return np.argsort(bits.random_raw(count), kind="stable")
