@@ -110,7 +110,8 @@ def quick_scores(hypotheses: Lines, references: Lines | Sequence[Lines], target_
 
 def _figure(name: str, metric: "Metric", hypotheses: Lines, references: Sequence[Lines], resamples: int) -> Score:
     result = metric.corpus_score(hypotheses, references, n_bootstrap=resamples)
-    low, high = (result._mean - result._ci, result._mean + result._ci) if resamples > 1 else (None, None)
+    mean, half = float(result._mean), float(result._ci)
+    low, high = (mean - half, mean + half) if resamples > 1 else (None, None)
     signature = f"{result.name}|{metric.get_signature()}"
     return Score(name=METRICS[name].title, value=float(result.score), signature=signature, low=low, high=high)
 
