@@ -77,6 +77,8 @@ def _value(hint: Any, metadata: Mapping[str, Any], value: Any, where: str) -> An
         return _choice(get_args(hint), value, where)
     if origin is tuple:
         return _sequence(get_args(hint), value, where)
+    if origin is dict:
+        return _named(get_args(hint)[1], value, where)
     if hint is float and type(value) is int:
         return float(value)
     if type(value) is not hint:
@@ -123,6 +125,12 @@ def _sequence(args: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
     if len(args) != len(value):
         raise InputError(f"{where} must have {len(args)} entries, not {len(value)}")
     return tuple(_value(arg, {}, item, f"{where}[{i}]") for i, (arg, item) in enumerate(zip(args, value, strict=True)))
+
+
+def _named(hint: Any, value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise InputError(f"{where} is a section, not a value: {value!r}")
+    return {name: _value(hint, {}, item, _dotted(where, name)) for name, item in value.items()}
 
 
 def _toml_value(text: str) -> Any:

@@ -110,15 +110,17 @@ class BatchStream:
         """`weights` are the dataset's own, which the config's override; `resample` is for (source, target)."""
         self.config, self.seed, self.rank, self.world_size = config, seed, rank, world_size
         self.corpora = list(corpora.values())
-        self.bases = np.cumsum([0, *map(len, self.corpora[:-1])])
+        self.bases = np.cumsum([0, *map(len, self.corpora)])[:-1]
         self.batches_per_update = max(1, round((tokens_per_update or 0) / config.tokens_per_batch))
         if config.bpe_dropout > 0 and resample is None:
             raise ValueError("bpe_dropout needs the functions that segment a sentence anew")
         self._resampler = Resampler(resample, seed, config.layout) if resample and config.bpe_dropout > 0 else None
         source, target = (_with_eos([corpus.sides[side].lengths for corpus in self.corpora]) for side in SIDES)
-        limit = min(config.tokens_per_batch, (config.max_length or config.tokens_per_batch) + 1)
-        usable = (source <= limit) & (target <= limit)
+        self._limit = min(config.tokens_per_batch, (config.max_length or config.tokens_per_batch) + 1)
+        usable = (source <= self._limit) & (target <= self._limit)
         self.skipped = self._count_skipped(list(corpora), usable)
+        if not usable.any():
+            raise InputError(f"there is nothing to train on: {self.report() or 'the dataset has no training pairs'}")
         numbers: Sentences = np.arange(len(usable), dtype=np.uint32 if len(usable) < 1 << 32 else np.int64)
         pools = [numbers[part][usable[part]] for part in self._parts()]
         self.mixture = Mixture(pools, self._weights(corpora, weights or {}), config.temperature, seed)
@@ -160,6 +162,19 @@ class BatchStream:
         if plan is None or plan.epoch != epoch:
             plan = self._plan = self._planner.plan(self.mixture.draw(epoch), self.seed, epoch)
         return plan
+
+    def report(self) -> str | None:
+        """One sentence about the pairs that are never trained on, or None if all are."""
+        if not any(self.skipped.values()):
+            return None
+        limit = self._limit - 1
+        setting = "max_length" if self.config.max_length == limit else "tokens_per_batch"
+        counts = ", ".join(
+            f"{count:,} of {len(corpus):,} in {name}"
+            for (name, count), corpus in zip(self.skipped.items(), self.corpora, strict=True)
+            if count
+        )
+        return f"pairs longer than {limit:,} tokens are skipped (batching.{setting}): {counts}"
 
     def padding(self, epoch: int = 0) -> tuple[float, float]:
         """The share of an epoch's source and target positions that hold no token."""
@@ -310,4 +325,4 @@ def held_out_batches(corpus: Corpus, tokens_per_batch: int) -> list[Batch]:
 
 
 def _with_eos(lengths: list[npt.NDArray[np.integer]]) -> Lengths:
-    return np.concatenate(lengths).astype(np.int32) + np.int32(1)
+    return np.concatenate([np.empty(0, np.int32), *lengths]).astype(np.int32) + np.int32(1)

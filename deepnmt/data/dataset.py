@@ -29,9 +29,12 @@ DATASET_FORMAT = 1
 SIDES = ("source", "target")
 OFFSET = np.dtype("<i8")
 
+Integers = npt.NDArray[np.integer[Any]]
 Ids = npt.NDArray[np.unsignedinteger[Any]]
-Lengths = npt.NDArray[np.int64]
+Offsets = npt.NDArray[np.int64]
+Lengths = npt.NDArray[np.int32]
 Text = tuple[list[str], list[str]]
+Flat = tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.integer[Any]]]  # all ids end to end, length of each sentence
 
 
 def train_file_name(name: str) -> str:
@@ -56,6 +59,14 @@ class CorpusWriter:
         for side, sentences in zip(self._sides, (source_ids, target_ids), strict=True):
             side.append(sentences)
         self.pairs += len(source_ids)
+
+    def append_flat(self, source: tuple[Integers, Integers], target: tuple[Integers, Integers]) -> None:
+        """Add a chunk of pairs given as (all ids end to end, the length of each sentence) per side."""
+        if len(source[1]) != len(target[1]):
+            raise ValueError(f"{len(source[1])} source sentences but {len(target[1])} target sentences")
+        for side, (ids, lengths) in zip(self._sides, (source, target), strict=True):
+            side.append_flat(ids, lengths)
+        self.pairs += len(source[1])
 
     @property
     def source_tokens(self) -> int:
@@ -105,11 +116,15 @@ class _SideWriter:
 
     def append(self, sentences: Sequence[Sequence[int]]) -> None:
         lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
-        ids = np.fromiter(chain.from_iterable(sentences), np.int64, int(lengths.sum()))
+        self.append_flat(np.fromiter(chain.from_iterable(sentences), np.int64, int(lengths.sum())), lengths)
+
+    def append_flat(self, ids: Integers, lengths: Integers) -> None:
+        if ids.size != lengths.sum():
+            raise ValueError(f"{ids.size} ids for sentences of {lengths.sum()} in all")
         if ids.size and not 0 <= ids.min() <= ids.max() < self.vocab_size:
             raise ValueError(f"ids from {ids.min()} to {ids.max()} in a vocabulary of {self.vocab_size}")
         self._write(0, ids.astype(self.dtype))
-        self._write(1, (self.tokens + np.cumsum(lengths)).astype(OFFSET))
+        self._write(1, (self.tokens + np.cumsum(lengths, dtype=np.int64)).astype(OFFSET))
         self.tokens += ids.size
 
     def _write(self, which: int, array: npt.NDArray[Any]) -> None:
@@ -181,7 +196,7 @@ class Side:
     """One language of a corpus: sentence i is ids[offsets[i]:offsets[i + 1]]."""
 
     ids: Ids
-    offsets: Lengths
+    offsets: Offsets
     name: str = "ids"
 
     @classmethod
@@ -204,7 +219,7 @@ class Side:
 
     @cached_property
     def lengths(self) -> Lengths:
-        lengths = np.diff(self.offsets)
+        lengths = np.diff(self.offsets).astype(np.int32)
         if lengths.size and lengths.min() < 0:
             raise InputError(f"{self.name}.offsets is damaged: its offsets do not ascend; prepare the dataset again")
         return lengths

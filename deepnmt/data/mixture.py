@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from deepnmt.errors import InputError
+
 Sentences = npt.NDArray[np.integer]
 
 
@@ -22,7 +24,9 @@ class Mixture:
         self.pools, self.seed = pools, seed
         shares = np.array([len(pool) * weight for pool, weight in zip(pools, weights, strict=True)])
         if not shares.sum() > 0:
-            raise ValueError("the mixture of corpora is empty: no corpus has both sentences and a weight above zero")
+            raise InputError(
+                "there is nothing to train on: every corpus is empty or has weight zero (batching.weights)"
+            )
         tempered = (shares / shares.sum()) ** (1 / temperature)
         draws = shares.sum() * tempered / tempered.sum()
         self.draws = [max(1, round(draw)) if draw > 0 else 0 for draw in draws.tolist()]

@@ -1,0 +1,92 @@
+import itertools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from deepnmt.data.batching import BatchingConfig, BatchStream, Update
+from deepnmt.data.dataset import Corpus
+
+PAD, EOS = 1, 2
+
+
+def split_symbols(ids: npt.NDArray[np.integer], seed: int) -> list[int]:
+    """As BPE-dropout does: a symbol 2k is now and then written as k k, which decodes to the same."""
+    rng = np.random.default_rng(seed)
+    return list(itertools.chain.from_iterable([i // 2, i // 2] if rng.random() < 0.3 else [i] for i in ids.tolist()))
+
+
+def undo(ids: list[int]) -> list[int]:
+    whole, waiting = [], None
+    for i in ids:
+        if i >= 1000:
+            whole.append(i)
+        elif waiting is None:
+            waiting = i
+        else:
+            whole.append(2 * i)
+            waiting = None
+    return whole
+
+
+def make_stream(layout: str, **rest: Any) -> tuple[Corpus, BatchStream]:
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(0, 30, 300)
+    sides = [[(2 * rng.integers(500, 999, n)).tolist() for n in lengths] for _ in range(2)]
+    corpus = Corpus.of(*sides)
+    config = BatchingConfig(tokens_per_batch=128, layout=layout, bpe_dropout=0.1)  # type: ignore[arg-type]
+    functions = (split_symbols, split_symbols)
+    return corpus, BatchStream({"a": corpus}, config, seed=1, resample=functions, tokens_per_update=256, **rest)
+
+
+def epoch_of(stream: BatchStream) -> list[Update]:
+    updates = [next(stream)]
+    while not updates[-1].is_last_of_epoch:
+        updates.append(next(stream))
+    return updates
+
+
+def sources(update: Update) -> list[tuple[int, list[int]]]:
+    rows = []
+    for batch in update.batches:
+        for position, sentence in enumerate(batch.sentences.tolist()):
+            if hasattr(batch, "source_offsets"):
+                offsets = batch.source_offsets.tolist()
+                row = batch.source[offsets[position] : offsets[position + 1]]
+            else:
+                row = batch.source[position]
+            rows.append((sentence, [i for i in row.tolist() if i not in (PAD, EOS)]))
+    return rows
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_the_text_stays_and_most_segmentations_change_within_the_budget(layout: str) -> None:
+    corpus, stream = make_stream(layout)
+    updates = epoch_of(stream)
+    rows = [row for update in updates for row in sources(update)]
+    assert sorted(sentence for sentence, _ in rows) == list(range(300))
+    assert all(undo(ids) == corpus.source(sentence).tolist() for sentence, ids in rows)
+    changed = [ids != corpus.source(sentence).tolist() for sentence, ids in rows if len(corpus.source(sentence)) > 8]
+    assert np.mean(changed) > 0.75
+    for update in updates:
+        assert update.num_target_tokens == sum(int((b.target_output != PAD).sum()) for b in update.batches)
+        assert all(max(batch.source.numel(), batch.target_input.numel()) <= 128 for batch in update.batches)
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_segmentations_are_the_same_after_resuming_and_on_any_ranks_but_not_in_the_next_epoch(layout: str) -> None:
+    _, stream = make_stream(layout)
+    first = epoch_of(stream)
+    second = dict(row for update in epoch_of(stream) for row in sources(update))
+    assert sum(ids != second[sentence] for update in first for sentence, ids in sources(update)) > 150
+    _, resumed = make_stream(layout, state={**stream.state(), "epoch": 0, "position": 3})
+    assert sources(next(resumed)) == sources(first[3])
+    ranks = [next(make_stream(layout, rank=rank, world_size=5)[1]) for rank in range(5)]
+    assert sorted(row for update in ranks for row in sources(update)) == sorted(sources(first[0]))
+    assert {update.num_target_tokens for update in ranks} == {first[0].num_target_tokens}
+
+
+def test_dropout_without_a_way_to_segment_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="bpe_dropout needs"):
+        BatchStream({"a": Corpus.of([[5]], [[5]])}, BatchingConfig(bpe_dropout=0.1), seed=0)
