@@ -36,8 +36,9 @@ class Embedding(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """positions: from zero, broadcastable to ids -> (..., dim), in the type of mixed precision where that is on."""
+        """positions: from zero, broadcastable to ids -> (..., dim) in the type of mixed precision, else the table's."""
         tokens = self.scale * self.tokens(ids)
         embedded: Tensor = self.dropout(tokens + self.positions(positions + self.first_position))
         device = embedded.device.type
-        return embedded.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else embedded
+        mixed = torch.is_autocast_enabled(device)
+        return embedded.to(torch.get_autocast_dtype(device) if mixed else tokens.dtype)
