@@ -172,7 +172,10 @@ def test_text_with_another_number_of_lines_is_refused(tmp_path: Path) -> None:
 def test_flat_chunks_are_the_same_as_lists(tmp_path: Path) -> None:
     write(tmp_path, "lists", SOURCE, TARGET)
     with CorpusWriter(tmp_path, "flat", (100, 100)) as writer:
-        sides = [(np.array(sum(side, []), np.uint16), np.array([len(s) for s in side])) for side in (SOURCE, TARGET)]
+        sides = [
+            (np.array([i for s in side for i in s], np.uint16), np.array([len(s) for s in side]))
+            for side in (SOURCE, TARGET)
+        ]
         writer.append_flat(sides[0], sides[1])
     for kind in ("source.ids", "source.offsets", "target.ids", "target.offsets", "json"):
         assert (tmp_path / f"flat.{kind}").read_bytes() == (tmp_path / f"lists.{kind}").read_bytes()
