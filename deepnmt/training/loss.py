@@ -3,6 +3,7 @@
 The gradient is computed with the loss, while a chunk's logits are there; `label_smoothed_loss` is the plain twin.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,10 +33,8 @@ def chunked_loss(
     chunk = chunk or max(128, CHUNK_ELEMENTS // weight.shape[0])
     differentiate = torch.is_grad_enabled() and (features.requires_grad or weight.requires_grad)
     flat = features.reshape(-1, features.shape[-1])
-    sums: tuple[Tensor, Tensor] = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
-        flat, weight, targets.reshape(-1), smoothing, pad_id, chunk, differentiate
-    )
-    return sums
+    apply: Callable[..., tuple[Tensor, Tensor]] = _ChunkedLoss.apply
+    return apply(flat, weight, targets.reshape(-1), smoothing, pad_id, chunk, differentiate)
 
 
 class _ChunkedLoss(torch.autograd.Function):

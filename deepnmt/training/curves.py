@@ -1,0 +1,170 @@
+"""The curves of a run: log.jsonl always, TensorBoard and W&B where wanted; no gaps and no doubles after a restart."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from deepnmt.errors import InputError
+from deepnmt.files import replacing
+
+LOG = "log.jsonl"
+NOT_CURVES = {"kind", "step", "layers", "samples", "signatures"}
+
+
+class Sink(Protocol):
+    """Where a line of the log goes. A line has `kind`, `step`, and the values of that kind."""
+
+    def write(self, line: Mapping[str, Any]) -> None: ...
+
+    def rewind(self, step: int) -> None:
+        """Forget what came after a step: the run goes on from there."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Curves:
+    """All sinks of a run; a rank that keeps no record has none."""
+
+    def __init__(self, sinks: list[Sink]) -> None:
+        self.sinks = sinks
+
+    def write(self, kind: str, step: int, **values: Any) -> None:
+        for sink in self.sinks:
+            sink.write({"kind": kind, "step": step, **values})
+
+    def rewind(self, step: int) -> None:
+        for sink in self.sinks:
+            sink.rewind(step)
+
+    def picture(self, name: str, matrix: Tensor, step: int) -> None:
+        for sink in self.sinks:
+            if isinstance(sink, TensorBoard):
+                sink.picture(name, matrix, step)
+
+    def close(self) -> None:
+        for sink in self.sinks:
+            sink.close()
+
+
+class JsonLines:
+    """One JSON object a line. Opening it at a step drops what was written after that step, or only in part."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self.path = folder / LOG
+        self._open(step)
+
+    def _open(self, step: int) -> None:
+        if self.path.exists():
+            kept = [line for line in _whole_lines(self.path) if line["step"] <= step]
+            with replacing(self.path) as aside:
+                aside.write_text("".join(map(_dump, kept)), encoding="utf-8")
+        self.file = self.path.open("a", encoding="utf-8")
+
+    def rewind(self, step: int) -> None:
+        self.file.close()
+        self._open(step)
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        self.file.write(_dump(line))
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    return _whole_lines(folder / LOG)
+
+
+def _whole_lines(path: Path) -> list[dict[str, Any]]:
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        try:
+            line = json.loads(text) if text.endswith("\n") else None
+        except ValueError:
+            continue
+        if isinstance(line, dict) and "step" in line:
+            lines.append(line)
+    return lines
+
+
+def _dump(line: Mapping[str, Any]) -> str:
+    return json.dumps(line, ensure_ascii=False) + "\n"
+
+
+class TensorBoard:
+    """Scalars of every line, gradient norms per layer, samples as text, connection weights as pictures."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self.folder = folder / "tensorboard"
+        self._open(step)
+
+    def _open(self, step: int) -> None:
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        writer: Any = SummaryWriter
+        self.writer = writer(str(self.folder), purge_step=step + 1)
+
+    def rewind(self, step: int) -> None:
+        self.writer.close()
+        self._open(step)
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        kind, step = line["kind"], line["step"]
+        for name, value in line.items():
+            if name not in NOT_CURVES and isinstance(value, int | float):
+                self.writer.add_scalar(f"{kind}/{name}", value, step)
+        for layer, norm in line.get("layers", {}).items():
+            self.writer.add_scalar(f"gradient_norm/{layer}", norm, step)
+        for source, hypothesis, reference in line.get("samples", []):
+            self.writer.add_text("samples", f"{source}\n\n**{hypothesis}**\n\n{reference}", step)
+
+    def picture(self, name: str, matrix: Tensor, step: int) -> None:
+        """Weights from 0 (white) to the largest in size (black), negative ones red."""
+        size = matrix.abs().max().clamp(min=1e-12)
+        shade = 1 - matrix.abs() / size
+        red = shade.where(matrix >= 0, 1.0)
+        pixels = [c.repeat_interleave(8, 0).repeat_interleave(8, 1) for c in (red, shade, shade)]
+        self.writer.add_image(name, torch.stack(pixels), step)
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class WeightsAndBiases:
+    """The same scalars on wandb.ai, under one id per run folder, so that a restart goes on in the same curves."""
+
+    def __init__(self, folder: Path, project: str, settings: Mapping[str, Any]) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise InputError("training.wandb_project is set, but wandb is not installed: pip install wandb") from error
+        self.run: Any = wandb.init(
+            project=project,
+            name=folder.name,
+            id=folder.resolve().name,
+            dir=str(folder),
+            resume="allow",
+            config=settings,
+        )
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        scalars = {
+            f"{line['kind']}/{name}": value
+            for name, value in line.items()
+            if name not in NOT_CURVES and isinstance(value, int | float)
+        }
+        self.run.log(scalars, step=line["step"])
+
+    def rewind(self, step: int) -> None:
+        """W&B keeps what it has; the curve goes on when the step is past it."""
+
+    def close(self) -> None:
+        self.run.finish()

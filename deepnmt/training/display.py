@@ -1,0 +1,77 @@
+"""What a person sees of a run: a live bar on a terminal, plain lines elsewhere, always on standard error."""
+
+import sys
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+
+class Display:
+    """A sink of the curves that prints them. The plain form; `open_display` picks the live one on a terminal."""
+
+    def __init__(self, step: int, max_steps: int) -> None:
+        self.started, self.first_step, self.max_steps = time.monotonic(), step, max_steps
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        self.show(describe(line, self.max_steps, self._left(line["step"])), line)
+
+    def rewind(self, step: int) -> None:
+        self.started, self.first_step = time.monotonic(), step
+
+    def show(self, text: str, line: Mapping[str, Any]) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        pass
+
+    def _left(self, step: int) -> timedelta | None:
+        done = step - self.first_step
+        if done <= 0:
+            return None
+        seconds = (time.monotonic() - self.started) / done * (self.max_steps - step)
+        return timedelta(seconds=round(seconds))
+
+
+class LiveDisplay(Display):
+    """Training lines move a bar, everything else is printed above it."""
+
+    def __init__(self, step: int, max_steps: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        super().__init__(step, max_steps)
+        columns = (TextColumn("training"), BarColumn(bar_width=24), TextColumn("{task.description}"))
+        self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        self.task = self.bar.add_task("starting", total=max_steps, completed=step)
+        self.bar.start()
+
+    def show(self, text: str, line: Mapping[str, Any]) -> None:
+        if line["kind"] == "train":
+            self.bar.update(self.task, completed=line["step"], description=text)
+        else:
+            self.bar.console.print(text, highlight=False, markup=False)
+
+    def close(self) -> None:
+        self.bar.stop()
+
+
+def open_display(step: int, max_steps: int) -> Display:
+    return LiveDisplay(step, max_steps) if sys.stderr.isatty() else Display(step, max_steps)
+
+
+def describe(line: Mapping[str, Any], max_steps: int, left: timedelta | None) -> str:
+    """One line of the log as one line of text."""
+    kind, where = line["kind"], f"step {line['step']:,}/{max_steps:,}"
+    if kind == "train":
+        memory = f"  {line['memory_gib']:.1f} GiB" if line.get("memory_gib") else ""
+        eta = f"  eta {left}" if left is not None else ""
+        return (
+            f"{where}  epoch {line['epoch']}  loss {line['loss']:.3f}  ppl {line['ppl']:.2f}  lr {line['lr']:.2e}  "
+            f"gradient {line['grad_norm']:.2f}  {line['tokens_per_second']:,.0f} tokens/s{memory}{eta}"
+        )
+    if kind == "validation":
+        scores = "".join(f"  {name} {value:.2f}" for name, value in line.items() if name in ("bleu", "chrf"))
+        best = "  (best so far)" if line["is_best"] else ""
+        return f"{where}  validation: loss {line['loss']:.3f}  ppl {line['ppl']:.2f}{scores}{best}"
+    return f"{where}  {kind}: {line.get('text', '')}"

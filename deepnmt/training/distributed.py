@@ -1,0 +1,197 @@
+"""Several processes as one: who they are, how they add up gradients, how they agree, and how they fail together.
+
+Data parallel: each rank computes the gradient of its part of an update; they are added up after the last micro-batch.
+That sum is explicit instead of torch's DistributedDataParallel so that a rank may have fewer batches or none, may split
+and retry one that does not fit, and may compute its gradients in any engine (a replayed CUDA graph has no hooks).
+Sharded (FSDP2): parameters, gradients and optimiser state are spread over the ranks, layer by layer.
+"""
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
+from deepnmt.errors import InputError, RunError
+from deepnmt.training.config import Precision
+from deepnmt.training.precision import DTYPES
+
+T = TypeVar("T")
+BUCKET_BYTES = 64 * 2**20
+FAILURE_KEY = "deepnmt/failure"
+FAILURE_WAIT = timedelta(seconds=10)
+
+
+class World:
+    """The ranks of a run. With one rank every method is the identity, and no process group exists."""
+
+    def __init__(self, rank: int, size: int, device: torch.device) -> None:
+        self.rank, self.size, self.device = rank, size, device
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Add up a tensor over the ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def any(self, flag: bool) -> bool:
+        """True on every rank if it is true on one. Between hosts, not devices: the GPU's queue is not waited for."""
+        return self.max(int(flag)) > 0
+
+    def max(self, number: int) -> int:
+        if self.size == 1:
+            return number
+        box = torch.tensor(number)
+        dist.all_reduce(box, dist.ReduceOp.MAX)
+        return int(box)
+
+    def agree(self, value: T) -> T:
+        """The main rank's value, on every rank."""
+        if self.size == 1:
+            return value
+        box: list[Any] = [value]
+        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        return cast(T, box[0])
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Add up the gradients over the ranks. Sharded ones have been already, by the backward pass."""
+        if self.size == 1:
+            return
+        gradients = [p.grad for p in parameters if p.grad is not None and not hasattr(p, "full_tensor")]
+        pending = []
+        for bucket in _buckets(gradients):
+            flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
+            pending.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
+        for bucket, flat, work in pending:
+            cast(dist.Work, work).wait()
+            pieces = flat.split([gradient.numel() for gradient in bucket])
+            torch._foreach_copy_(bucket, [p.view_as(g) for p, g in zip(pieces, bucket, strict=True)])
+
+
+def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
+    bucket: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if bucket and (size + tensor.nbytes > BUCKET_BYTES or tensor.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += tensor.nbytes
+    if bucket:
+        yield bucket
+
+
+@contextmanager
+def join_world(device: str | None, timeout_seconds: int) -> Iterator[World]:
+    """The world that torchrun's environment describes, or a world of one; errors on one rank end them all."""
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    place = _device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    world = World(rank, size, place)
+    if size == 1:
+        yield world
+        return
+    backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
+    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+    try:
+        with _one_voice(world):
+            yield world
+    finally:
+        dist.destroy_process_group()
+
+
+@contextmanager
+def _one_voice(world: World) -> Iterator[None]:
+    """An error that every rank has is told by the main one; an error of one rank is told by the main one for it."""
+    store = dist.distributed_c10d._get_default_store()
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    key = f"{FAILURE_KEY}/{attempt}"
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        # The first to fail says why; those that fail because of it (their peer is gone) find it said.
+        said = store.compare_set(key, "", f"{world.rank} {_sentence(error)}").decode()
+        first, _, sentence = said.partition(" ")
+        if isinstance(error, InputError) and world.is_main:
+            raise
+        if world.is_main:
+            raise RunError(sentence if first == "0" else f"rank {first} failed: {sentence}") from error
+        if int(first) == world.rank and not isinstance(error, InputError | RunError):
+            sys.excepthook(type(error), error, error.__traceback__)
+        raise SystemExit(2 if isinstance(error, InputError) else 1) from error
+
+
+def _sentence(error: BaseException) -> str:
+    if isinstance(error, InputError | RunError):
+        return str(error)
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+def _device(name: str | None, local_rank: int) -> torch.device:
+    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type != "cuda":
+        return device
+    if not torch.cuda.is_available():
+        raise InputError("--device cuda: this machine has no CUDA device that torch can use")
+    if local_rank >= torch.cuda.device_count():
+        raise InputError(
+            f"torchrun started rank {local_rank} on this host, and it has {torch.cuda.device_count()} CUDA devices; "
+            "lower --nproc-per-node"
+        )
+    device = torch.device("cuda", device.index if device.index is not None else local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def shard(module: nn.Module, precision: Precision) -> None:
+    """FSDP2: spread a module over the ranks, its layers one by one, then the rest. In place."""
+    dtype = DTYPES[precision]
+    policy = MixedPrecisionPolicy(param_dtype=None if dtype is torch.float32 else dtype, reduce_dtype=torch.float32)
+    for part in module.modules():
+        # Called on its own, outside of its layer's forward pass: keys and values are projected once per source.
+        if hasattr(part, "project") and hasattr(part, "key_value"):
+            fully_shard(part, mp_policy=policy)
+            register_fsdp_forward_method(part, "project")
+    layers = [
+        layer for part in module.modules() if isinstance(part, nn.ModuleList) for layer in part if _trained(layer)
+    ]
+    for layer in layers:
+        fully_shard(layer, mp_policy=policy)
+    fully_shard(module, mp_policy=policy)
+    for part in module.modules():
+        if isinstance(part, FSDPModule):
+            part.set_gradient_divide_factor(1.0)
+
+
+def _trained(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters())
+
+
+def await_gradients(module: nn.Module, wanted: bool) -> None:
+    """Whether the next backward pass of a sharded module ends with the exchange of gradients."""
+    if isinstance(module, FSDPModule):
+        module.set_requires_gradient_sync(wanted)
+
+
+@contextmanager
+def in_one_piece(module: nn.Module) -> Iterator[None]:
+    """Inside, methods of a sharded module other than its forward pass work too; every rank must do the same."""
+    if not isinstance(module, FSDPModule):
+        yield
+        return
+    module.unshard()
+    try:
+        yield
+    finally:
+        module.reshard()

@@ -1,0 +1,115 @@
+"""The loss and the gradients of one update: the part of a step that a faster engine may replace.
+
+An engine leaves, in every parameter's `grad`, the gradient of scale * (loss summed over this rank's batches) / (target
+tokens of the whole update on all ranks), so that two batches step like one and two ranks like one.
+"""
+
+import hashlib
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from deepnmt.data.batching import Update
+from deepnmt.data.collate import AnyBatch
+from deepnmt.errors import RunError
+from deepnmt.training.config import Precision, TrainingConfig
+from deepnmt.training.distributed import World, await_gradients
+from deepnmt.training.loss import chunked_loss
+from deepnmt.training.memory import Splitter
+from deepnmt.training.precision import autocast
+
+
+class TranslationModel(Protocol):
+    """What training needs of a model."""
+
+    @property
+    def output_weight(self) -> nn.Parameter: ...
+
+    def features(self, source: Tensor, target_input: Tensor) -> Tensor: ...
+
+
+class Engine(Protocol):
+    splitter: Splitter
+
+    def accumulate(self, update: Update, scale: Tensor, noise: "Noise") -> Tensor:
+        """Make the gradients of this rank's part; return the sums over it of loss and nll: (2,), float64."""
+        ...
+
+
+class Noise:
+    """Seeds dropout by the step and the batch: no random state to save, and the same noise on any number of ranks."""
+
+    def __init__(self, *key: int) -> None:
+        self.key = key
+
+    def seed_for(self, batch: AnyBatch) -> None:
+        """A batch is known by its first sentence, which no other batch of the update has."""
+        text = " ".join(map(str, (*self.key, *batch.sentences[:1])))
+        torch.manual_seed(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1)
+
+
+class Objective(nn.Module):
+    """A model and its loss as one module: the whole of what one batch computes."""
+
+    def __init__(self, model: nn.Module, smoothing: float, pad_id: int) -> None:
+        super().__init__()
+        self.model = model
+        self.smoothing, self.pad_id = smoothing, pad_id
+
+    def forward(self, batch: AnyBatch) -> tuple[Tensor, Tensor]:
+        model: TranslationModel = self.model  # type: ignore[assignment]
+        features = model.features(batch.source, batch.target_input)
+        return chunked_loss(features, model.output_weight, batch.target_output, self.smoothing, self.pad_id)
+
+
+class EagerEngine:
+    """Plain torch: batch by batch, split by rows where memory does not suffice."""
+
+    def __init__(self, objective: Objective, config: TrainingConfig, precision: Precision, world: World) -> None:
+        self.objective, self.precision, self.world = objective, precision, world
+        self.sharded = config.parallel == "fsdp" and world.size > 1
+        self.splitter = Splitter()
+        self.parameters = [p for p in objective.parameters() if p.requires_grad]
+
+    def accumulate(self, update: Update, scale: Tensor, noise: Noise) -> Tensor:
+        batches = [piece for batch in update.batches for piece in self.splitter.cut(batch.to(self.world.device))]
+        factor = scale / update.num_target_tokens
+        while True:
+            zero_gradients(self.parameters)
+            sums = torch.zeros(2, dtype=torch.float64, device=self.world.device)
+            failed = self._add_up(batches, factor, noise, sums)
+            if failed is None:
+                return sums
+            # Outside of the handler: the frames that hold the failed pass's memory are gone. A backward pass may have
+            # failed half way through the gradients, so all of them are made again.
+            if self.world.device.type == "cuda":
+                torch.cuda.empty_cache()
+            batches[failed : failed + 1] = self.splitter.retry(batches[failed])
+
+    def _add_up(self, batches: list[AnyBatch], factor: Tensor, noise: Noise, sums: Tensor) -> int | None:
+        """Forward and backward through every batch; returns the number of the one that did not fit, if one did not."""
+        for number, batch in enumerate(batches):
+            await_gradients(self.objective, number == len(batches) - 1)
+            noise.seed_for(batch)
+            try:
+                with autocast(self.precision, self.world.device):
+                    loss, nll = self.objective(batch)
+                (loss * factor).backward()
+            except torch.OutOfMemoryError as error:
+                if self.sharded:
+                    raise RunError(
+                        "out of memory, and sharded ranks cannot retry alone; lower batching.tokens_per_batch, "
+                        "or set training.plan_memory = true"
+                    ) from error
+                return number
+            sums += torch.stack([loss.detach(), nll])
+        return None
+
+
+def zero_gradients(parameters: list[nn.Parameter]) -> None:
+    """In place: their addresses stay, and a parameter that no batch reached has zeros."""
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    torch._foreach_zero_([p.grad for p in parameters if p.grad is not None])

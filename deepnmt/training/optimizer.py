@@ -1,0 +1,122 @@
+"""One step of the optimiser: norms, clipping, unscaling and the refusal of a bad gradient, without asking the host.
+
+Clipping, unscaling and skipping are done inside the fused Adam kernel, through the two attributes it has for that.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from deepnmt.training.config import TrainingConfig
+
+
+def build_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
+    """Adam or AdamW; weight decay is for matrices, not for biases, norms or connection weights."""
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.ndim == 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.ndim != 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    return kind(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+
+
+@dataclass(frozen=True)
+class GradientNorms:
+    """The norm of each parameter's gradient, still on the device."""
+
+    names: list[str]
+    norms: Tensor
+
+    @property
+    def total(self) -> Tensor:
+        return torch.linalg.vector_norm(self.norms)
+
+    def by_layer(self) -> dict[str, float]:
+        """Norms of whole layers (`encoder.layers.3`) and of what stands outside them (`target_embedding`)."""
+        squares: dict[str, float] = {}
+        for name, norm in zip(self.names, self.norms.tolist(), strict=True):
+            layer = layer_of(name)
+            squares[layer] = squares.get(layer, 0.0) + norm * norm
+        return {layer: square**0.5 for layer, square in squares.items()}
+
+
+def layer_of(parameter: str) -> str:
+    """`encoder.layers.3.ffn.input.weight` -> `encoder.layers.3`; `encoder.final_norm.weight` -> `encoder.final_norm`."""
+    found = re.match(r"(.*?\blayers\.\d+)\.", parameter)
+    return found.group(1) if found else ".".join(parameter.split(".")[:2])
+
+
+def gradient_norms(model: nn.Module, scale: Tensor) -> GradientNorms:
+    named = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
+    norms = torch._foreach_norm([gradient for _, gradient in named], dtype=torch.float32)
+    return GradientNorms([name for name, _ in named], torch.stack([whole(norm) for norm in norms]) / scale)
+
+
+def apply_update(
+    optimizer: torch.optim.Optimizer,
+    rate: float,
+    total_norm: Tensor,
+    clip_norm: float | None,
+    scale: Tensor,
+    bad: Tensor,
+) -> None:
+    """Move the parameters by gradients that carry `scale`, clipped to `clip_norm`; not at all where `bad` is true."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    divisor = scale if clip_norm is None else scale * (total_norm / clip_norm).clamp(min=1.0)
+    # What GradScaler would set, as zero-dimensional tensors: the kernel divides by the first, and obeys the second.
+    optimizer.grad_scale = torch.where(bad, 1.0, divisor)  # type: ignore[attr-defined]
+    optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
+    optimizer.step()
+
+
+class Ema:
+    """An exponential moving average of the parameters, with a short memory while it is young."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.named = dict(model.named_parameters())
+        self.shadow = {name: p.detach().clone() for name, p in self.named.items()}
+
+    def update(self, step: int) -> None:
+        decay = min(self.decay, (1 + step) / (10 + step))
+        shadow, current = list(self.shadow.values()), [p.detach() for p in self.named.values()]
+        torch._foreach_mul_(shadow, decay)
+        torch._foreach_add_(shadow, current, alpha=1 - decay)
+
+    def swap(self) -> None:
+        """Exchange the average and the parameters, values only; calling it again undoes it."""
+        with torch.no_grad():
+            for name, parameter in self.named.items():
+                kept = parameter.detach().clone()
+                parameter.copy_(self.shadow[name])
+                self.shadow[name].copy_(kept)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A sharded tensor in one piece (every rank must ask); any other as it is."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimiser's state by parameter name: `exp_avg/encoder.layers.0...`; made (as zeros) if no step was taken."""
+    tensors = {}
+    for name, parameter in _trained(model, optimizer):
+        state = optimizer.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        tensors.update({f"{kind}/{name}": tensor for kind, tensor in state.items()})
+    return tensors
+
+
+def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterable[tuple[str, nn.Parameter]]:
+    mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return ((name, p) for name, p in model.named_parameters() if id(p) in mine)

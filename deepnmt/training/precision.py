@@ -1,0 +1,57 @@
+"""In which numbers a run computes: autocast, and the loss scale that keeps fp16 gradients from vanishing."""
+
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from deepnmt.training.config import Precision
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def resolve(precision: Precision, device: torch.device) -> Precision:
+    """What "auto" means here: bf16 where the device computes in it, else fp16; fp32 without an accelerator."""
+    if precision != "auto":
+        return precision
+    if device.type != "cuda":
+        return "fp32"
+    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+
+
+def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
+    dtype = DTYPES[precision]
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not torch.float32)
+
+
+class LossScale:
+    """The factor on the loss: halved when a gradient overflows (that update is skipped), doubled after a calm stretch.
+
+    It lives on the device and is updated without asking the host. In fp32 and bf16 it is one and stays so.
+    """
+
+    START, SMALLEST, CALM_STEPS = 2.0**13, 2.0**-13, 2000.0
+
+    def __init__(self, dynamic: bool, device: torch.device) -> None:
+        self.dynamic = dynamic
+        self.factor = torch.tensor(self.START if dynamic else 1.0, device=device)
+        self.calm = torch.tensor(0.0, device=device)
+
+    def update(self, overflow: Tensor) -> None:
+        """overflow: 0-dim bool, on the device."""
+        if self.dynamic:
+            self.calm = torch.where(overflow, 0.0, self.calm + 1)
+            grown = torch.where(self.calm >= self.CALM_STEPS, self.factor * 2, self.factor)
+            self.factor = torch.where(overflow, self.factor / 2, grown)
+            self.calm = torch.where(self.calm >= self.CALM_STEPS, 0.0, self.calm)
+
+    def hopeless(self, overflow: Tensor) -> Tensor:
+        """An overflow that no smaller scale will cure: the run has diverged."""
+        return overflow & (self.factor <= self.SMALLEST) if self.dynamic else overflow
+
+    def state(self) -> dict[str, float]:
+        return {"factor": float(self.factor), "calm": float(self.calm)}
+
+    def load(self, state: dict[str, float]) -> None:
+        self.factor.fill_(state["factor"])
+        self.calm.fill_(state["calm"])
