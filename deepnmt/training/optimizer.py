@@ -47,7 +47,7 @@ class GradientNorms:
 
 
 def layer_of(parameter: str) -> str:
-    """`encoder.layers.3.ffn.input.weight` -> `encoder.layers.3`; `encoder.final_norm.weight` -> `encoder.final_norm`."""
+    """`encoder.layers.3.ffn.input.weight` -> `encoder.layers.3`; `encoder.final_norm.bias` -> `encoder.final_norm`."""
     found = re.match(r"(.*?\blayers\.\d+)\.", parameter)
     return found.group(1) if found else ".".join(parameter.split(".")[:2])
 

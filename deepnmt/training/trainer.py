@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from deepnmt.data.batching import StreamState, Update
+from deepnmt.data.loader import Loader
 from deepnmt.training.checkpoint import Checkpoints
 from deepnmt.training.config import TrainingConfig
 from deepnmt.training.curves import Curves
@@ -16,7 +17,6 @@ from deepnmt.training.distributed import World
 from deepnmt.training.engine import Engine, Noise
 from deepnmt.training.interruption import Interruption
 from deepnmt.training.optimizer import GradientNorms, apply_update, gradient_norms
-from deepnmt.training.prefetch import Prefetch
 from deepnmt.training.run import Run
 from deepnmt.training.schedule import learning_rate
 from deepnmt.training.validation import Validation, perplexity
@@ -31,7 +31,7 @@ class Job:
     config: TrainingConfig
     world: World
     engine: Engine
-    open_updates: Callable[[StreamState | None], Prefetch]
+    open_updates: Callable[[StreamState | None], Loader]
     checkpoints: Checkpoints
     curves: Curves
     diagnosis: Diagnosis
@@ -53,10 +53,10 @@ def train(run: Run, data: StreamState | None, job: Job) -> str:
             updates.close()
 
 
-def _train(run: Run, data: StreamState | None, updates: Prefetch, job: Job) -> str:
+def _train(run: Run, data: StreamState | None, updates: Loader, job: Job) -> str:
     config = job.config
     while (ending := _ending(run, data, job)) is None:
-        update, data = next(updates)
+        update, data = next(updates), updates.state()
         norms = step(run, update, job)
         run.step += 1
         if run.step % config.log_every == 0:

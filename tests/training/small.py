@@ -8,6 +8,7 @@ import torch
 
 from deepnmt.data.batching import BatchingConfig, BatchStream, held_out_batches
 from deepnmt.data.dataset import Corpus
+from deepnmt.data.loader import Loader
 from deepnmt.files import write_json
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections.dlcl import DlclConfig
@@ -21,7 +22,6 @@ from deepnmt.training.diagnosis import Diagnosis
 from deepnmt.training.distributed import World
 from deepnmt.training.engine import EagerEngine, Objective
 from deepnmt.training.interruption import Interruption
-from deepnmt.training.prefetch import Prefetch
 from deepnmt.training.run import Run
 from deepnmt.training.trainer import Job, train
 from deepnmt.training.validation import Validation, mean_loss
@@ -94,7 +94,7 @@ def make_job(
             world_size=world.size,
             state=state,
         )
-        return Prefetch(stream, ahead=2, pin=False)
+        return Loader(stream, depth=2)
 
     precision = "fp32" if config.precision == "auto" else config.precision
     engine = EagerEngine(objective, config, precision, world)
