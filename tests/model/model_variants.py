@@ -1,0 +1,77 @@
+"""Every connection scheme that is listed, with the options of DLCL, and tiny models made of them.
+
+A scheme is tested the moment it stands in the table: the laws run over `CASES`.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from deepnmt.model.config import ModelConfig, StackConfig
+from deepnmt.model.connections import CONNECTIONS, ConnectionConfig
+from deepnmt.model.connections.dlcl import DlclConfig
+from deepnmt.model.connections.residual import ResidualConfig
+from deepnmt.model.sublayer import SUBLAYERS
+from deepnmt.model.transformer import Transformer
+
+DIM = 16
+PAD, EOS = 1, 2
+
+NORMS = list(SUBLAYERS)
+STACKS = ["encoder", "decoder"]
+VARIANTS: dict[str, ConnectionConfig] = {kind: scheme.Config() for kind, scheme in CONNECTIONS.items()} | {  # type: ignore[call-arg]
+    "dlcl-fixed-average": DlclConfig(learned=False),
+    "dlcl-fixed-one": DlclConfig(learned=False, start="one"),
+    "dlcl-no-norm": DlclConfig(norm=False),
+    "dlcl-norm-embedding": DlclConfig(norm_embedding=True),
+    "dlcl-softmax": DlclConfig(softmax=True),
+    "dlcl-groups": DlclConfig(groups=4),
+    "dlcl-per-dimension": DlclConfig(groups=DIM),
+    "dlcl-window": DlclConfig(window=2),
+    "dlcl-dropout": DlclConfig(dropout=0.1),
+}
+CASES = [(variant, norm, stack) for variant in VARIANTS for norm in NORMS for stack in STACKS]
+CASE_IDS = ["-".join(case) for case in CASES]
+
+
+def tiny_config(
+    encoder: ConnectionConfig | None = None, decoder: ConnectionConfig | None = None, **changes: object
+) -> ModelConfig:
+    """3 + 2 layers without dropout, one vocabulary of 14."""
+    stack = StackConfig(num_layers=3, dim=DIM, ffn_dim=24, num_heads=4, connection=encoder or ResidualConfig())
+    settings: dict[str, object] = {
+        "source_vocab_size": 14,
+        "target_vocab_size": 14,
+        "encoder": stack,
+        "decoder": replace(stack, num_layers=2, connection=decoder or ResidualConfig()),
+        "share_embeddings": True,
+        "dropout": 0.0,
+    }
+    return ModelConfig(**settings | changes)  # type: ignore[arg-type]
+
+
+def case_config(variant: str, norm: str, stack: str) -> ModelConfig:
+    return tiny_config(norm=norm, **{stack: VARIANTS[variant]})
+
+
+def scrambled(config: ModelConfig, dtype: torch.dtype = torch.float64, seed: int = 0) -> Transformer:
+    """A model with nothing at a special value: biases, norms and mixture weights are moved from where they start."""
+    torch.manual_seed(seed)
+    model = Transformer(config).to(dtype).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def sentences(*lengths: int, seed: int = 1) -> list[Tensor]:
+    """Random ids of these lengths, no padding among them."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, 14, (length,), generator=generator) for length in lengths]
+
+
+def padded(lines: list[Tensor], extra: int = 0) -> Tensor:
+    length = max(map(len, lines)) + extra
+    return torch.stack([torch.cat([line, line.new_full((length - len(line),), PAD)]) for line in lines])

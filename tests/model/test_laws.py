@@ -1,0 +1,152 @@
+"""What holds for every connection, norm placement and stack."""
+
+import torch
+from model_variants import CASE_IDS, CASES, case_config, padded, scrambled, sentences, tiny_config
+from pytest import mark, raises
+
+from deepnmt.model.transformer import Transformer
+
+every_case = mark.parametrize(("variant", "norm", "stack"), CASES, ids=CASE_IDS)
+
+
+@every_case
+def test_padding_changes_neither_values_nor_gradients(variant, norm, stack):
+    model = scrambled(case_config(variant, norm, stack))
+    sources, targets = sentences(7, 3, 5), sentences(4, 6, 1, seed=2)
+    alone = [model(source[None], target[None])[0] for source, target in zip(sources, targets, strict=True)]
+    sum(logits.tanh().sum() for logits in alone).backward()
+    expected = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+    model.zero_grad()
+    together = model(padded(sources, extra=2), padded(targets, extra=3))
+    real = [logits[: len(target)] for logits, target in zip(together, targets, strict=True)]
+    sum(logits.tanh().sum() for logits in real).backward()
+
+    for a, b in zip(alone, real, strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-9)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-5, atol=1e-5, msg=name)
+
+
+@every_case
+def test_decoder_does_not_see_the_future(variant, norm, stack):
+    model = scrambled(case_config(variant, norm, stack))
+    (source,), (target,) = sentences(5), sentences(6, seed=2)
+    changed = target.clone()
+    changed[4:] = 3
+    before, after = model(source[None], target[None])[0], model(source[None], changed[None])[0]
+    torch.testing.assert_close(after[:4], before[:4], rtol=0, atol=1e-12)
+    assert not torch.equal(after[4:], before[4:])
+
+
+@every_case
+def test_cached_decoding_equals_uncached(variant, norm, stack):
+    model = scrambled(case_config(variant, norm, stack))
+    source = padded(sentences(6, 4))
+    target = torch.stack(sentences(5, 5, seed=2))
+    expected = model(source, target)
+    cache = model.start(model.encode(source))
+    for position, tokens in enumerate(target.T):
+        logits, cache = model.step(tokens, cache)
+        torch.testing.assert_close(logits, expected[:, position], rtol=1e-9, atol=1e-9)
+
+
+@every_case
+def test_cached_beams_follow_their_hypotheses(variant, norm, stack):
+    """Rows are moved within their sentence, then one sentence leaves; each row still equals its uncached history."""
+    model = scrambled(case_config(variant, norm, stack))
+    beam, source = 3, padded(sentences(6, 4, 5))
+    cache = model.start(model.encode(source), beam=beam)
+    history = torch.empty(len(source) * beam, 0, dtype=torch.long)
+
+    def advance(cache, history, source, seed):
+        tokens = torch.stack(sentences(*[1] * len(history), seed=seed)).long()
+        logits, cache = model.step(tokens[:, 0], cache)
+        history = torch.cat([history, tokens], dim=1)
+        expected = model(source.repeat_interleave(beam, 0), history)[:, -1]
+        torch.testing.assert_close(logits, expected, rtol=1e-9, atol=1e-9)
+        return cache, history
+
+    cache, history = advance(cache, history, source, seed=3)
+    cache, history = advance(cache, history, source, seed=4)
+    rows = torch.tensor([2, 2, 0, 3, 5, 4, 7, 7, 7])
+    cache, history = advance(cache.reorder(rows), history[rows], source, seed=5)
+    kept = torch.tensor([2, 0])
+    rows = (kept[:, None] * beam + torch.arange(beam)).flatten()
+    cache, history = advance(cache.select(kept), history[rows], source[kept], seed=6)
+    advance(cache, history, source[kept], seed=7)
+
+
+@every_case
+@mark.parametrize("precision", ["fp32", "bf16"])
+def test_every_parameter_has_a_finite_gradient(variant, norm, stack, precision):
+    model = scrambled(case_config(variant, norm, stack), torch.float32).train()
+    source, target = padded(sentences(7, 4)), padded(sentences(5, 6, seed=2))
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+        logits = model(source, target)
+    assert logits.dtype == (torch.bfloat16 if precision == "bf16" else torch.float32)
+    torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), target.roll(-1, 1).flatten()).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.dtype == torch.float32, name
+        if parameter.requires_grad:
+            assert parameter.grad is not None, name
+            assert parameter.grad.dtype == torch.float32, name
+            assert parameter.grad.isfinite().all(), name
+            assert parameter.grad.any(), name
+
+
+@every_case
+def test_recomputing_activations_changes_no_gradient(variant, norm, stack):
+    model = scrambled(case_config(variant, norm, stack)).train()
+    source, target = padded(sentences(7, 4)), padded(sentences(5, 6, seed=2))
+    gradients = []
+    for on in (False, True):
+        model.checkpoint_activations(on)
+        model.zero_grad()
+        torch.manual_seed(3)
+        model(source, target).tanh().sum().backward()
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-6, atol=1e-6, msg=name)
+
+
+def test_attention_of_a_step_is_the_last_layers_mean_over_heads():
+    model = scrambled(tiny_config())
+    source, (target,) = padded(sentences(6, 4)), sentences(2, seed=2)
+    seen = []
+    last = model.decoder.layers[-1].cross_attention
+    last.register_forward_pre_hook(lambda module, inputs: seen.append(inputs))
+    _, cache = model.step(target, model.start(model.encode(source), need_attention=True))
+    x, memory, _ = seen[0]
+    query = last.query(x).unflatten(-1, (4, -1))[:, 0]
+    products = torch.einsum("bhd,bshd->bhs", query, memory.keys) / query.shape[-1] ** 0.5
+    expected = products.masked_fill((source == 1)[:, None], -torch.inf).softmax(-1).mean(1)
+    torch.testing.assert_close(cache.attention.double(), expected, rtol=1e-5, atol=1e-6)
+    assert model.step(target, model.start(model.encode(source)))[1].attention is None
+
+
+def test_widths_heads_and_depths_of_the_stacks_are_independent():
+    """The paper's "+ big encoder"."""
+    config = tiny_config(share_embeddings=False, source_vocab_size=20, tie_output=False, activation="swiglu")
+    wide = type(config.encoder)(num_layers=4, dim=24, ffn_dim=40, num_heads=2)
+    model = scrambled(type(config)(**{**vars(config), "encoder": wide}))
+    source, target = padded(sentences(6, 4)), torch.stack(sentences(5, 5, seed=2))
+    logits = model(source, target)
+    assert logits.shape == (2, 5, 14)
+    cache = model.start(model.encode(source))
+    for position, tokens in enumerate(target.T):
+        stepped, cache = model.step(tokens, cache)
+        torch.testing.assert_close(stepped, logits[:, position], rtol=1e-9, atol=1e-9)
+
+
+def test_a_sentence_beyond_learned_positions_is_refused_in_words():
+    model = Transformer(tiny_config(positions="learned", max_positions=5)).eval()
+    source = torch.stack(sentences(6))
+    with raises(ValueError, match="a sentence of 6 tokens is longer than max_positions = 5"):
+        model.encode(source)
+    cache = model.start(model.encode(source[:, :5]))
+    for tokens in source[0, :5]:
+        _, cache = model.step(tokens[None], cache)
+    with raises(ValueError, match="a sentence of 6 tokens is longer than max_positions = 5"):
+        model.step(source[:, 5], cache)
