@@ -1,0 +1,76 @@
+"""Validation and test sets: every pair is kept, in order, with its text as written; oddities are only reported."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deepnmt.data.cleaning import Account, Judge, Keys, Limits, SeenKeys, keys
+from deepnmt.data.dataset import CorpusWriter
+from deepnmt.data.passes import flatten, held_out_pairs
+from deepnmt.data.text import ParallelFile, parallel_chunks
+from deepnmt.data.tokenizer import TokenizerPair, Writing
+
+_CHUNK_PAIRS = 10_000
+
+
+@dataclass
+class HeldOut:
+    """The pairs of a held-out set."""
+
+    split: str
+    files: tuple[ParallelFile, ...]
+    text: tuple[list[str], list[str]]
+    words: tuple[list[str], list[str]]
+    account: Account
+    seen: tuple[SeenKeys, SeenKeys]
+
+    @classmethod
+    def read(cls, split: str, files: tuple[ParallelFile, ...], writings: tuple[Writing, Writing]) -> "HeldOut":
+        judge = Judge(Limits(max_length=0, max_ratio=0, length_unit="words"), ("", ""))
+        account = Account()
+        pairs: list[tuple[str, str]] = []
+        for chunk in parallel_chunks(files, _CHUNK_PAIRS):
+            for number, (source, target) in enumerate(held_out_pairs(chunk), start=chunk.first_line):
+                pairs.append((source, target))
+                reason = judge(source, target)
+                if reason is not None:
+                    account.add(reason, f"{chunk.file}:{number}", source, target)
+        source_text, target_text = map(list, zip(*pairs, strict=True))
+        words = ([writings[0].split(line) for line in source_text], [writings[1].split(line) for line in target_text])
+        seen = (SeenKeys(), SeenKeys())
+        for side, lines in zip(seen, words, strict=True):
+            side.add(keys(line.encode("utf-8") for line in lines if line))
+        return cls(split, files, (source_text, target_text), words, account, seen)
+
+    def overlaps(self, source: Keys, target: Keys) -> npt.NDArray[np.bool_]:
+        """True for a training pair one side of which is a sentence of this set."""
+        return self.seen[0].contains(source) | self.seen[1].contains(target)
+
+    def write(self, folder: Path, tokenizers: TokenizerPair, max_length: int) -> dict[str, Any]:
+        """Store ids and text; returns the entry of dataset.json."""
+        source = flatten(tokenizers.source.subwords.encode_lines(self.words[0]))
+        target = flatten(tokenizers.target.subwords.encode_lines(self.words[1]))
+        sizes = (tokenizers.source.vocab_size, tokenizers.target.vocab_size)
+        with CorpusWriter(folder, self.split, sizes) as writer:
+            writer.append_flat(source, target)
+        for side, lines in zip(("source", "target"), self.text, strict=True):
+            with (folder / f"{self.split}.{side}.txt").open("w", encoding="utf-8", newline="\n") as file:
+                file.writelines(f"{line}\n" for line in lines)
+        if max_length:
+            self._note_long(np.maximum(source[1], target[1]) > max_length)
+        return {
+            "files": [
+                [str(file.source), str(file.target)] if file.target else [str(file.source)] for file in self.files
+            ],
+            "pairs": writer.pairs,
+            "source_tokens": writer.source_tokens,
+            "target_tokens": writer.target_tokens,
+            "noted": self.account.table(),
+        }
+
+    def _note_long(self, too_long: npt.NDArray[np.bool_]) -> None:
+        for i in np.flatnonzero(too_long):
+            self.account.add("too-long", f"{self.split} pair {i + 1}", self.text[0][i], self.text[1][i])

@@ -1,0 +1,153 @@
+"""What the workers of `prepare` do to a chunk of pairs: clean it, count its words, encode it."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from deepnmt.data.cleaning import Account, Judge, Keys, Limits, keys
+from deepnmt.data.dataset import Flat
+from deepnmt.data.spool import Numbers, SpoolChunk
+from deepnmt.data.text import RawChunk
+from deepnmt.data.tokenizer import Tokenizer, TokenizerPair, Writing
+
+
+@dataclass(frozen=True)
+class CleanChunk:
+    """The pairs of a chunk that may stay, as subwords will see them, one per line; and the account of the others."""
+
+    file: str
+    lines: Numbers
+    source: bytes
+    target: bytes
+    source_keys: Keys
+    target_keys: Keys
+    account: Account
+    pairs_read: int
+
+
+class Cleaner:
+    """Decodes, judges and splits into words."""
+
+    def __init__(self, limits: Limits, writings: tuple[Writing, Writing]) -> None:
+        self.limits, self.writings = limits, writings
+        self.judge = Judge(limits, (writings[0].language, writings[1].language))
+
+    def __call__(self, chunk: RawChunk) -> CleanChunk:
+        account = Account()
+        numbers: list[int] = []
+        sides: tuple[list[bytes], list[bytes]] = ([], [])
+        for number, pair in enumerate(_raw_pairs(chunk), start=chunk.first_line):
+            kept = self._clean(pair, account, f"{chunk.file}:{number}")
+            if kept:
+                numbers.append(number)
+                sides[0].append(kept[0])
+                sides[1].append(kept[1])
+        source, target = (b"".join(line + b"\n" for line in side) for side in sides)
+        return CleanChunk(
+            str(chunk.file),
+            np.array(numbers, np.uint32),
+            source,
+            target,
+            keys(sides[0]),
+            keys(sides[1]),
+            account,
+            len(chunk),
+        )
+
+    def _clean(self, pair: list[bytes], account: Account, where: str) -> tuple[bytes, bytes] | None:
+        if len(pair) != 2:
+            account.add("columns", where, _lenient(b"\t".join(pair)), "")
+            return None
+        try:
+            source, target = pair[0].decode("utf-8"), pair[1].decode("utf-8")
+        except UnicodeDecodeError:
+            account.add("utf8", where, _lenient(pair[0]), _lenient(pair[1]))
+            return None
+        reason = self.judge(source, target)
+        if reason is None:
+            split = self.writings[0].split(source), self.writings[1].split(target)
+            reason = self._judge_words(*split)
+        if reason is not None:
+            account.add(reason, where, source, target)
+            return None
+        return split[0].encode("utf-8"), split[1].encode("utf-8")
+
+    def _judge_words(self, source: str, target: str) -> str | None:
+        if not source or not target:
+            return "empty"
+        if self.limits.length_unit != "words":
+            return None
+        return self.limits.judge_lengths(source.count(" ") + 1, target.count(" ") + 1)
+
+
+def _raw_pairs(chunk: RawChunk) -> Iterable[list[bytes]]:
+    if chunk.target is None:
+        return [line.split(b"\t") for line in chunk.source]
+    return map(list, zip(chunk.source, chunk.target, strict=True))
+
+
+def held_out_pairs(chunk: RawChunk) -> list[tuple[str, str]]:
+    """The pairs of a held-out chunk. None is ever dropped: a line of one column gets an empty target."""
+    pairs = ((*pair, b"")[:2] for pair in _raw_pairs(chunk))
+    return [(_lenient(source), _lenient(target)) for source, target in pairs]
+
+
+def _lenient(line: bytes) -> str:
+    return line.decode("utf-8", "replace")
+
+
+class WordCounter:
+    """Counts the words of every `stride`-th line, each side by itself."""
+
+    def __init__(self, stride: int) -> None:
+        self.stride = stride
+
+    def __call__(self, chunk: SpoolChunk) -> tuple[dict[str, int], dict[str, int], int]:
+        source, target = (Counter(" ".join(lines[:: self.stride]).split(" ")) for lines in chunk.read())
+        return dict(source), dict(target), chunk.pairs
+
+
+@dataclass(frozen=True)
+class EncodedChunk:
+    """The ids of the pairs of a chunk that are not too long; and the account of the others."""
+
+    source: Flat
+    target: Flat
+    account: Account
+    unknown: tuple[int, int]
+    pairs_read: int
+
+
+class Encoder:
+    """Cuts words into subwords and drops what is too long in subwords."""
+
+    def __init__(self, tokenizers: TokenizerPair, limits: Limits, tag: str | None) -> None:
+        self.tokenizers, self.limits, self.tag = tokenizers, limits, tag
+
+    def __call__(self, chunk: SpoolChunk) -> EncodedChunk:
+        source_lines, target_lines = chunk.read()
+        source = self.tokenizers.source.subwords.encode_lines(source_lines)
+        target = self.tokenizers.target.subwords.encode_lines(target_lines)
+        account = Account()
+        if self.limits.length_unit == "subwords":
+            verdicts = [
+                self.limits.judge_lengths(len(s) // 4, len(t) // 4) for s, t in zip(source, target, strict=True)
+            ]
+            for i, reason in enumerate(verdicts):
+                if reason is not None:
+                    account.add(reason, f"{chunk.file}:{chunk.lines[i]}", source_lines[i], target_lines[i])
+            source = [ids for ids, reason in zip(source, verdicts, strict=True) if reason is None]
+            target = [ids for ids, reason in zip(target, verdicts, strict=True) if reason is None]
+        if self.tag is not None:
+            prefix = np.array([self.tokenizers.source.tag_id(self.tag)], np.uint32).tobytes()
+            source = [prefix + ids for ids in source]
+        sides = flatten(source), flatten(target)
+        unknown = (int((sides[0][0] == Tokenizer.unk_id).sum()), int((sides[1][0] == Tokenizer.unk_id).sum()))
+        return EncodedChunk(*sides, account, unknown, chunk.pairs)
+
+
+def flatten(encoded: list[bytes]) -> Flat:
+    lengths = np.fromiter(map(len, encoded), np.int64, len(encoded)) // 4
+    return np.frombuffer(b"".join(encoded), np.uint32), lengths

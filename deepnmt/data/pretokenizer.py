@@ -1,0 +1,80 @@
+"""Words before subwords: none, Moses or jieba. `split` puts spaces between words, `join` gives readable text back."""
+
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from deepnmt.errors import InputError
+
+
+class Pretokenizer(Protocol):
+    """`split` takes and gives a line with single spaces; `join` undoes it as well as the convention allows."""
+
+    def split(self, text: str) -> str: ...
+
+    def join(self, text: str) -> str: ...
+
+
+class Whitespace:
+    """The text as it is: its own spaces separate words."""
+
+    def __init__(self, language: str) -> None:
+        pass
+
+    def split(self, text: str) -> str:
+        return text
+
+    def join(self, text: str) -> str:
+        return text
+
+
+class Moses:
+    """The Moses tokeniser with its escapes (&quot; etc.), which codes learnt on its output expect; undone on output."""
+
+    def __init__(self, language: str) -> None:
+        from sacremoses import MosesDetokenizer, MosesTokenizer
+
+        self._tokenizer: Any = MosesTokenizer(lang=language)
+        self._detokenizer: Any = MosesDetokenizer(lang=language)
+
+    def split(self, text: str) -> str:
+        return " ".join(self._tokenizer.tokenize(text))
+
+    def join(self, text: str) -> str:
+        return str(self._detokenizer.detokenize(text.split(" "))) if text else ""
+
+
+_HAN = "\u2e80-\u303f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff"
+_SPACE_BESIDE_HAN = re.compile(f"(?<=[{_HAN}]) | (?=[{_HAN}])")
+_IS_HAN = re.compile(f"[{_HAN}]")
+
+
+class Jieba:
+    """Chinese words. Spaces beside a Chinese character mean nothing and are dropped; others are kept.
+
+    A boundary that jieba sees inside foreign text ("GPT|-|4") is not used: it could not be undone.
+    """
+
+    def __init__(self, language: str) -> None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                import jieba
+        except ImportError as error:
+            raise InputError("the jieba pretokeniser needs jieba: pip install 'deepnmt[zh]'") from error
+        jieba.setLogLevel(60)
+        self._cut: Callable[[str], list[str]] = jieba.lcut
+
+    def split(self, text: str) -> str:
+        parts: list[str] = []
+        for word in self._cut(self.join(text)):
+            beside_han = bool(parts) and bool(_IS_HAN.match(parts[-1][-1]) or _IS_HAN.match(word))
+            parts += [" ", word] if beside_han else [word]
+        return "".join(parts)
+
+    def join(self, text: str) -> str:
+        return _SPACE_BESIDE_HAN.sub("", text)
+
+
+PRETOKENIZERS: dict[str, Callable[[str], Pretokenizer]] = {"none": Whitespace, "moses": Moses, "jieba": Jieba}

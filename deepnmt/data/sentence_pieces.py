@@ -1,0 +1,278 @@
+"""Subwords by SentencePiece: training from word counts, the vocabulary cut-off, ids in our order, encoding by words.
+
+A model file of SentencePiece is a protobuf message; the few bytes of it that the cut-off changes are edited here,
+so that the result is still a model that every SentencePiece reads.
+"""
+
+import base64
+import io
+import struct
+import tempfile
+import threading
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+
+from deepnmt.data.vocabulary import BOS, EOS, PAD, SPECIAL_PIECES, UNK
+from deepnmt.errors import InputError, RunError
+
+SPACE = "\u2581"
+_MAX_CACHED_WORDS = 200_000
+_NORMAL, _UNUSED = 1, 5
+_sampling = threading.Lock()
+
+
+class SentencePieces:
+    """A SentencePiece model whose ids are ours: the special ones, then every usable piece in the model's order."""
+
+    kind = "sentencepiece"
+
+    def __init__(self, model: bytes) -> None:
+        self.model = model
+        try:
+            self._processor: Any = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError as error:
+            raise InputError(f"not a SentencePiece model: {error}") from error
+        processor = self._processor
+        self._theirs = [
+            number
+            for number in range(processor.get_piece_size())
+            if not (processor.is_control(number) or processor.is_unknown(number) or processor.is_unused(number))
+        ]
+        self.pieces = [*SPECIAL_PIECES, *(processor.id_to_piece(number) for number in self._theirs)]
+        self._ours = [UNK] * processor.get_piece_size()
+        for number, theirs in enumerate(self._theirs, start=len(SPECIAL_PIECES)):
+            self._ours[theirs] = number
+        self._by_word = self._words_are_independent()
+        self._cache: dict[str, bytes] = {}
+
+    def _words_are_independent(self) -> bool:
+        """Whether encoding a line is encoding its words: then each word is encoded once, which is much faster."""
+        if any(SPACE in piece[1:] for piece in self.pieces):
+            return False
+        first, second, both = self._processor.encode(["a", "b", "a b"], num_threads=1)
+        return bool(first + second == both)
+
+    def encode_lines(self, lines: Iterable[str]) -> list[bytes]:
+        """The ids of each line (with single spaces) as bytes of native unsigned ints."""
+        split = [line.split(" ") for line in lines] if self._by_word else [[line] for line in lines]
+        encoded = list(map(self._cached, split))
+        pending = [i for i, ids in enumerate(encoded) if ids is None]
+        if pending:
+            self._remember(set().union(*(split[i] for i in pending)))
+        return [self._cached(words) or b"" if ids is None else ids for words, ids in zip(split, encoded, strict=True)]
+
+    def _cached(self, words: list[str]) -> bytes | None:
+        try:
+            return b"".join(map(self._cache.__getitem__, words))
+        except KeyError:
+            return None
+
+    def _remember(self, words: set[str]) -> None:
+        if len(self._cache) > _MAX_CACHED_WORDS:
+            self._cache.clear()
+        new = list(words - self._cache.keys())
+        ours = self._ours
+        for word, ids in zip(new, self._processor.encode(new, num_threads=1), strict=True):
+            self._cache[word] = array("I", [ours[number] for number in ids]).tobytes()
+
+    def sample_lines(self, lines: Sequence[str], dropout: float, seed: int) -> list[list[int]]:
+        """Segmentations by BPE-dropout (Provilkov et al. 2020), decided by the seed alone."""
+        if not self._is_bpe():
+            raise InputError(
+                "BPE-dropout needs a BPE tokeniser; this one is a unigram model (prepare with --subwords bpe)"
+            )
+        sampled: list[list[int]] = []
+
+        # SentencePiece seeds its generator when a thread first samples, and never again: so a fresh thread each time.
+        def sample() -> None:
+            sampled.extend(
+                self._processor.encode(list(lines), enable_sampling=True, alpha=dropout, nbest_size=-1, num_threads=1)
+            )
+
+        with _sampling:
+            sentencepiece.set_random_generator_seed(seed & 0xFFFFFFFF)
+            thread = threading.Thread(target=sample)
+            thread.start()
+            thread.join()
+        return [[self._ours[number] for number in ids] for ids in sampled]
+
+    def _is_bpe(self) -> bool:
+        return _model_type(self.model) == 2
+
+    def decode(self, ids: Sequence[int]) -> str:
+        theirs = self._theirs
+        special = len(SPECIAL_PIECES)
+        unknown = self._processor.unk_id()
+        return str(self._processor.decode([theirs[i - special] if i >= special else unknown for i in ids]))
+
+    def __reduce__(self) -> tuple[type["SentencePieces"], tuple[bytes]]:
+        return SentencePieces, (self.model,)
+
+    def state(self) -> dict[str, Any]:
+        return {"model": base64.b64encode(self.model).decode("ascii")}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> "SentencePieces":
+        return cls(base64.b64decode(state["model"]))
+
+    @classmethod
+    def read(cls, path: Path) -> "SentencePieces":
+        try:
+            return cls(path.read_bytes())
+        except InputError as error:
+            raise InputError(f"{path} is {error}") from error
+
+
+def train(
+    words: Mapping[str, int],
+    *,
+    vocab_size: int,
+    subwords: str,
+    byte_fallback: bool,
+    character_coverage: float,
+    num_threads: int,
+) -> bytes:
+    """A model of the text with these word counts: the same as from its lines, since pieces never cross a space."""
+    model = io.BytesIO()
+    with tempfile.TemporaryDirectory() as folder:
+        counted = Path(folder) / "words.tsv"
+        with counted.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(f"{word}\t{words[word]}\n" for word in sorted(words))
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                input=str(counted),
+                input_format="tsv",
+                model_writer=model,
+                model_type=subwords,
+                vocab_size=vocab_size,
+                hard_vocab_limit=False,
+                byte_fallback=byte_fallback,
+                character_coverage=character_coverage,
+                normalization_rule_name="identity",
+                max_sentence_length=1 << 24,
+                num_threads=num_threads,
+                bos_id=BOS,
+                pad_id=PAD,
+                eos_id=EOS,
+                unk_id=UNK,
+                bos_piece=SPECIAL_PIECES[BOS],
+                pad_piece=SPECIAL_PIECES[PAD],
+                eos_piece=SPECIAL_PIECES[EOS],
+                unk_piece=SPECIAL_PIECES[UNK],
+                minloglevel=2,
+            )
+        except (RuntimeError, OSError) as error:
+            raise _refusal(str(error), vocab_size) from error
+    return model.getvalue()
+
+
+def _refusal(message: str, vocab_size: int) -> Exception:
+    if "smaller than required_chars" in message or "required_chars" in message:
+        return InputError(
+            f"a vocabulary of {vocab_size:,} is too small for the different characters of this text; "
+            "use a larger --vocab-size or a smaller --character-coverage"
+        )
+    return RunError(f"SentencePiece could not learn subwords: {message}")
+
+
+def piece_counts(model: bytes, words: Mapping[str, int]) -> dict[str, int]:
+    """How often each piece is used to write a text with these words."""
+    pieces = SentencePieces(model)
+    counts = dict.fromkeys(pieces.pieces, 0)
+    listed = list(words)
+    for start in range(0, len(listed), 50_000):
+        batch = listed[start : start + 50_000]
+        for word, ids in zip(batch, pieces.encode_lines(batch), strict=True):
+            for number in array("I", ids):
+                counts[pieces.pieces[number]] += words[word]
+    return counts
+
+
+def cut(model: bytes, counts: Mapping[str, int], min_frequency: int) -> bytes:
+    """The model without normal pieces that occur fewer than `min_frequency` times.
+
+    A longer piece is marked unused, which makes SentencePiece split it further; a single character is taken out, so
+    that it falls back to bytes or, in a model without bytes, becomes unknown.
+    """
+    edited = io.BytesIO()
+    for field, wire, content in _fields(model):
+        if field == 1:
+            piece, score, kind = _read_piece(content)
+            if kind == _NORMAL and counts.get(piece, 0) < min_frequency:
+                if len(piece) == 1:
+                    continue
+                content = _write_piece(piece, score, _UNUSED)
+        edited.write(_tag(field, wire))
+        edited.write(_varint(len(content)) + content if wire == 2 else content)
+    return edited.getvalue()
+
+
+def _model_type(model: bytes) -> int:
+    for field, _, content in _fields(model):
+        if field == 2:  # trainer_spec
+            for inner, wire, value in _fields(content):
+                if inner == 3 and wire == 0:
+                    return _read_varint(value, 0)[0]
+    return 1
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """(field number, wire type, raw content) of each field of a protobuf message."""
+    position = 0
+    while position < len(message):
+        tag, position = _read_varint(message, position)
+        wire = tag & 7
+        if wire == 2:
+            size, position = _read_varint(message, position)
+            end = position + size
+        elif wire == 0:
+            end = _read_varint(message, position)[1]
+        else:
+            end = position + {5: 4, 1: 8}[wire]
+        yield tag >> 3, wire, message[position:end]
+        position = end
+
+
+def _read_piece(content: bytes) -> tuple[str, float, int]:
+    piece, score, kind = "", 0.0, _NORMAL
+    for field, _, value in _fields(content):
+        if field == 1:
+            piece = value.decode("utf-8")
+        elif field == 2:
+            score = struct.unpack("<f", value)[0]
+        elif field == 3:
+            kind = _read_varint(value, 0)[0]
+    return piece, score, kind
+
+
+def _write_piece(piece: str, score: float, kind: int) -> bytes:
+    text = piece.encode("utf-8")
+    return _tag(1, 2) + _varint(len(text)) + text + _tag(2, 5) + struct.pack("<f", score) + _tag(3, 0) + _varint(kind)
+
+
+def _tag(field: int, wire: int) -> bytes:
+    return _varint(field << 3 | wire)
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number > 127:
+        encoded.append(number & 127 | 128)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+def _read_varint(message: bytes, position: int) -> tuple[int, int]:
+    number = shift = 0
+    while True:
+        byte = message[position]
+        position += 1
+        number |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            return number, position

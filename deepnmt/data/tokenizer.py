@@ -1,0 +1,227 @@
+"""From a user's line to ids and back: normalise, lowercase, words, subwords, and the same way in reverse.
+
+A tokeniser is one self-contained JSON file; a DATASET or MODEL folder holds one per side.
+"""
+
+import json
+import unicodedata
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Protocol
+
+from deepnmt.data.pretokenizer import PRETOKENIZERS, Pretokenizer
+from deepnmt.data.sentence_pieces import SPACE, SentencePieces
+from deepnmt.data.subword_nmt import SubwordNmt
+from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
+from deepnmt.errors import InputError
+from deepnmt.files import write_json
+
+TOKENIZER_FORMAT = 1
+NORMALIZATIONS = ("nfc", "nfkc", "none")
+
+
+class Subwords(Protocol):
+    """What cuts words into pieces. Lines have single spaces; encoded ids are bytes of native unsigned ints."""
+
+    kind: str
+    pieces: list[str]
+
+    def encode_lines(self, lines: Iterable[str]) -> list[bytes]: ...
+
+    def sample_lines(self, lines: Sequence[str], dropout: float, seed: int) -> list[list[int]]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+
+SUBWORDS: dict[str, Any] = {kind.kind: kind for kind in (SentencePieces, SubwordNmt)}
+
+
+def clean_spaces(text: str) -> str:
+    """Single plain spaces; the sign that SentencePiece writes for a space counts as one."""
+    return " ".join(text.replace(SPACE, " ").split())
+
+
+class Writing:
+    """How text is written before subwords see it: Unicode form, case and words, for one language."""
+
+    def __init__(
+        self, language: str, *, pretokenizer: str = "none", lowercase: bool = False, normalization: str = "nfc"
+    ) -> None:
+        if pretokenizer not in PRETOKENIZERS:
+            raise InputError(f"unknown pretokeniser {pretokenizer!r}; one of {', '.join(PRETOKENIZERS)}")
+        if normalization not in NORMALIZATIONS:
+            raise InputError(f"unknown normalisation {normalization!r}; one of {', '.join(NORMALIZATIONS)}")
+        self.language, self.pretokenizer = language, pretokenizer
+        self.lowercase, self.normalization = lowercase, normalization
+
+    @cached_property
+    def _words(self) -> Pretokenizer:
+        return PRETOKENIZERS[self.pretokenizer](self.language)
+
+    def split(self, text: str) -> str:
+        """The line as subwords see it: normalised, words between single spaces."""
+        text = self._canonical(text)
+        return text if self.pretokenizer == "none" else clean_spaces(self._words.split(text))
+
+    def join(self, text: str) -> str:
+        """From words between spaces back to readable text."""
+        text = clean_spaces(text)
+        return text if self.pretokenizer == "none" else clean_spaces(self._words.join(text))
+
+    def _canonical(self, text: str) -> str:
+        if not text.isascii():
+            text = text.encode("utf-8", "replace" if _has_surrogates(text) else "strict").decode("utf-8")
+            if self.normalization != "none":
+                text = unicodedata.normalize("NFC" if self.normalization == "nfc" else "NFKC", text)
+        if self.lowercase:
+            text = text.lower()
+        return clean_spaces(text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _writing, (self.state(),)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "language": self.language,
+            "pretokenizer": self.pretokenizer,
+            "lowercase": self.lowercase,
+            "normalization": self.normalization,
+        }
+
+
+def _writing(state: Mapping[str, Any]) -> Writing:
+    return Writing(
+        state["language"],
+        pretokenizer=state["pretokenizer"],
+        lowercase=state["lowercase"],
+        normalization=state["normalization"],
+    )
+
+
+def _has_surrogates(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+class Tokenizer:
+    """Law: decode(encode(text)) == normalise(text) for any text, unless the vocabulary has no byte fallback.
+
+    A text that begins with one of the `tags`, alone or before a space, begins with the id of that tag.
+    """
+
+    bos_id, pad_id, eos_id, unk_id = BOS, PAD, EOS, UNK
+
+    def __init__(self, subwords: Subwords, writing: Writing, tags: Sequence[str] = ()) -> None:
+        self.subwords, self.writing, self.tags = subwords, writing, tuple(tags)
+        self._first_tag = len(subwords.pieces)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._first_tag + len(self.tags)
+
+    @property
+    def pieces(self) -> list[str]:
+        return [*self.subwords.pieces, *self.tags]
+
+    def piece(self, number: int) -> str:
+        return self.tags[number - self._first_tag] if number >= self._first_tag else self.subwords.pieces[number]
+
+    def tag_id(self, tag: str) -> int:
+        return self._first_tag + self.tags.index(tag)
+
+    def normalise(self, text: str) -> str:
+        """What is left of a text after encoding and decoding it."""
+        tag, rest = self._split_tag(text)
+        return " ".join(part for part in (tag, self.writing.join(self.writing.split(rest))) if part)
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Iterable[str], dropout: float = 0.0, seed: int = 0) -> list[list[int]]:
+        """The ids of each text, without eos; with `dropout`, BPE-dropout decided by `seed`."""
+        tagged = [self._split_tag(text) for text in texts]
+        lines = [self.writing.split(rest) for _, rest in tagged]
+        if dropout > 0:
+            encoded = self.subwords.sample_lines(lines, dropout, seed)
+        else:
+            encoded = [array("I", ids).tolist() for ids in self.subwords.encode_lines(lines)]
+        return [[self.tag_id(tag), *ids] if tag else ids for (tag, _), ids in zip(tagged, encoded, strict=True)]
+
+    def _split_tag(self, text: str) -> tuple[str, str]:
+        if self.tags:
+            first, _, rest = text.strip().partition(" ")
+            if first in self.tags:
+                return first, rest
+        return "", text
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Readable text: up to the first eos, without padding."""
+        kept = [i for i in takewhile(lambda number: number != EOS, map(int, ids)) if i not in (PAD, BOS)]
+        tags = [self.piece(number) for number in kept if number >= self._first_tag]
+        text = self.writing.join(self.subwords.decode([number for number in kept if number < self._first_tag]))
+        return " ".join([*tags, text] if text else tags)
+
+    def resample(self, ids: Sequence[int], dropout: float, seed: int) -> list[int]:
+        """A sentence of ids cut again by BPE-dropout, decided by `seed`; one with an unknown symbol stays as it is."""
+        return self.resample_batch([ids], dropout, seed)[0]
+
+    def resample_batch(self, sentences: Sequence[Sequence[int]], dropout: float, seed: int) -> list[list[int]]:
+        """`resample` for many sentences with one seed: much faster than one by one."""
+        plain = [[int(number) for number in ids] for ids in sentences]
+        cuttable = [i for i, ids in enumerate(plain) if ids and UNK not in ids]
+        tags = {i: plain[i][0] for i in cuttable if plain[i][0] >= self._first_tag}
+        lines = [clean_spaces(self.subwords.decode(plain[i][1:] if i in tags else plain[i])) for i in cuttable]
+        for i, ids in zip(cuttable, self.subwords.sample_lines(lines, dropout, seed), strict=True):
+            plain[i] = [tags[i], *ids] if i in tags else ids
+        return plain
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "format": TOKENIZER_FORMAT,
+            "kind": self.subwords.kind,
+            **self.writing.state(),
+            "tags": list(self.tags),
+            **self.subwords.state(),
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> "Tokenizer":
+        if state.get("format") != TOKENIZER_FORMAT:
+            raise InputError(
+                f"tokeniser format {state.get('format')!r} is not known (this version reads {TOKENIZER_FORMAT})"
+            )
+        return cls(SUBWORDS[state["kind"]].from_state(state), _writing(state), state["tags"])
+
+    def save(self, path: Path) -> None:
+        write_json(path, self.state())
+
+    @classmethod
+    def load(cls, path: Path) -> "Tokenizer":
+        try:
+            return cls.from_state(json.loads(Path(path).read_text(encoding="utf-8")))
+        except FileNotFoundError as error:
+            raise InputError(f"there is no tokeniser at {path}") from error
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{path} is not a tokeniser of deepnmt ({type(error).__name__}: {error})") from error
+
+
+class TokenizerPair:
+    """The tokenisers of both sides. `shared`: an id means the same piece on both, so embeddings may be tied."""
+
+    def __init__(self, source: Tokenizer, target: Tokenizer) -> None:
+        self.source, self.target = source, target
+        self.shared = source.pieces == target.pieces
+
+    def save(self, folder: Path) -> None:
+        for side, tokenizer in (("source", self.source), ("target", self.target)):
+            tokenizer.save(Path(folder) / f"tokenizer.{side}.json")
+
+    @classmethod
+    def load(cls, folder: Path) -> "TokenizerPair":
+        return cls(*(Tokenizer.load(Path(folder) / f"tokenizer.{side}.json") for side in ("source", "target")))
