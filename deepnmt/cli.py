@@ -10,6 +10,8 @@ from deepnmt import __version__
 from deepnmt.errors import InputError, RunError
 
 COMMANDS = {
+    "corpus": "fetch a small real parallel corpus to try things on",
+    "prepare": "clean raw parallel text, learn subwords, and make a DATASET",
     "inspect": "print what a model is made of",
     "convert": "turn a checkpoint of another toolkit into a MODEL folder",
     "score": "score translations: BLEU of every kind, chrF, TER, each with its signature",
