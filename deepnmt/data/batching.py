@@ -9,10 +9,10 @@ import numpy.typing as npt
 
 from deepnmt.data.buckets import Buckets, fitting_rows
 from deepnmt.data.collate import AnyBatch, Batch, PackedBatch, Ragged, gather, pack, pad, without_loss
-from deepnmt.data.dataset import SIDES, Corpus
+from deepnmt.data.dataset import SIDES, Corpus, Dataset
 from deepnmt.data.mixture import Mixture, Sentences
 from deepnmt.data.plan import BatchShape, EpochPlan, Lengths, PackedPlanner, PaddedPlanner, Planner, packed_shape
-from deepnmt.data.resampling import Resample, Resampler
+from deepnmt.data.resampling import Resample, Resampler, dropping_out
 from deepnmt.errors import InputError
 
 __all__ = [
@@ -107,7 +107,10 @@ class BatchStream:
         state: StreamState | None = None,
         resample: tuple[Resample, Resample] | None = None,
     ) -> None:
-        """`weights` are the dataset's own, which the config's override; `resample` is for (source, target)."""
+        """`weights` are the dataset's own, which the config's override; `resample` is for (source, target).
+
+        An update is as many batches as come nearest to `tokens_per_update`; one batch if that is None.
+        """
         self.config, self.seed, self.rank, self.world_size = config, seed, rank, world_size
         self.corpora = list(corpora.values())
         self.bases = np.cumsum([0, *map(len, self.corpora)])[:-1]
@@ -132,6 +135,13 @@ class BatchStream:
         self._epoch, self._position = 0, 0
         if state is not None:
             self._restore(state)
+
+    @classmethod
+    def of(cls, dataset: Dataset, config: BatchingConfig, **rest: Any) -> "BatchStream":
+        """The training corpora of a dataset, with its weights and, for BPE-dropout, its tokenisers."""
+        weights = {entry["name"]: float(entry.get("weight", 1.0)) for entry in dataset.meta["train"]}
+        resample = dropping_out(dataset.tokenizers, config.bpe_dropout) if config.bpe_dropout > 0 else None
+        return cls(dataset.train, config, weights=weights, resample=resample, **rest)
 
     # -- what a user of the stream sees
 
@@ -233,11 +243,14 @@ class BatchStream:
         numbers = range(first, min(first + self.batches_per_update, len(plan)))
         sentences = np.concatenate([plan.sentences(number) for number in numbers])
         sources, targets = (int(lengths[sentences].sum()) for lengths in self._lengths)
-        if self._resampler is not None:  # the counts are known only once every batch of every rank is segmented
-            pairs = [self._pair(plan, number) for number in numbers]
-            sources, targets = (sum(len(pair[side].values) + len(pair[side]) for pair in pairs) for side in range(2))
+        shares = share_out(numbers, self.rank, self.world_size)
+        if self._resampler is None:
+            pairs = {number: self._pair(plan, number) for number, _, _ in shares}
+        else:  # the counts are known only once every batch of every rank is segmented
+            pairs = {number: self._pair(plan, number) for number in numbers}
+            sources, targets = (sum(pair[side].tokens for pair in pairs.values()) for side in range(2))
         return Update(
-            batches=[self._batch(plan, *part) for part in share_out(numbers, self.rank, self.world_size)],
+            batches=[self._batch(plan, number, pairs[number], part, parts) for number, part, parts in shares],
             num_target_tokens=targets,
             num_source_tokens=sources,
             num_sentences=len(sentences),
@@ -246,9 +259,9 @@ class BatchStream:
             is_last_of_epoch=numbers.stop == len(plan),
         )
 
-    def _batch(self, plan: EpochPlan, number: int, part: int, parts: int) -> AnyBatch:
+    def _batch(self, plan: EpochPlan, number: int, pair: tuple[Ragged, Ragged], part: int, parts: int) -> AnyBatch:
         """Every `parts`-th row of a batch from row `part` on; where there is none, the batch without loss."""
-        source, target = self._pair(plan, number)
+        source, target = pair
         sentences, shape = plan.sentences(number), plan.shape(number)
         if part >= len(sentences):
             return without_loss(self._lay_out(source, target, shape, sentences))

@@ -86,6 +86,11 @@ class Ragged:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    @property
+    def tokens(self) -> int:
+        """eos counted."""
+        return len(self.values) + len(self.lengths)
+
     def rows(self) -> list[npt.NDArray[np.integer]]:
         return np.split(self.values, np.cumsum(self.lengths)[:-1]) if len(self) else []
 
@@ -147,8 +152,8 @@ def pad(source: Ragged, target: Ragged, shape: BatchShape, sentences: npt.NDArra
         torch.from_numpy(source_ids).view(len(source), shape.source),
         torch.from_numpy(inputs).view(len(target), shape.target),
         torch.from_numpy(outputs).view(len(target), shape.target),
-        num_source_tokens=len(source.values) + len(source),
-        num_target_tokens=len(target.values) + len(target),
+        num_source_tokens=source.tokens,
+        num_target_tokens=target.tokens,
         sentences=sentences,
     )
 
@@ -165,8 +170,8 @@ def pack(source: Ragged, target: Ragged, shape: BatchShape, sentences: npt.NDArr
         torch.from_numpy(inputs),
         torch.from_numpy(outputs),
         torch.from_numpy(target_offsets),
-        num_source_tokens=int(source_offsets[-1]),
-        num_target_tokens=int(target_offsets[-1]),
+        num_source_tokens=source.tokens,
+        num_target_tokens=target.tokens,
         sentences=sentences,
     )
 

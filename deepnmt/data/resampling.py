@@ -9,41 +9,47 @@ import numpy.typing as npt
 from deepnmt.data.collate import Ragged
 from deepnmt.data.mixture import random_bits
 from deepnmt.data.plan import BatchShape
+from deepnmt.data.tokenizer import TokenizerPair
 
-Resample = Callable[[npt.NDArray[np.integer], int], Sequence[int]]
-"""A sentence's ids and a seed to the ids of another segmentation of the same text."""
+Row = Sequence[int] | npt.NDArray[np.integer]
+Resample = Callable[[list[npt.NDArray[np.integer]], int], Sequence[Row]]
+"""The ids of sentences and a seed to the ids of another segmentation of each."""
 
 FITTING_SHARE = 0.9  # padded: buckets have room for this share of the new segmentations
-Row = Sequence[int] | npt.NDArray[np.integer]
+
+
+def dropping_out(tokenizers: TokenizerPair, dropout: float) -> tuple[Resample, Resample]:
+    source, target = tokenizers.source, tokenizers.target
+    return (
+        lambda rows, seed: source.resample_batch(rows, dropout, seed),
+        lambda rows, seed: target.resample_batch(rows, dropout, seed),
+    )
 
 
 class Resampler:
-    """The seed of a segmentation follows from (seed, epoch, batch, row), so ranks and resumed runs agree."""
+    """The seed of a batch's segmentations follows from (seed, epoch, batch), so ranks and resumed runs agree."""
 
     def __init__(self, functions: tuple[Resample, Resample], seed: int, layout: Literal["padded", "packed"]) -> None:
         self.functions, self.seed, self.layout = functions, seed, layout
 
     def growth(self, sample: Ragged, side: int) -> float:
         """By how much to stretch lengths when planning: the average when packed, what most need when padded."""
-        seeds = random_bits(self.seed, "resample").random_raw(len(sample))
-        grown = np.array([len(row) + 1 for row in self._segment(sample, side, seeds)])
+        grown = np.array([len(row) + 1 for row in self._segment(sample, side)])
         usual = sample.lengths + 1
         growth = grown.sum() / usual.sum() if self.layout == "packed" else np.quantile(grown / usual, FITTING_SHARE)
         return max(1.0, float(growth))
 
     def apply(self, pair: tuple[Ragged, Ragged], shape: BatchShape, epoch: int, batch: int) -> tuple[Ragged, Ragged]:
         """New segmentations of a batch, each only where it fits into the batch's shape."""
-        seeds = random_bits(self.seed, "resample", epoch, batch).random_raw(2 * len(pair[0])).reshape(2, -1)
         source, target = (
-            self._fit(ids, self._segment(ids, side, seeds[side]), (shape.source, shape.target)[side])
+            self._fit(ids, self._segment(ids, side, epoch, batch), (shape.source, shape.target)[side])
             for side, ids in enumerate(pair)
         )
         return source, target
 
-    def _segment(self, ids: Ragged, side: int, seeds: npt.NDArray[np.uint64]) -> list[Row]:
-        function = self.functions[side]
-        small = (seeds >> np.uint64(33)).tolist()  # fits a C int
-        return [function(row, seed) if len(row) else row for row, seed in zip(ids.rows(), small, strict=True)]
+    def _segment(self, ids: Ragged, side: int, *key: int) -> list[Row]:
+        seed = int(random_bits(self.seed, "resample", side, *key).random_raw()) >> 33  # fits a C int
+        return list(self.functions[side](ids.rows(), seed))
 
     def _fit(self, usual: Ragged, new: list[Row], room: int) -> Ragged:
         rows = usual.rows()

@@ -214,6 +214,13 @@ def test_batches_are_made_of_other_sentences_each_epoch(layout: str) -> None:
     assert len(epochs[0] & epochs[1]) < 0.1 * len(epochs[0])
 
 
+def test_batches_come_in_another_order_of_lengths_each_epoch() -> None:
+    stream = make_stream(make_corpus(2000), tokens_per_batch=256)
+    orders = [[batch.source.shape for update in epoch_of(stream) for batch in update.batches] for _ in range(2)]
+    assert orders[0] != orders[1]
+    assert orders[0] != sorted(orders[0])
+
+
 def test_packed_shapes_are_static_and_the_tail_is_padding() -> None:
     stream = make_stream(make_corpus(300), "packed", tokens_per_batch=200)
     (shape,) = stream.shapes

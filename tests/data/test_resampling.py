@@ -1,4 +1,3 @@
-import itertools
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,10 @@ from deepnmt.data.dataset import Corpus
 PAD, EOS = 1, 2
 
 
-def split_symbols(ids: npt.NDArray[np.integer], seed: int) -> list[int]:
+def split_symbols(rows: list[npt.NDArray[np.integer]], seed: int) -> list[list[int]]:
     """As BPE-dropout does: a symbol 2k is now and then written as k k, which decodes to the same."""
     rng = np.random.default_rng(seed)
-    return list(itertools.chain.from_iterable([i // 2, i // 2] if rng.random() < 0.3 else [i] for i in ids.tolist()))
+    return [[j for i in row.tolist() for j in ([i // 2, i // 2] if rng.random() < 0.3 else [i])] for row in rows]
 
 
 def undo(ids: list[int]) -> list[int]:
