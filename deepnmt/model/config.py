@@ -28,6 +28,7 @@ class StackConfig:
             raise ValueError(f"num_heads = {self.num_heads} does not divide dim = {self.dim}")
         if self.dim % 2:
             raise ValueError(f"dim = {self.dim} must be even: positions are pairs of sine and cosine")
+        self.connection.check(self.dim)
 
 
 @dataclass(frozen=True, kw_only=True)

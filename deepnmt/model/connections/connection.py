@@ -15,6 +15,14 @@ class ConnectionConfig:
 
     kind: str
 
+    def check(self, dim: int) -> None:
+        """Raise ValueError where an option does not fit the width of the stack."""
+
+
+def check_dropout(dropout: float) -> None:
+    if not 0 <= dropout < 1:
+        raise ValueError(f"connection.dropout = {dropout} must be at least 0 and below 1")
+
 
 @dataclass(frozen=True, kw_only=True)
 class StackShape:

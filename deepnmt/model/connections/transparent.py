@@ -6,7 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deepnmt.model.connections.connection import Connection, ConnectionConfig, History, StackShape
+from deepnmt.model.connections.connection import (
+    Connection,
+    ConnectionConfig,
+    History,
+    StackShape,
+    check_dropout,
+)
 from deepnmt.model.kernels.mixture import mix
 
 
@@ -14,6 +20,9 @@ from deepnmt.model.kernels.mixture import mix
 class TransparentConfig(ConnectionConfig):
     kind: str = field(default="transparent", init=False)
     dropout: float = 0.1  # on the normalised weights
+
+    def __post_init__(self) -> None:
+        check_dropout(self.dropout)
 
 
 class Transparent(Connection):
