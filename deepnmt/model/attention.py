@@ -1,6 +1,7 @@
 """Multi-head attention: the projections here, who sees whom in a `Visibility`."""
 
-from typing import NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -13,13 +14,17 @@ class KeysValues(NamedTuple):
     values: Tensor
 
 
-class Visibility(Protocol):
-    """Decides which keys a query sees, and attends to them.
+class Visibility(ABC):
+    """Decides which keys a query sees, and attends to them; `dropout` is on the attention weights."""
 
-    query: (..., positions, heads, head_dim) -> the same shape; `dropout` is on the attention weights.
-    """
+    @abstractmethod
+    def attend(self, query: Tensor, seen: KeysValues, dropout: float) -> Tensor:
+        """query: (..., positions, heads, head_dim) -> the same shape"""
 
-    def attend(self, query: Tensor, seen: KeysValues, dropout: float) -> Tensor: ...
+    def attend_itself(self, projected: Tensor, dropout: float) -> Tensor:
+        """projected: queries, keys and values as (..., positions, 3, heads, head_dim)"""
+        query, keys, values = projected.unbind(-3)
+        return self.attend(query, KeysValues(keys, values), dropout)
 
 
 class _Attention(nn.Module):
@@ -29,12 +34,12 @@ class _Attention(nn.Module):
         self.dropout = dropout
         self.output = nn.Linear(dim, dim)
 
-    def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, -1))
+    def _split(self, x: Tensor, parts: int) -> Tensor:
+        """(..., parts * dim) -> (..., parts, heads, head_dim)"""
+        return x.unflatten(-1, (parts, self.num_heads, -1))
 
-    def _attend(self, query: Tensor, seen: KeysValues, visibility: Visibility) -> Tensor:
-        attended = visibility.attend(query, seen, self.dropout if self.training else 0.0)
-        return self.output(attended.flatten(-2))
+    def _dropout(self) -> float:
+        return self.dropout if self.training else 0.0
 
 
 class SelfAttention(_Attention):
@@ -45,8 +50,8 @@ class SelfAttention(_Attention):
         self.input = nn.Linear(dim, 3 * dim)
 
     def forward(self, x: Tensor, visibility: Visibility) -> Tensor:
-        query, keys, values = (self._split(part) for part in self.input(x).chunk(3, dim=-1))
-        return self._attend(query, KeysValues(keys, values), visibility)
+        attended = visibility.attend_itself(self._split(self.input(x), 3), self._dropout())
+        return self.output(attended.flatten(-2))
 
 
 class CrossAttention(_Attention):
@@ -59,11 +64,12 @@ class CrossAttention(_Attention):
 
     def project(self, memory: Tensor) -> KeysValues:
         """Once for a source sentence, however many steps look at it."""
-        keys, values = (self._split(part) for part in self.key_value(memory).chunk(2, dim=-1))
-        return KeysValues(keys, values)
+        return KeysValues(*self._split(self.key_value(memory), 2).unbind(-3))
 
     def forward(self, x: Tensor, memory: KeysValues, visibility: Visibility) -> Tensor:
-        return self._attend(self._split(self.query(x)), memory, visibility)
+        query = self._split(self.query(x), 1).squeeze(-3)
+        attended = visibility.attend(query, memory, self._dropout())
+        return self.output(attended.flatten(-2))
 
 
 def attend_padded(

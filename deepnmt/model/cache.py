@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from deepnmt.model.attention import KeysValues, attend_padded
+from deepnmt.model.attention import KeysValues, Visibility, attend_padded
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Cache:
         )
 
 
-class GrowingVisibility:
+class GrowingVisibility(Visibility):
     """A new position sees all positions before it and itself; `seen` are theirs afterwards."""
 
     def __init__(self, past: KeysValues) -> None:
@@ -51,7 +51,7 @@ class GrowingVisibility:
         return attend_padded(query, self.seen, dropout)
 
 
-class BeamVisibility:
+class BeamVisibility(Visibility):
     """The hypotheses of a sentence see that sentence's source: they are the positions of one query."""
 
     def __init__(self, padding: Tensor, beam: int, need_weights: bool = False) -> None:

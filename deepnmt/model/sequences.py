@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from deepnmt.model.attention import KeysValues, Visibility, attend_padded
+from deepnmt.model.kernels.packed_attention import Reach, attend_packed
 
 
 class Sequences(Protocol):
@@ -52,7 +53,7 @@ class PaddedSequences:
         return source.whole()
 
 
-class PaddedVisibility:
+class PaddedVisibility(Visibility):
     """Every query of a sentence sees all keys of that sentence but the padding."""
 
     def __init__(self, padding: Tensor) -> None:
@@ -62,8 +63,81 @@ class PaddedVisibility:
         return attend_padded(query, seen, dropout, visible=self.visible)
 
 
-class CausalVisibility:
+class CausalVisibility(Visibility):
     """Padding is at the end of a sentence, so no real position sees it."""
 
     def attend(self, query: Tensor, seen: KeysValues, dropout: float) -> Tensor:
         return attend_padded(query, seen, dropout, causal=True)
+
+
+class PackedSequences:
+    """ids: (N,), sentences laid end to end; sentence i is offsets[i] to offsets[i + 1]. What follows the last is unused.
+
+    offsets: (M + 1,) int32; sentences may be empty, so that N and M can stay the same from batch to batch.
+    """
+
+    def __init__(self, ids: Tensor, offsets: Tensor, max_length: int) -> None:
+        self.ids = ids
+        self.offsets = offsets
+        self.max_length = max_length
+        place = torch.arange(len(ids), device=ids.device, dtype=torch.int32)
+        self.sentence = torch.searchsorted(offsets, place, right=True) - 1
+        self._place = place
+
+    def positions(self) -> Tensor:
+        return self._place - self.offsets[self.sentence]
+
+    def bounds_in(self, other: "PackedSequences") -> tuple[Tensor, Tensor]:
+        """For every position here, where the sentence of the same number starts and ends there; (0, 0) for the tail."""
+        limits = torch.cat([other.offsets, other.offsets.new_zeros(1)])
+        last = len(self.offsets) - 1
+        start, end = limits[self.sentence], limits[self.sentence + 1]
+        used = self.sentence < last
+        return start * used, end * used
+
+    def whole(self) -> Visibility:
+        return PackedVisibility(Reach(*self.bounds_in(self) * 2), self.max_length)
+
+    def past(self) -> Visibility:
+        return PackedVisibility(Reach(*self.bounds_in(self) * 2), self.max_length, causal=True)
+
+    def translated(self, source: Sequences) -> Visibility:
+        if not isinstance(source, PackedSequences):
+            raise TypeError("packed targets need packed sources")
+        return PackedVisibility(Reach(*self.bounds_in(source), *source.bounds_in(self)), source.max_length)
+
+
+class PackedVisibility(Visibility):
+    """A position sees a range of places, which is a sentence of its own text or of the other."""
+
+    def __init__(self, reach: Reach, max_length: int, causal: bool = False) -> None:
+        self.reach = reach
+        self.max_length = max_length
+        self.causal = causal
+
+    def attend(self, query: Tensor, seen: KeysValues, dropout: float) -> Tensor:
+        if query.is_cuda:
+            from deepnmt.model.kernels.packed_attention_triton import packed_cross_attention
+
+            keys_values = torch.stack(seen, dim=1)
+            attended, _ = packed_cross_attention(
+                query, keys_values, *self.reach, _seed(query), dropout, self.max_length
+            )
+            return attended
+        return attend_packed(query, *seen, self.reach, dropout, self.causal)
+
+    def attend_itself(self, projected: Tensor, dropout: float) -> Tensor:
+        if projected.is_cuda:
+            from deepnmt.model.kernels.packed_attention_triton import packed_self_attention
+
+            start, end = self.reach.start, self.reach.end
+            attended, _ = packed_self_attention(
+                projected, start, end, _seed(projected), self.causal, dropout, self.max_length
+            )
+            return attended
+        return super().attend_itself(projected, dropout)
+
+
+def _seed(like: Tensor) -> Tensor:
+    """A fresh seed for the dropout of one attention, drawn from the device's own generator."""
+    return torch.randint(2**31 - 1, (1,), device=like.device, dtype=torch.int32)

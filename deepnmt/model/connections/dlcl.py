@@ -7,8 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deepnmt.model.connections.connection import Connection, ConnectionConfig, History, StackShape, lower_triangle
-from deepnmt.model.kernels.mixture import MixtureTape
+from deepnmt.model.connections.connection import (
+    Connection,
+    ConnectionConfig,
+    History,
+    StackShape,
+    check_dropout,
+    lower_triangle,
+)
+from deepnmt.model.kernels.mixture import open_tape
 from deepnmt.model.sublayer import LayerNorm
 
 
@@ -25,10 +32,17 @@ class DlclConfig(ConnectionConfig):
     dropout: float = 0.0  # on the mixture
 
     def __post_init__(self) -> None:
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"connection.window = {self.window} must be at least 1")
+        for name in ("groups", "window"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"connection.{name} = {value} must be at least 1")
+        check_dropout(self.dropout)
         if self.norm_embedding and not self.norm:
             raise ValueError("connection.norm_embedding = true needs connection.norm = true")
+
+    def check(self, dim: int) -> None:
+        if dim % self.groups:
+            raise ValueError(f"connection.groups = {self.groups} does not divide dim = {dim}")
 
 
 class DlclHistory(History):
@@ -36,7 +50,7 @@ class DlclHistory(History):
 
     def __init__(self, matrix: Tensor, window: int | None) -> None:
         super().__init__()
-        self.tape = MixtureTape(matrix, window)
+        self.tape = open_tape(matrix, window)
 
 
 class Dlcl(Connection):
@@ -50,8 +64,6 @@ class Dlcl(Connection):
 
     def __init__(self, config: DlclConfig, shape: StackShape) -> None:
         super().__init__(config, shape)
-        if shape.dim % config.groups:
-            raise ValueError(f"connection.groups = {config.groups} does not divide dim = {shape.dim}")
         count = shape.num_layers + 1
         connected = lower_triangle(count, config.window)
         start = connected.float()
@@ -78,9 +90,8 @@ class Dlcl(Connection):
     def write(self, history: History, output: Tensor) -> None:
         assert isinstance(history, DlclHistory)
         depth = len(history)
-        if self.norms_outputs or depth == 0:
-            output = self.norms[depth](output)
-        history.append(history.tape.enter(output, depth))
+        norm = self.norms[depth] if self.norms_outputs or depth == 0 else nn.Identity()
+        history.append(history.tape.enter(output, norm))
 
     def read(self, history: History) -> Tensor:
         assert isinstance(history, DlclHistory)

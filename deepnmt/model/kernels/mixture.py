@@ -1,10 +1,10 @@
 """The weighted sum of layer outputs, in plain torch: what autograd keeps grows linearly with depth."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def mix(outputs: Sequence[Tensor], weights: Tensor) -> Tensor:
@@ -43,16 +43,34 @@ class _Mixture(torch.autograd.Function):
         return to_weights, *to_outputs
 
 
+class Tape(Protocol):
+    """One pass of a stack whose row l is `sum_k matrix[l, k] * y_k`."""
+
+    def enter(self, output: Tensor, norm: nn.Module) -> Tensor: ...
+
+    def mix(self, history: Sequence[Tensor], row: int) -> Tensor: ...
+
+
+def open_tape(matrix: Tensor, window: int | None = None) -> Tape:
+    """The fused tape on a GPU, for one weight per pair of layers; else the plain one. matrix: (rows, rows, groups)."""
+    if matrix.is_cuda and matrix.shape[2] == 1:
+        from deepnmt.model.kernels.mixture_triton import FusedMixtureTape
+
+        return FusedMixtureTape(matrix[:, :, 0])
+    return MixtureTape(matrix, window)
+
+
 class MixtureTape:
-    """One pass of a stack whose row l is `sum_k matrix[l, k] * y_k`. The plain twin: autograd does the bookkeeping."""
+    """The plain twin: autograd does the bookkeeping."""
 
     def __init__(self, matrix: Tensor, window: int | None = None) -> None:
+        """matrix: (rows, rows, groups) in fp32."""
         self.matrix = matrix
         self.window = window
 
-    def enter(self, output: Tensor, depth: int) -> Tensor:
-        """Let y_depth take part in the mixtures from now on; what is returned stands for it in the history."""
-        return output
+    def enter(self, output: Tensor, norm: nn.Module) -> Tensor:
+        """Let norm(output) take part in the mixtures from now on; what is returned stands for it in the history."""
+        return norm(output)
 
     def mix(self, history: Sequence[Tensor], row: int) -> Tensor:
         first = 0 if self.window is None else max(0, row + 1 - self.window)

@@ -1,0 +1,189 @@
+"""The weighted sums of layer outputs on a GPU: each of the forward mix, the gradient of the history and the gradient of
+the weights is one pass over memory.
+
+The outputs lie in one buffer. The gradient of y_k is sum_{l >= k} W[l, k] * g_l over the rows that read it: the g_l are
+kept in a second buffer, and gathered once, when the backward pass reaches layer k, together with the gradients of
+column k of W and with the backward of the LayerNorm that y_k went through.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, nn
+
+ROWS_AT_ONCE = 2  # by one warp, so that the sums over a tile need no barrier
+PROGRAMS = 4224  # a warp each; a share of the partial sums each
+
+
+@triton.jit
+def _enter(Y, Gain, Bias, Out, Mean, Rstd, count, dim, eps, NORM: tl.constexpr, R: tl.constexpr, D: tl.constexpr):
+    """Out = LayerNorm(Y), or a copy of it."""
+    rows = tl.program_id(0) * R + tl.arange(0, R)
+    columns = tl.arange(0, D)
+    inside = (rows < count)[:, None] & (columns < dim)[None, :]
+    place = rows[:, None].to(tl.int64) * dim + columns[None, :]
+    y = tl.load(Y + place, mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        mean = tl.sum(y, 1) / dim
+        centred = tl.where(inside, y - mean[:, None], 0.0)
+        rstd = 1 / tl.sqrt(tl.sum(centred * centred, 1) / dim + eps)
+        gain = tl.load(Gain + columns, mask=columns < dim, other=0.0).to(tl.float32)
+        bias = tl.load(Bias + columns, mask=columns < dim, other=0.0).to(tl.float32)
+        y = centred * rstd[:, None] * gain[None, :] + bias[None, :]
+        tl.store(Mean + rows, mean, mask=rows < count)
+        tl.store(Rstd + rows, rstd, mask=rows < count)
+    tl.store(Out + place, y.to(Out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _mix(History, W, Out, size, row, num_columns, BLOCK: tl.constexpr):
+    """Out = sum_k W[row, k] * History[k]"""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < size
+    mixed = tl.zeros((BLOCK,), tl.float32)
+    for k in range(row + 1):
+        weight = tl.load(W + row * num_columns + k)
+        mixed += weight * tl.load(History + k * size + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(Out + place, mixed.to(Out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _gather(
+    Gradients, Entered, W, Y, Gain, Mean, Rstd, dY, dColumn, dGain, dBias,
+    count, dim, depth, num_rows, rows_each, NORM: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """dY of layer `depth`, and this program's share of the gradients of W[:, depth] and of the LayerNorm."""
+    program = tl.program_id(0)
+    columns = tl.arange(0, D)
+    size = count.to(tl.int64) * dim
+    gain = tl.load(Gain + columns, mask=columns < dim, other=0.0).to(tl.float32)
+    d_gain = tl.zeros((D,), tl.float32)
+    d_bias = tl.zeros((D,), tl.float32)
+    for first in range(program * rows_each, tl.minimum((program + 1) * rows_each, count), R):
+        rows = first + tl.arange(0, R)
+        inside = (rows < count)[:, None] & (columns < dim)[None, :]
+        place = rows[:, None].to(tl.int64) * dim + columns[None, :]
+        entered = tl.load(Entered + place, mask=inside, other=0.0).to(tl.float32)
+        gathered = tl.zeros((R, D), tl.float32)
+        for row in range(depth, num_rows):
+            g = tl.load(Gradients + row * size + place, mask=inside, other=0.0).to(tl.float32)
+            gathered += tl.load(W + row * num_rows + depth) * g
+            share = dColumn + program * num_rows + row
+            tl.atomic_add(share, tl.sum(g * entered), sem="relaxed")
+        if NORM:
+            y = tl.load(Y + place, mask=inside, other=0.0).to(tl.float32)
+            mean = tl.load(Mean + rows, mask=rows < count, other=0.0)
+            rstd = tl.load(Rstd + rows, mask=rows < count, other=0.0)
+            normed = tl.where(inside, (y - mean[:, None]) * rstd[:, None], 0.0)
+            d_gain += tl.sum(gathered * normed, 0)
+            d_bias += tl.sum(gathered, 0)
+            d_normed = gathered * gain[None, :]
+            along = tl.sum(d_normed * normed, 1) / dim
+            level = tl.sum(d_normed, 1) / dim
+            gathered = (d_normed - normed * along[:, None] - level[:, None]) * rstd[:, None]
+        tl.store(dY + place, gathered.to(dY.dtype.element_ty), mask=inside)
+    if NORM:
+        tl.store(dGain + program * dim + columns, d_gain, mask=columns < dim)
+        tl.store(dBias + program * dim + columns, d_bias, mask=columns < dim)
+
+
+class FusedMixtureTape:
+    """One pass of a stack whose row l is `sum_k matrix[l, k] * y_k`. matrix: (rows, rows) in fp32."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = matrix.detach().contiguous()
+        self.columns = matrix.unbind(1)  # through these the weights get their gradients
+        self.entered = 0
+        self.history: Tensor | None = None
+        self.gradients: Tensor | None = None
+        self.first_gradient = len(matrix)
+
+    def enter(self, output: Tensor, norm: nn.Module) -> Tensor:
+        gain, bias = (norm.weight, norm.bias) if isinstance(norm, nn.LayerNorm) else (None, None)
+        entered: Tensor = _Enter.apply(output, gain, bias, self.columns[self.entered], self, getattr(norm, "eps", 0.0))
+        self.entered += 1
+        return entered
+
+    def mix(self, history: Sequence[Tensor], row: int) -> Tensor:
+        mixed: Tensor = _Mix.apply(self, row, *history)
+        return mixed
+
+    def slot(self, depth: int, like: Tensor) -> Tensor:
+        if self.history is None:
+            self.history = torch.empty(len(self.matrix), *like.shape, dtype=like.dtype, device=like.device)
+        return self.history[depth]
+
+    def keep_gradient(self, row: int, gradient: Tensor) -> None:
+        if self.gradients is None:
+            shape = (len(self.matrix), *gradient.shape)
+            self.gradients = torch.empty(shape, dtype=gradient.dtype, device=gradient.device)
+        self.gradients[row].copy_(gradient)
+        self.first_gradient = row
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, output: Tensor, gain: Tensor | None, bias: Tensor | None, column: Tensor, tape: Any, eps: float
+    ) -> Tensor:
+        output = output.contiguous()
+        dim = output.shape[-1]
+        count = output.numel() // dim
+        slot = tape.slot(tape.entered, output)
+        norm = gain is not None
+        mean, rstd = (torch.empty(count, dtype=torch.float32, device=output.device) for _ in range(2))
+        width = triton.next_power_of_2(dim)
+        _enter[(triton.cdiv(count, ROWS_AT_ONCE),)](
+            output, gain if norm else output, bias if norm else output, slot, mean, rstd, count, dim, eps,
+            NORM=norm, R=ROWS_AT_ONCE, D=width, num_warps=1,
+        )  # fmt: skip
+        ctx.save_for_backward(output if norm else None, gain, mean, rstd)
+        ctx.tape, ctx.depth = tape, tape.entered
+        ctx.set_materialize_grads(False)
+        return slot
+
+    @staticmethod
+    def backward(ctx: Any, *unused: Any) -> tuple[Tensor | None, ...]:
+        """The mixtures that read this output have all been through their backward and left their gradients."""
+        output, gain, mean, rstd = ctx.saved_tensors
+        tape, depth = ctx.tape, ctx.depth
+        if tape.first_gradient > depth:
+            raise RuntimeError(f"no gradient reached the mixture of row {depth}")
+        entered, norm = tape.history[depth], gain is not None
+        dim = entered.shape[-1]
+        count, num_rows = entered.numel() // dim, len(tape.matrix)
+        programs = min(PROGRAMS, triton.cdiv(count, ROWS_AT_ONCE))
+        rows_each = triton.cdiv(triton.cdiv(count, programs), ROWS_AT_ONCE) * ROWS_AT_ONCE
+        d_output = torch.empty_like(entered)
+        d_column = torch.zeros(programs, num_rows, dtype=torch.float32, device=entered.device)
+        d_gain, d_bias = (torch.zeros(programs if norm else 0, dim, device=entered.device) for _ in range(2))
+        _gather[(programs,)](
+            tape.gradients, entered, tape.matrix, output if norm else entered, gain if norm else entered, mean, rstd,
+            d_output, d_column, d_gain, d_bias, count, dim, depth, num_rows, rows_each,
+            NORM=norm, R=ROWS_AT_ONCE, D=triton.next_power_of_2(dim), num_warps=1,
+        )  # fmt: skip
+        d_norm = (d_gain.sum(0).to(gain.dtype), d_bias.sum(0).to(gain.dtype)) if norm else (None, None)
+        return d_output, *d_norm, d_column.sum(0), None, None
+
+
+class _Mix(torch.autograd.Function):
+    """The history is an argument only for the order of the backward pass: data and gradients go through the tape."""
+
+    @staticmethod
+    def forward(ctx: Any, tape: FusedMixtureTape, row: int, *history: Tensor) -> Tensor:
+        assert tape.history is not None
+        mixed = torch.empty_like(history[0])
+        block = 4096
+        _mix[(triton.cdiv(mixed.numel(), block),)](
+            tape.history, tape.matrix, mixed, mixed.numel(), row, len(tape.matrix), BLOCK=block, num_warps=8
+        )
+        ctx.tape, ctx.row, ctx.count = tape, row, len(history)
+        return mixed
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
+        ctx.tape.keep_gradient(ctx.row, gradients[0])
+        return (None,) * (2 + ctx.count)

@@ -1,0 +1,314 @@
+"""Fused attention among sentences that are laid end to end: work grows with the sentences' lengths, nothing is padded.
+
+After Dao (2023), FlashAttention-2, for short sequences: a tile of queries meets only the keys from the start of its
+first sentence to the end of its last. The functions are torch operators, so compiled code passes through them.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+NOWHERE = tl.constexpr(2**30)
+
+
+@triton.jit
+def _load_tile(base, rows, stride, inside, dims, HEAD_DIM: tl.constexpr):
+    mask = inside[:, None] & (dims < HEAD_DIM)[None, :]
+    return tl.load(base + rows[:, None].to(tl.int64) * stride + dims[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _store_tile(base, rows, stride, inside, dims, tile, HEAD_DIM: tl.constexpr):
+    mask = inside[:, None] & (dims < HEAD_DIM)[None, :]
+    tl.store(base + rows[:, None].to(tl.int64) * stride + dims[None, :], tile.to(base.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _kept(seed, head, num_queries, max_length, dropout, m, n, start):
+    """The dropout of the pair (query m, key n): a function of the pair, the same forward and backward."""
+    offset = (head * num_queries + m[:, None]) * max_length + (n[None, :] - start[:, None])
+    return tl.rand(seed, offset) >= dropout
+
+
+@triton.jit
+def _forward(
+    Q, K, V, Start, End, Out, Lse, Seed,
+    q_stride, k_stride, v_stride, num_queries, scale, dropout, max_length,
+    CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    tile, head = tl.program_id(0), tl.program_id(1)
+    dims = tl.arange(0, D)
+    m = tile * BM + tl.arange(0, BM)
+    inside = m < num_queries
+    start = tl.load(Start + m, mask=inside, other=0)
+    end = tl.load(End + m, mask=inside, other=0)
+    low = tl.min(tl.where(end > start, start, NOWHERE))
+    high = tl.max(end)
+    if CAUSAL:
+        high = tl.minimum(high, (tile + 1) * BM)
+    seed = tl.load(Seed)
+    q = _load_tile(Q + head * HEAD_DIM, m, q_stride, inside, dims, HEAD_DIM)
+
+    best = tl.full((BM,), float("-inf"), tl.float32)
+    total = tl.zeros((BM,), tl.float32)
+    mixed = tl.zeros((BM, D), tl.float32)
+    for first in range(low, high, BN):
+        n = first + tl.arange(0, BN)
+        k = _load_tile(K + head * HEAD_DIM, n, k_stride, n < high, dims, HEAD_DIM)
+        v = _load_tile(V + head * HEAD_DIM, n, v_stride, n < high, dims, HEAD_DIM)
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2_E)
+        visible = (n[None, :] >= start[:, None]) & (n[None, :] < end[:, None])
+        if CAUSAL:
+            visible = visible & (n[None, :] <= m[:, None])
+        s = tl.where(visible, s, float("-inf"))
+        new_best = tl.maximum(best, tl.max(s, 1))
+        anchor = tl.where(new_best == float("-inf"), 0.0, new_best)
+        p = tl.exp2(s - anchor[:, None])
+        decay = tl.exp2(best - anchor)
+        total = total * decay + tl.sum(p, 1)
+        if DROPOUT:
+            p = tl.where(_kept(seed, head, num_queries, max_length, dropout, m, n, start), p / (1 - dropout), 0.0)
+        mixed = mixed * decay[:, None] + tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
+        best = new_best
+    seen = total > 0
+    mixed = mixed / tl.where(seen, total, 1.0)[:, None]
+    lse = tl.where(seen, best + tl.log2(tl.where(seen, total, 1.0)), 0.0)
+    _store_tile(Out + head * HEAD_DIM, m, HEADS * HEAD_DIM, inside, dims, mixed, HEAD_DIM)
+    tl.store(Lse + m * HEADS + head, lse, mask=inside)
+
+
+@triton.jit
+def _backward_queries(
+    Q, K, V, Out, dOut, Start, End, Lse, Delta, dQ, Seed,
+    q_stride, k_stride, v_stride, dq_stride, num_queries, scale, dropout, max_length,
+    CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    tile, head = tl.program_id(0), tl.program_id(1)
+    dims = tl.arange(0, D)
+    m = tile * BM + tl.arange(0, BM)
+    inside = m < num_queries
+    start = tl.load(Start + m, mask=inside, other=0)
+    end = tl.load(End + m, mask=inside, other=0)
+    low = tl.min(tl.where(end > start, start, NOWHERE))
+    high = tl.max(end)
+    if CAUSAL:
+        high = tl.minimum(high, (tile + 1) * BM)
+    seed = tl.load(Seed)
+    q = _load_tile(Q + head * HEAD_DIM, m, q_stride, inside, dims, HEAD_DIM)
+    out = _load_tile(Out + head * HEAD_DIM, m, HEADS * HEAD_DIM, inside, dims, HEAD_DIM)
+    d_out = _load_tile(dOut + head * HEAD_DIM, m, HEADS * HEAD_DIM, inside, dims, HEAD_DIM)
+    lse = tl.load(Lse + m * HEADS + head, mask=inside, other=0.0)
+    delta = tl.sum(out.to(tl.float32) * d_out.to(tl.float32), 1)
+    tl.store(Delta + m * HEADS + head, delta, mask=inside)
+
+    d_q = tl.zeros((BM, D), tl.float32)
+    for first in range(low, high, BN):
+        n = first + tl.arange(0, BN)
+        k = _load_tile(K + head * HEAD_DIM, n, k_stride, n < high, dims, HEAD_DIM)
+        v = _load_tile(V + head * HEAD_DIM, n, v_stride, n < high, dims, HEAD_DIM)
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2_E)
+        visible = (n[None, :] >= start[:, None]) & (n[None, :] < end[:, None])
+        if CAUSAL:
+            visible = visible & (n[None, :] <= m[:, None])
+        p = tl.where(visible, tl.exp2(s - lse[:, None]), 0.0)
+        d_p = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
+        if DROPOUT:
+            d_p = tl.where(_kept(seed, head, num_queries, max_length, dropout, m, n, start), d_p / (1 - dropout), 0.0)
+        d_s = p * (d_p - delta[:, None])
+        d_q += tl.dot(d_s.to(k.dtype), k, input_precision=PRECISION)
+    _store_tile(dQ + head * HEAD_DIM, m, dq_stride, inside, dims, d_q * scale, HEAD_DIM)
+
+
+@triton.jit
+def _backward_keys(
+    Q, K, V, dOut, Start, End, BackStart, BackEnd, Lse, Delta, dK, dV, Seed,
+    q_stride, k_stride, v_stride, dk_stride, dv_stride, num_queries, num_keys, scale, dropout, max_length,
+    CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    tile, head = tl.program_id(0), tl.program_id(1)
+    dims = tl.arange(0, D)
+    n = tile * BN + tl.arange(0, BN)
+    inside = n < num_keys
+    back_start = tl.load(BackStart + n, mask=inside, other=0)
+    back_end = tl.load(BackEnd + n, mask=inside, other=0)
+    low = tl.min(tl.where(back_end > back_start, back_start, NOWHERE))
+    high = tl.max(back_end)
+    if CAUSAL:
+        low = tl.maximum(low, tile * BN)
+    seed = tl.load(Seed)
+    k = _load_tile(K + head * HEAD_DIM, n, k_stride, inside, dims, HEAD_DIM)
+    v = _load_tile(V + head * HEAD_DIM, n, v_stride, inside, dims, HEAD_DIM)
+
+    d_k = tl.zeros((BN, D), tl.float32)
+    d_v = tl.zeros((BN, D), tl.float32)
+    for first in range(low, high, BM):
+        m = first + tl.arange(0, BM)
+        real = m < high
+        q = _load_tile(Q + head * HEAD_DIM, m, q_stride, real, dims, HEAD_DIM)
+        d_out = _load_tile(dOut + head * HEAD_DIM, m, HEADS * HEAD_DIM, real, dims, HEAD_DIM)
+        start = tl.load(Start + m, mask=real, other=0)
+        end = tl.load(End + m, mask=real, other=0)
+        lse = tl.load(Lse + m * HEADS + head, mask=real, other=0.0)
+        delta = tl.load(Delta + m * HEADS + head, mask=real, other=0.0)
+        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2_E)
+        visible = (n[None, :] >= start[:, None]) & (n[None, :] < end[:, None])
+        if CAUSAL:
+            visible = visible & (n[None, :] <= m[:, None])
+        p = tl.where(visible, tl.exp2(s - lse[:, None]), 0.0)
+        d_p = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
+        dropped = p
+        if DROPOUT:
+            kept = _kept(seed, head, num_queries, max_length, dropout, m, n, start)
+            dropped = tl.where(kept, p / (1 - dropout), 0.0)
+            d_p = tl.where(kept, d_p / (1 - dropout), 0.0)
+        d_s = p * (d_p - delta[:, None])
+        d_v += tl.dot(tl.trans(dropped.to(d_out.dtype)), d_out, input_precision=PRECISION)
+        d_k += tl.dot(tl.trans(d_s.to(q.dtype)), q, input_precision=PRECISION)
+    _store_tile(dK + head * HEAD_DIM, n, dk_stride, inside, dims, d_k * scale, HEAD_DIM)
+    _store_tile(dV + head * HEAD_DIM, n, dv_stride, inside, dims, d_v, HEAD_DIM)
+
+
+def _constants(query: Tensor, causal: bool, dropout: float) -> dict[str, object]:
+    heads, head_dim = query.shape[1:]
+    width = max(16, triton.next_power_of_2(head_dim))
+    block = 64 if width <= 64 else 32
+    return {
+        "CAUSAL": causal,
+        "DROPOUT": dropout > 0,
+        "HEADS": heads,
+        "HEAD_DIM": head_dim,
+        "D": width,
+        "BM": block,
+        "BN": block,
+        "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
+        "num_warps": 4,
+    }
+
+
+def _launch_forward(
+    q: Tensor, k: Tensor, v: Tensor, start: Tensor, end: Tensor, seed: Tensor,
+    causal: bool, dropout: float, max_length: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """q, k, v may be slices of packed projections: positions are `stride(0)` apart, heads and dimensions contiguous."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+    constants = _constants(q, causal, dropout)
+    _forward[(triton.cdiv(len(q), constants["BM"]), q.shape[1])](
+        q, k, v, start, end, out, lse, seed,
+        q.stride(0), k.stride(0), v.stride(0), len(q), q.shape[2] ** -0.5, dropout, max_length, **constants,
+    )  # fmt: skip
+    return out, lse
+
+
+def _launch_backward(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, d_q: Tensor, d_k: Tensor, d_v: Tensor,
+    start: Tensor, end: Tensor, back_start: Tensor, back_end: Tensor, seed: Tensor,
+    causal: bool, dropout: float, max_length: int,
+) -> None:  # fmt: skip
+    d_out = d_out.contiguous()
+    delta = torch.empty_like(lse)
+    constants = _constants(q, causal, dropout)
+    scale = q.shape[2] ** -0.5
+    _backward_queries[(triton.cdiv(len(q), constants["BM"]), q.shape[1])](
+        q, k, v, out, d_out, start, end, lse, delta, d_q, seed,
+        q.stride(0), k.stride(0), v.stride(0), d_q.stride(0), len(q), scale, dropout, max_length, **constants,
+    )  # fmt: skip
+    _backward_keys[(triton.cdiv(len(k), constants["BN"]), q.shape[1])](
+        q, k, v, d_out, start, end, back_start, back_end, lse, delta, d_k, d_v, seed,
+        q.stride(0), k.stride(0), v.stride(0), d_k.stride(0), d_v.stride(0), len(q), len(k), scale, dropout, max_length,
+        **constants,
+    )  # fmt: skip
+
+
+# Attention of a packed projection (N, 3, heads, head_dim) with itself: one tensor in, one gradient out, no copies.
+@torch.library.custom_op("deepnmt::packed_self_attention", mutates_args=())
+def packed_self_attention(
+    qkv: Tensor, start: Tensor, end: Tensor, seed: Tensor, causal: bool, dropout: float, max_length: int
+) -> tuple[Tensor, Tensor]:
+    q, k, v = qkv.unbind(1)
+    return _launch_forward(q, k, v, start, end, seed, causal, dropout, max_length)
+
+
+@packed_self_attention.register_fake
+def _(qkv, start, end, seed, causal, dropout, max_length):
+    n, _, heads, head_dim = qkv.shape
+    return qkv.new_empty(n, heads, head_dim), qkv.new_empty(n, heads, dtype=torch.float32)
+
+
+@torch.library.custom_op("deepnmt::packed_self_attention_backward", mutates_args=())
+def packed_self_attention_backward(
+    d_out: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, start: Tensor, end: Tensor, seed: Tensor,
+    causal: bool, dropout: float, max_length: int,
+) -> Tensor:  # fmt: skip
+    d_qkv = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
+    _launch_backward(
+        *qkv.unbind(1), out, lse, d_out, *d_qkv.unbind(1), start, end, start, end, seed, causal, dropout, max_length
+    )
+    return d_qkv
+
+
+@packed_self_attention_backward.register_fake
+def _(d_out, qkv, out, lse, start, end, seed, causal, dropout, max_length):
+    return qkv.new_empty(qkv.shape)
+
+
+def _save_self(ctx, inputs, output):
+    qkv, start, end, seed, *ctx.options = inputs
+    ctx.save_for_backward(qkv, *output, start, end, seed)
+
+
+def _self_gradient(ctx, d_out, _):
+    d_qkv = packed_self_attention_backward(d_out, *ctx.saved_tensors, *ctx.options)
+    return d_qkv, None, None, None, None, None, None
+
+
+packed_self_attention.register_autograd(_self_gradient, setup_context=_save_self)
+
+
+# Attention of one text's positions (N, heads, head_dim) to another's (M, heads, head_dim).
+@torch.library.custom_op("deepnmt::packed_cross_attention", mutates_args=())
+def packed_cross_attention(
+    q: Tensor, k: Tensor, v: Tensor, start: Tensor, end: Tensor, back_start: Tensor, back_end: Tensor, seed: Tensor,
+    dropout: float, max_length: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return _launch_forward(q, k, v, start, end, seed, False, dropout, max_length)
+
+
+@packed_cross_attention.register_fake
+def _(q, k, v, start, end, back_start, back_end, seed, dropout, max_length):
+    return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32)
+
+
+@torch.library.custom_op("deepnmt::packed_cross_attention_backward", mutates_args=())
+def packed_cross_attention_backward(
+    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
+    start: Tensor, end: Tensor, back_start: Tensor, back_end: Tensor, seed: Tensor, dropout: float, max_length: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    d_q, d_k, d_v = (torch.empty(part.shape, dtype=part.dtype, device=part.device) for part in (q, k, v))
+    _launch_backward(
+        q, k, v, out, lse, d_out, d_q, d_k, d_v, start, end, back_start, back_end, seed, False, dropout, max_length
+    )
+    return d_q, d_k, d_v
+
+
+@packed_cross_attention_backward.register_fake
+def _(d_out, q, k, v, out, lse, start, end, back_start, back_end, seed, dropout, max_length):
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _save_cross(ctx, inputs, output):
+    q, k, v, start, end, back_start, back_end, seed, *ctx.options = inputs
+    ctx.save_for_backward(q, k, v, *output, start, end, back_start, back_end, seed)
+
+
+def _cross_gradient(ctx, d_out, _):
+    gradients = packed_cross_attention_backward(d_out, *ctx.saved_tensors, *ctx.options)
+    return *gradients, None, None, None, None, None, None, None
+
+
+packed_cross_attention.register_autograd(_cross_gradient, setup_context=_save_cross)
