@@ -1,6 +1,7 @@
 """A toy model for the laws of search: logits looked up by the whole history, and everything it can say, enumerated."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -13,12 +14,12 @@ EOS = 2
 class Table:
     """Random logits for each (sentence, history). Symbols 0 and 1 are never used; 2 ends; the rest are words."""
 
-    def __init__(self, seed: int, num_words: int, scale: float = 1.5, tokens: int | None = None) -> None:
+    def __init__(self, seed: int, num_words: int, scale: float = 1.5) -> None:
         self.seed, self.vocab_size, self.scale = seed, 3 + num_words, scale
-        self.rows = tokens or 0
         self.rows_computed = 0
+        self.logits = lru_cache(100_000)(self._logits)
 
-    def logits(self, sentence: int, history: tuple[int, ...]) -> np.ndarray:
+    def _logits(self, sentence: int, history: tuple[int, ...]) -> np.ndarray:
         random = np.random.default_rng([self.seed, sentence, *history])
         return (random.normal(size=self.vocab_size) * self.scale).astype(np.float32)
 

@@ -1,0 +1,334 @@
+"""Raw text in, raw text out: models, their tokenisers and a search joined into one object."""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from deepnmt.data.tokenizer import TokenizerPair
+from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
+from deepnmt.decoding.alignment import Alignment, align_words, attention
+from deepnmt.decoding.ensemble import Ensemble, EnsembleState
+from deepnmt.decoding.penalties import LengthPenalty
+from deepnmt.decoding.precision import prepare
+from deepnmt.decoding.rules import Rules, prefix_table
+from deepnmt.decoding.sampling import Draw, Greedy, SamplingConfig, generate, random_numbers
+from deepnmt.decoding.search import Found, SearchConfig, Shrinking, beam_search
+from deepnmt.decoding.splitting import join_translations, split_long
+from deepnmt.errors import InputError
+from deepnmt.model.storage import load_model
+from deepnmt.model.transformer import Transformer
+from deepnmt.settings import from_table
+
+Warn = Callable[[int, str], None]  # the number of the text, from zero, and what to know about it
+BATCH_TOKENS = {"cpu": 3072, "cuda": 24_576}
+BATCH_SENTENCES = {"cpu": 64, "cuda": 1024}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationConfig:
+    """How to search. Lengths are in subwords without the end; a target may be ratio * source + extra long."""
+
+    beam: int = 4
+    nbest: int = 1
+    length_penalty: float = 0.6
+    penalty_form: Literal["length", "gnmt"] = "length"
+    patience: float = 1.0
+    stop_early: bool = True
+    min_length: int = 0
+    max_length: int | None = None  # instead of ratio and extra
+    max_length_ratio: float = 2.0
+    max_length_extra: int = 20
+    no_repeat_ngram: int = 0
+    allow_unknown: bool = False
+    sampling: bool = False  # draw `nbest` times instead of searching
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 1
+    alignments: bool = False
+    max_source_length: int = 256  # a longer line is cut into sentences or clauses
+    batch_tokens: int | None = None  # source subwords with padding; None: what suits the device
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("min_length", 0),
+            ("no_repeat_ngram", 0),
+            ("max_length_extra", 0),
+            ("max_source_length", 2),
+        ):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
+        for name in ("max_length", "batch_tokens"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.max_length is not None and self.max_length < self.min_length:
+            raise ValueError(f"min_length = {self.min_length} is more than max_length = {self.max_length}")
+        if self.max_length_ratio < 0:
+            raise ValueError(f"max_length_ratio must be at least 0, not {self.max_length_ratio}")
+        self.search, self.draw  # noqa: B018 (their own checks)
+
+    @property
+    def search(self) -> SearchConfig:
+        penalty = LengthPenalty(alpha=self.length_penalty, form=self.penalty_form)
+        beam = max(self.beam, self.nbest) if self.sampling else self.beam
+        return SearchConfig(
+            beam=beam, nbest=self.nbest, penalty=penalty, patience=self.patience, stop_early=self.stop_early
+        )
+
+    @property
+    def draw(self) -> SamplingConfig:
+        return SamplingConfig(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=self.seed)
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A translation. `score` ranks it, `log_prob` is the model's; `alignment` is there when it was asked for."""
+
+    text: str
+    score: float
+    log_prob: float
+    pieces: list[str]
+    alignment: Alignment | None = None
+
+
+@dataclass
+class _Piece:
+    """A text, or one of the pieces of a long one."""
+
+    text: int  # of which text
+    sources: list[list[int]]  # ids with the end, for each model
+    prefix: list[int]
+    hypotheses: list[Hypothesis] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        return max(map(len, self.sources))
+
+
+class Translator:
+    """Translates with one model or an ensemble; `device` is cpu or cuda, `precision` fp32, bf16, fp16 or int8."""
+
+    def __init__(
+        self,
+        model: str | Path | Sequence[str | Path],
+        device: str = "cpu",
+        precision: str = "fp32",
+    ) -> None:
+        folders = [Path(folder) for folder in ([model] if isinstance(model, str | Path) else model)]
+        if not folders:
+            raise InputError("a translator needs at least one model")
+        self.device = torch.device(device)
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise InputError(f"device {device} is not there: torch sees no GPU (use cpu)")
+        self.tokenizers = [TokenizerPair.load(folder) for folder in folders]
+        for folder, pair in zip(folders[1:], self.tokenizers[1:], strict=True):
+            if pair.target.pieces != self.tokenizers[0].target.pieces:
+                raise InputError(
+                    f"{folder} and {folders[0]} have different target vocabularies: no ensemble of the two"
+                )
+        self.models = [self._load(folder, pair) for folder, pair in zip(folders, self.tokenizers, strict=True)]
+        self.engines = [prepare(model, precision) for model in self.models]
+
+    def _load(self, folder: Path, pair: TokenizerPair) -> Transformer:
+        model = load_model(folder, self.device)
+        for side in ("source", "target"):
+            in_model, in_text = getattr(model.config, f"{side}_vocab_size"), getattr(pair, side).vocab_size
+            if in_model < in_text:
+                raise InputError(f"{folder}: the {side} tokeniser has {in_text} symbols, the model only {in_model}")
+        return model
+
+    def translate(self, texts: Sequence[str], **settings: Any) -> list[str]:
+        """The best translation of each text; `settings` are those of `translate_nbest`."""
+        return [hypotheses[0].text for hypotheses in self.translate_nbest(texts, **{**settings, "nbest": 1})]
+
+    def translate_nbest(
+        self,
+        texts: Sequence[str],
+        *,
+        prefixes: Sequence[str] | None = None,
+        warn: Warn | None = None,
+        done: Callable[[int], None] | None = None,
+        **settings: Any,
+    ) -> list[list[Hypothesis]]:
+        """The hypotheses of each text, best first, never none.
+
+        `settings` are the fields of `TranslationConfig`; `prefixes` are what the translations must begin with;
+        `done` is called with the number of texts of each batch. A text of spaces only has one empty translation.
+        """
+        config = from_table(TranslationConfig, settings)
+        warn = warn or _warn
+        pieces = self._pieces(texts, prefixes, config, warn)
+        for batch in self._batches(pieces, config):
+            self._translate_batch(batch, config)
+            if done is not None:
+                done(len(batch))
+        results = [[Hypothesis("", 0.0, 0.0, [])] for _ in texts]
+        for number, of_text in groupby(pieces, key=lambda piece: piece.text):
+            results[number] = self._joined(number, list(of_text), config, warn)
+        return results
+
+    def _pieces(
+        self, texts: Sequence[str], prefixes: Sequence[str] | None, config: TranslationConfig, warn: Warn
+    ) -> list[_Piece]:
+        """The texts to translate as ids, long ones in several pieces; nothing for empty ones."""
+        if prefixes is not None and len(prefixes) != len(texts):
+            raise InputError(f"{len(texts)} texts but {len(prefixes)} prefixes")
+        forced = [[]] * len(texts) if prefixes is None else self.tokenizers[0].target.encode_batch(prefixes)
+        encoded = [pair.source.encode_batch(texts) for pair in self.tokenizers]
+        limit = min([config.max_source_length, *(limit - 1 for limit in self._position_limits())])
+        pieces = []
+        for number, text in enumerate(texts):
+            parts = [[ids[number] for ids in encoded]]
+            if any(len(ids) > limit for ids in parts[0]):
+                cut = split_long(text, limit, self._source_length)
+                parts = [list(ids) for ids in zip(*(p.source.encode_batch(cut) for p in self.tokenizers), strict=True)]
+                # Only what cannot be cut any further may still be too long for learned positions.
+                lost = [len(ids) for part in parts for ids in part if self._position_limits() and len(ids) > limit]
+                parts = [[ids[:limit] for ids in part] for part in parts] if lost else parts
+                warn(number, _long_line(max(map(len, (ids[number] for ids in encoded))), limit, len(cut), bool(lost)))
+            kept = [part for part in parts if all(part)]
+            pieces += [
+                _Piece(number, [[*ids, EOS] for ids in part], forced[number] if first == 0 else [])
+                for first, part in enumerate(kept)
+            ]
+        return pieces
+
+    def _source_length(self, text: str) -> int:
+        return max(len(pair.source.encode(text)) for pair in self.tokenizers)
+
+    def _position_limits(self) -> list[int]:
+        return [m.config.max_positions for m in self.models if m.config.positions == "learned"]
+
+    def _batches(self, pieces: Sequence[_Piece], config: TranslationConfig) -> Iterator[list[_Piece]]:
+        """Pieces of like length together, the longest first, so that what does not fit is known at once."""
+        budget = config.batch_tokens or BATCH_TOKENS.get(self.device.type, BATCH_TOKENS["cpu"])
+        most = BATCH_SENTENCES.get(self.device.type, BATCH_SENTENCES["cpu"])
+        batch: list[_Piece] = []
+        for piece in sorted(pieces, key=lambda piece: -piece.length):
+            if batch and (len(batch) == most or (len(batch) + 1) * batch[0].length > budget):
+                yield batch
+                batch = []
+            batch.append(piece)
+        if batch:
+            yield batch
+
+    def _translate_batch(self, batch: list[_Piece], config: TranslationConfig) -> None:
+        try:
+            found = self._search(batch, config)
+        except torch.OutOfMemoryError:
+            if len(batch) == 1:
+                raise
+            torch.cuda.empty_cache()
+            half = len(batch) // 2
+            self._translate_batch(batch[:half], config)
+            self._translate_batch(batch[half:], config)
+            return
+        target = self.tokenizers[0].target
+        for piece, candidates in zip(batch, found, strict=True):
+            piece.hypotheses = [
+                Hypothesis(
+                    target.decode(candidate.symbols),
+                    candidate.score,
+                    candidate.log_prob,
+                    [target.piece(symbol) for symbol in candidate.symbols],
+                )
+                for candidate in candidates
+            ]
+        if config.alignments:
+            self._align(batch, found)
+
+    def _search(self, batch: list[_Piece], config: TranslationConfig) -> list[list[Found]]:
+        rules = self._rules(batch, config)
+        count = config.nbest if config.sampling else config.beam
+        parts = [engine.start(self._padded(batch, i), count) for i, engine in enumerate(self.engines)]
+        step: Any = self.engines[0].step if len(parts) == 1 else Ensemble([engine.step for engine in self.engines])
+        state: Any = parts[0] if len(parts) == 1 else EnsembleState(parts)
+        shrinking = Shrinking() if self.device.type == "cpu" else Shrinking(every=4)
+        search = config.search
+        if config.sampling:
+            numbers = random_numbers([p.sources[0] for p in batch], config.seed, count, rules.total + 1)
+            draw = Draw(config.draw, numbers.to(self.device))
+            return generate(step, state, rules, draw, count, search.penalty, shrinking)
+        if config.beam == 1:
+            return generate(step, state, rules, Greedy(), 1, search.penalty, shrinking)
+        return beam_search(step, state, rules, search, shrinking)
+
+    def _rules(self, batch: list[_Piece], config: TranslationConfig) -> Rules:
+        longest = [
+            config.max_length or int(config.max_length_ratio * (piece.length - 1)) + config.max_length_extra
+            for piece in batch
+        ]
+        # The start is a position too.
+        most = min([2**31, *(limit - 1 for limit in self._position_limits())])
+        return Rules(
+            max_lengths=torch.tensor([min(length, most) for length in longest], device=self.device),
+            eos=EOS,
+            banned=(BOS, PAD) if config.allow_unknown else (BOS, PAD, UNK),
+            min_length=min(config.min_length, most),
+            prefix=prefix_table([piece.prefix[:most] for piece in batch], self.device),
+            no_repeat_ngram=config.no_repeat_ngram,
+        )
+
+    def _padded(self, batch: list[_Piece], model: int) -> torch.Tensor:
+        sources = [piece.sources[model] for piece in batch]
+        width = max(map(len, sources))
+        return torch.tensor([ids + [PAD] * (width - len(ids)) for ids in sources], device=self.device)
+
+    def _align(self, batch: list[_Piece], found: list[list[Found]]) -> None:
+        """Alignments are those of the first model."""
+        sides = (self.tokenizers[0].source, self.tokenizers[0].target)
+        for rank in range(max(map(len, found))):
+            ranked = [(p, f[rank].symbols) for p, f in zip(batch, found, strict=True) if rank < len(f)]
+            weights = attention(
+                self.models[0], self._padded([p for p, _ in ranked], 0), [symbols for _, symbols in ranked], EOS
+            )
+            for (piece, symbols), matrix in zip(ranked, weights, strict=True):
+                alignment = align_words(matrix, piece.sources[0][:-1], symbols, sides)
+                piece.hypotheses[rank] = replace(piece.hypotheses[rank], alignment=alignment)
+
+    def _joined(self, number: int, pieces: list[_Piece], config: TranslationConfig, warn: Warn) -> list[Hypothesis]:
+        """The translations of a text from those of its pieces: the best of each, the second best of each, ..."""
+        if not all(piece.hypotheses for piece in pieces):
+            warn(number, "has no translation that the settings allow; it is left empty")
+            return [Hypothesis("", 0.0, 0.0, [])]
+        if len(pieces) == 1:
+            return pieces[0].hypotheses
+        language = self.tokenizers[0].target.writing.language
+        joined = []
+        for rank in range(min(len(piece.hypotheses) for piece in pieces)):
+            parts = [piece.hypotheses[rank] for piece in pieces]
+            log_prob = sum(part.log_prob for part in parts)
+            tokens = [token for part in parts for token in part.pieces]
+            # Each piece has an end of its own.
+            penalty = config.search.penalty.table(len(tokens) + len(parts))[-1].item()
+            joined.append(
+                Hypothesis(
+                    join_translations([part.text for part in parts], language),
+                    log_prob / penalty,
+                    log_prob,
+                    tokens,
+                    _joined_alignment([part.alignment for part in parts]),
+                )
+            )
+        return sorted(joined, key=lambda hypothesis: -hypothesis.score)
+
+
+def _joined_alignment(alignments: list[Alignment | None]) -> Alignment | None:
+    joined, *others = alignments
+    for other in others:
+        joined = joined.shifted(other) if joined is not None and other is not None else None
+    return joined
+
+
+def _long_line(length: int, limit: int, pieces: int, lost: bool) -> str:
+    message = f"has {length:,} subwords, more than max_source_length = {limit}: translated in {pieces} pieces"
+    return message + (", of which the longest was cut short" if lost else "")
+
+
+def _warn(number: int, message: str) -> None:
+    warnings.warn(f"text {number + 1} {message}", stacklevel=4)

@@ -1,0 +1,120 @@
+"""Search over a model: the engine's cache, the model's own cache and no cache at all say the same."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from conftest import padded
+from torch import Tensor
+
+from deepnmt.data.tokenizer import TokenizerPair
+from deepnmt.data.vocabulary import EOS
+from deepnmt.decoding import engine as engine_module
+from deepnmt.decoding.engine import Engine
+from deepnmt.decoding.rules import Rules
+from deepnmt.decoding.search import SearchConfig, Shrinking, beam_search
+from deepnmt.model.storage import load_model
+
+SENTENCES = [[5, 9, 6, EOS], [7, EOS], [8, 8, 30, 12, 11, EOS]]
+
+
+@pytest.fixture(scope="module")
+def model(random_model):
+    return load_model(random_model)
+
+
+@dataclass
+class Uncached:
+    """The whole target again for every symbol."""
+
+    source: Tensor
+    target: Tensor
+    beam: int
+
+    def reorder(self, rows):
+        return Uncached(self.source, self.target[rows], self.beam)
+
+    def select(self, sentences):
+        kept = self.target.view(-1, self.beam, self.target.shape[1])[sentences].flatten(0, 1)
+        return Uncached(self.source[sentences], kept, self.beam)
+
+
+def uncached_step(model):
+    def step(symbols, state):
+        target = torch.cat([state.target, symbols[:, None]], dim=1)
+        logits = model(state.source.repeat_interleave(state.beam, 0), target)[:, -1]
+        return logits, Uncached(state.source, target, state.beam)
+
+    return step
+
+
+def search(step, state, beam, max_lengths=(20, 35, 11), shrinking=None):
+    rules = Rules(max_lengths=torch.tensor(max_lengths), eos=EOS, banned=(0, 1), min_length=6)
+    config = SearchConfig(beam=beam, nbest=beam, patience=3.0)
+    return beam_search(step, state, rules, config, shrinking or Shrinking())
+
+
+def assert_same(found, expected):
+    assert [[h.symbols for h in hypotheses] for hypotheses in found] == [
+        [h.symbols for h in hypotheses] for hypotheses in expected
+    ]
+    for hypotheses, others in zip(found, expected, strict=True):
+        assert [h.log_prob for h in hypotheses] == pytest.approx([h.log_prob for h in others], abs=1e-3)
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_cached_is_uncached(model, beam):
+    source = padded(SENTENCES)
+    empty = torch.zeros(len(SENTENCES) * beam, 0, dtype=torch.long)
+    expected = search(uncached_step(model), Uncached(source, empty, beam), beam)
+    assert max(len(h.symbols) for found in expected for h in found) > 8, "too short to show anything"
+    assert_same(search(model.step, model.start(model.encode(source), beam=beam), beam), expected)
+    engine = Engine(model)
+    assert_same(search(engine.step, engine.start(source, beam), beam), expected)
+
+
+def test_the_buffers_grow_without_a_trace(model, monkeypatch):
+    engine = Engine(model)
+    expected = search(engine.step, engine.start(padded(SENTENCES), 3), 3)
+    monkeypatch.setattr(engine_module, "FIRST_CAPACITY", 1)
+    assert_same(search(engine.step, engine.start(padded(SENTENCES), 3), 3), expected)
+
+
+def test_company_and_shrinking_change_nothing(model):
+    engine = Engine(model)
+    together = search(engine.step, engine.start(padded(SENTENCES), 3), 3, shrinking=Shrinking(below=0.0))
+    assert_same(search(engine.step, engine.start(padded(SENTENCES), 3), 3, shrinking=Shrinking(below=1.0)), together)
+    for i, (sentence, length) in enumerate(zip(SENTENCES, (20, 35, 11), strict=True)):
+        alone = search(engine.step, engine.start(padded([sentence]), 3), 3, max_lengths=[length])
+        assert_same(alone, together[i : i + 1])
+
+
+@pytest.mark.parametrize("connection", ["dlcl", "transparent"])
+def test_deep_connections_decode_step_by_step(random_model, connection):
+    from deepnmt.model.config import CONNECTION_CONFIGS, ModelConfig, StackConfig
+    from deepnmt.model.transformer import Transformer
+
+    size = TokenizerPair.load(random_model).source.vocab_size
+    stack = {"dim": 32, "ffn_dim": 64, "num_heads": 2, "num_layers": 3}
+    decoder = "dlcl" if connection == "dlcl" else "residual"
+    torch.manual_seed(2)
+    model = Transformer(
+        ModelConfig(
+            source_vocab_size=size,
+            target_vocab_size=size,
+            encoder=StackConfig(**stack, connection=CONNECTION_CONFIGS[connection]()),
+            decoder=StackConfig(**stack, connection=CONNECTION_CONFIGS[decoder]()),
+        )
+    ).eval()
+    source, engine = padded(SENTENCES), Engine(model)
+    empty = torch.zeros(len(SENTENCES) * 2, 0, dtype=torch.long)
+    expected = search(uncached_step(model), Uncached(source, empty, 2), 2)
+    assert_same(search(engine.step, engine.start(source, 2), 2), expected)
+
+
+def test_the_tiny_model_is_not_degenerate(model):
+    """The laws above mean something: what is said depends on the source and on what was said before."""
+    engine = Engine(model)
+    found = search(engine.step, engine.start(padded(SENTENCES), 3), 3)
+    assert len({tuple(hypotheses[0].symbols[:6]) for hypotheses in found}) == len(SENTENCES)
+    assert all(len(set(hypotheses[0].symbols)) > 2 for hypotheses in found)

@@ -1,0 +1,130 @@
+"""Sampling: the right frequencies, the rules kept, and a draw that belongs to its sentence."""
+
+import numpy as np
+import pytest
+import torch
+from tables import EOS, Table
+
+from deepnmt.decoding.ensemble import Ensemble, EnsembleState
+from deepnmt.decoding.rules import Rules
+from deepnmt.decoding.sampling import Draw, SamplingConfig, generate, random_numbers
+from deepnmt.decoding.search import SearchConfig, Shrinking, beam_search
+
+COUNT = 6000
+CHI_SQUARE_999 = {1: 10.8, 2: 13.8, 3: 16.3, 4: 18.5, 5: 20.5, 6: 22.5}  # exceeded once in a thousand
+
+
+def sample(table, sentences, config, count=1, max_length=1, shrinking=None, **more):
+    rules = Rules(max_lengths=torch.full((len(sentences),), max_length), eos=EOS, banned=(0, 1), **more)
+    numbers = random_numbers([[7, s] for s in sentences], config.seed, count, rules.total + 1)
+    state = table.start(list(sentences), count)
+    return generate(table.step, state, rules, Draw(config, numbers), count, shrinking=shrinking or Shrinking())
+
+
+def expected_distribution(table, config):
+    """The first symbol's distribution by the definition, one step at a time."""
+    logits = table.logits(0, ()).astype(np.float64) / config.temperature
+    logits[:EOS] = -np.inf
+    order = np.argsort(-logits)
+    if config.top_k:
+        logits[order[config.top_k :]] = -np.inf
+    probs = np.exp(logits - logits.max())
+    probs /= probs.sum()
+    mass = 0.0
+    for symbol in order:
+        if mass >= config.top_p:
+            probs[symbol] = 0.0
+        mass += probs[symbol]
+    return probs / probs.sum()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SamplingConfig(),
+        SamplingConfig(temperature=0.5),
+        SamplingConfig(temperature=2.0, seed=3),
+        SamplingConfig(top_k=3),
+        SamplingConfig(top_p=0.7),
+        SamplingConfig(top_k=5, top_p=0.8, temperature=1.3),
+    ],
+    ids=str,
+)
+def test_frequencies_are_those_of_the_distribution(config):
+    table = Table(11, 5)
+    (found,) = sample(table, [0], config, count=COUNT)
+    first = [(hypothesis.symbols or [EOS])[0] for hypothesis in found]
+    expected = expected_distribution(table, config)
+    counts = np.bincount(first, minlength=table.vocab_size)
+    assert (counts[expected == 0] == 0).all()
+    possible = expected > 0
+    statistic = ((counts - COUNT * expected)[possible] ** 2 / (COUNT * expected[possible])).sum()
+    assert statistic < CHI_SQUARE_999[possible.sum() - 1]
+
+
+def test_a_draw_belongs_to_its_sentence_whatever_the_company():
+    table, config = Table(4, 30), SamplingConfig(seed=5)
+    together = sample(table, range(8), config, count=3, max_length=12)
+    for order in ([3], [7, 0], [6, 5, 4, 3, 2, 1, 0]):
+        assert sample(table, order, config, count=3, max_length=12) == [together[i] for i in order]
+    never = sample(table, range(8), config, count=3, max_length=12, shrinking=Shrinking(every=3, below=0.0))
+    assert never == together
+    assert sample(table, range(8), SamplingConfig(seed=6), count=3, max_length=12) != together
+
+
+def test_samples_state_the_probability_of_the_model_not_of_the_tempered_one():
+    table = Table(9, 6)
+    for config in (SamplingConfig(temperature=3.0), SamplingConfig(top_k=2)):
+        for hypothesis in sample(table, [0], config, count=20, max_length=5)[0]:
+            assert hypothesis.log_prob == pytest.approx(table.log_prob(0, hypothesis.symbols), abs=1e-4)
+
+
+def test_samples_keep_the_rules():
+    table = Table(2, 4)
+    more = {"min_length": 2, "no_repeat_ngram": 2, "prefix": torch.tensor([[4], [5]])}
+    for sentence, hypotheses in enumerate(sample(table, [0, 1], SamplingConfig(), count=50, max_length=6, **more)):
+        for hypothesis in hypotheses:
+            assert 2 <= len(hypothesis.symbols) <= 6
+            assert hypothesis.symbols[0] == 4 + sentence
+            grams = list(zip(hypothesis.symbols, hypothesis.symbols[1:], strict=False))
+            assert len(set(grams)) == len(grams)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": 0.0}, "temperature must be positive, not 0.0"),
+        ({"top_k": -1}, "top_k must be at least 0"),
+        ({"top_p": 0.0}, "top_p must be above 0 and at most 1"),
+        ({"top_p": 1.5}, "top_p must be above 0 and at most 1"),
+    ],
+)
+def test_senseless_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        SamplingConfig(**settings)
+
+
+def search(step, state):
+    return beam_search(
+        step, state, Rules(max_lengths=torch.tensor([5, 5]), eos=EOS, banned=(0, 1)), SearchConfig(beam=3)
+    )
+
+
+def test_an_ensemble_of_one_model_twice_is_that_model():
+    table = Table(8, 4)
+    alone = search(table.step, table.start([0, 1], 3))
+    state = EnsembleState([table.start([0, 1], 3), table.start([0, 1], 3)])
+    together = search(Ensemble([table.step, table.step]), state)
+    assert [[h.symbols for h in found] for found in together] == [[h.symbols for h in found] for found in alone]
+    assert together[0][0].log_prob == pytest.approx(alone[0][0].log_prob, abs=1e-5)
+
+
+def test_an_ensemble_means_the_probabilities():
+    tables = [Table(8, 4), Table(9, 4), Table(10, 4)]
+    found = search(Ensemble([t.step for t in tables]), EnsembleState([t.start([0, 1], 3) for t in tables]))
+    for sentence, (hypothesis,) in enumerate(found):
+        total = 0.0
+        for position, symbol in enumerate([*hypothesis.symbols, EOS]):
+            rows = [t.logits(sentence, tuple(hypothesis.symbols[:position])).astype(np.float64) for t in tables]
+            total += np.log(np.mean([np.exp(row)[symbol] / np.exp(row).sum() for row in rows]))
+        assert hypothesis.log_prob == pytest.approx(total, abs=1e-4)
