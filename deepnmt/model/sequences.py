@@ -71,7 +71,7 @@ class CausalVisibility(Visibility):
 
 
 class PackedSequences:
-    """ids: (N,), sentences laid end to end; sentence i is offsets[i] to offsets[i + 1]. What follows the last is unused.
+    """ids: (N,), sentences laid end to end; sentence i is offsets[i] to offsets[i + 1]. The rest is unused.
 
     offsets: (M + 1,) int32; sentences may be empty, so that N and M can stay the same from batch to batch.
     """
@@ -119,10 +119,7 @@ class PackedVisibility(Visibility):
         if query.is_cuda:
             from deepnmt.model.kernels.packed_attention_triton import packed_cross_attention
 
-            keys_values = torch.stack(seen, dim=1)
-            attended, _ = packed_cross_attention(
-                query, keys_values, *self.reach, _seed(query), dropout, self.max_length
-            )
+            attended, _ = packed_cross_attention(query, *seen, *self.reach, _seed(query), dropout, self.max_length)
             return attended
         return attend_packed(query, *seen, self.reach, dropout, self.causal)
 
