@@ -13,7 +13,7 @@ class Sequences(Protocol):
     """Sentences laid out in some way: padded to one length, or end to end."""
 
     ids: Tensor
-    max_length: int  # no sentence is longer
+    max_length: int  # no sentence is longer; zero if that is not known
 
     def positions(self) -> Tensor:
         """The place of each id in its sentence, from zero; broadcastable to ids."""
@@ -76,7 +76,7 @@ class PackedSequences:
     offsets: (M + 1,) int32; sentences may be empty, so that N and M can stay the same from batch to batch.
     """
 
-    def __init__(self, ids: Tensor, offsets: Tensor, max_length: int) -> None:
+    def __init__(self, ids: Tensor, offsets: Tensor, max_length: int = 0) -> None:
         self.ids = ids
         self.offsets = offsets
         self.max_length = max_length
@@ -96,30 +96,29 @@ class PackedSequences:
         return start * used, end * used
 
     def whole(self) -> Visibility:
-        return PackedVisibility(Reach(*self.bounds_in(self) * 2), self.max_length)
+        return PackedVisibility(Reach(*self.bounds_in(self) * 2))
 
     def past(self) -> Visibility:
-        return PackedVisibility(Reach(*self.bounds_in(self) * 2), self.max_length, causal=True)
+        return PackedVisibility(Reach(*self.bounds_in(self) * 2), causal=True)
 
     def translated(self, source: Sequences) -> Visibility:
         if not isinstance(source, PackedSequences):
             raise TypeError("packed targets need packed sources")
-        return PackedVisibility(Reach(*self.bounds_in(source), *source.bounds_in(self)), source.max_length)
+        return PackedVisibility(Reach(*self.bounds_in(source), *source.bounds_in(self)))
 
 
 class PackedVisibility(Visibility):
     """A position sees a range of places, which is a sentence of its own text or of the other."""
 
-    def __init__(self, reach: Reach, max_length: int, causal: bool = False) -> None:
+    def __init__(self, reach: Reach, causal: bool = False) -> None:
         self.reach = reach
-        self.max_length = max_length
         self.causal = causal
 
     def attend(self, query: Tensor, seen: KeysValues, dropout: float) -> Tensor:
         if query.is_cuda:
             from deepnmt.model.kernels.packed_attention_triton import packed_cross_attention
 
-            attended, _ = packed_cross_attention(query, *seen, *self.reach, _seed(query), dropout, self.max_length)
+            attended, _ = packed_cross_attention(query, *seen, *self.reach, _seed(query), dropout)
             return attended
         return attend_packed(query, *seen, self.reach, dropout, self.causal)
 
@@ -128,9 +127,7 @@ class PackedVisibility(Visibility):
             from deepnmt.model.kernels.packed_attention_triton import packed_self_attention
 
             start, end = self.reach.start, self.reach.end
-            attended, _ = packed_self_attention(
-                projected, start, end, _seed(projected), self.causal, dropout, self.max_length
-            )
+            attended, _ = packed_self_attention(projected, start, end, _seed(projected), self.causal, dropout)
             return attended
         return super().attend_itself(projected, dropout)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 NOWHERE = tl.constexpr(2**30)
+KEYS_APART = tl.constexpr(1024)  # random numbers of one query before those of the next
 
 
 @triton.jit
@@ -26,16 +27,16 @@ def _store_tile(base, rows, stride, inside, dims, tile, HEAD_DIM: tl.constexpr):
 
 
 @triton.jit
-def _kept(seed, head, num_queries, max_length, dropout, m, n, start):
+def _kept(seed, head, dropout, m, n, start):
     """The dropout of the pair (query m, key n): a function of the pair, the same forward and backward."""
-    offset = (head * num_queries + m[:, None]) * max_length + (n[None, :] - start[:, None])
-    return tl.rand(seed, offset) >= dropout
+    offset = m[:, None] * KEYS_APART + (n[None, :] - start[:, None])
+    return tl.rand(seed + head, offset) >= dropout
 
 
 @triton.jit
 def _forward(
     Q, K, V, Start, End, Out, Lse, Seed,
-    q_stride, k_stride, v_stride, num_queries, scale, dropout, max_length,
+    q_stride, k_stride, v_stride, num_queries, scale, dropout,
     CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -70,7 +71,7 @@ def _forward(
         decay = tl.exp2(best - anchor)
         total = total * decay + tl.sum(p, 1)
         if DROPOUT:
-            p = tl.where(_kept(seed, head, num_queries, max_length, dropout, m, n, start), p / (1 - dropout), 0.0)
+            p = tl.where(_kept(seed, head, dropout, m, n, start), p / (1 - dropout), 0.0)
         mixed = mixed * decay[:, None] + tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
         best = new_best
     seen = total > 0
@@ -83,7 +84,7 @@ def _forward(
 @triton.jit
 def _backward_queries(
     Q, K, V, Out, dOut, Start, End, Lse, Delta, dQ, Seed,
-    q_stride, k_stride, v_stride, dq_stride, num_queries, scale, dropout, max_length,
+    q_stride, k_stride, v_stride, dq_stride, num_queries, scale, dropout,
     CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -117,7 +118,7 @@ def _backward_queries(
         p = tl.where(visible, tl.exp2(s - lse[:, None]), 0.0)
         d_p = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
         if DROPOUT:
-            d_p = tl.where(_kept(seed, head, num_queries, max_length, dropout, m, n, start), d_p / (1 - dropout), 0.0)
+            d_p = tl.where(_kept(seed, head, dropout, m, n, start), d_p / (1 - dropout), 0.0)
         d_s = p * (d_p - delta[:, None])
         d_q += tl.dot(d_s.to(k.dtype), k, input_precision=PRECISION)
     _store_tile(dQ + head * HEAD_DIM, m, dq_stride, inside, dims, d_q * scale, HEAD_DIM)
@@ -126,7 +127,7 @@ def _backward_queries(
 @triton.jit
 def _backward_keys(
     Q, K, V, dOut, Start, End, BackStart, BackEnd, Lse, Delta, dK, dV, Seed,
-    q_stride, k_stride, v_stride, dk_stride, dv_stride, num_queries, num_keys, scale, dropout, max_length,
+    q_stride, k_stride, v_stride, dk_stride, dv_stride, num_queries, num_keys, scale, dropout,
     CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -163,7 +164,7 @@ def _backward_keys(
         d_p = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
         dropped = p
         if DROPOUT:
-            kept = _kept(seed, head, num_queries, max_length, dropout, m, n, start)
+            kept = _kept(seed, head, dropout, m, n, start)
             dropped = tl.where(kept, p / (1 - dropout), 0.0)
             d_p = tl.where(kept, d_p / (1 - dropout), 0.0)
         d_s = p * (d_p - delta[:, None])
@@ -192,7 +193,7 @@ def _constants(query: Tensor, causal: bool, dropout: float) -> dict[str, object]
 
 def _launch_forward(
     q: Tensor, k: Tensor, v: Tensor, start: Tensor, end: Tensor, seed: Tensor,
-    causal: bool, dropout: float, max_length: int,
+    causal: bool, dropout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """q, k, v may be slices of packed projections: positions are `stride(0)` apart, heads and dimensions contiguous."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -200,7 +201,7 @@ def _launch_forward(
     constants = _constants(q, causal, dropout)
     _forward[(triton.cdiv(len(q), constants["BM"]), q.shape[1])](
         q, k, v, start, end, out, lse, seed,
-        q.stride(0), k.stride(0), v.stride(0), len(q), q.shape[2] ** -0.5, dropout, max_length, **constants,
+        q.stride(0), k.stride(0), v.stride(0), len(q), q.shape[2] ** -0.5, dropout, **constants,
     )  # fmt: skip
     return out, lse
 
@@ -208,7 +209,7 @@ def _launch_forward(
 def _launch_backward(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, d_q: Tensor, d_k: Tensor, d_v: Tensor,
     start: Tensor, end: Tensor, back_start: Tensor, back_end: Tensor, seed: Tensor,
-    causal: bool, dropout: float, max_length: int,
+    causal: bool, dropout: float,
 ) -> None:  # fmt: skip
     d_out = d_out.contiguous()
     delta = torch.empty_like(lse)
@@ -216,11 +217,11 @@ def _launch_backward(
     scale = q.shape[2] ** -0.5
     _backward_queries[(triton.cdiv(len(q), constants["BM"]), q.shape[1])](
         q, k, v, out, d_out, start, end, lse, delta, d_q, seed,
-        q.stride(0), k.stride(0), v.stride(0), d_q.stride(0), len(q), scale, dropout, max_length, **constants,
+        q.stride(0), k.stride(0), v.stride(0), d_q.stride(0), len(q), scale, dropout, **constants,
     )  # fmt: skip
     _backward_keys[(triton.cdiv(len(k), constants["BN"]), q.shape[1])](
         q, k, v, d_out, start, end, back_start, back_end, lse, delta, d_k, d_v, seed,
-        q.stride(0), k.stride(0), v.stride(0), d_k.stride(0), d_v.stride(0), len(q), len(k), scale, dropout, max_length,
+        q.stride(0), k.stride(0), v.stride(0), d_k.stride(0), d_v.stride(0), len(q), len(k), scale, dropout,
         **constants,
     )  # fmt: skip
 
@@ -228,14 +229,14 @@ def _launch_backward(
 # Attention of a packed projection (N, 3, heads, head_dim) with itself: one tensor in, one gradient out, no copies.
 @torch.library.custom_op("deepnmt::packed_self_attention", mutates_args=())
 def packed_self_attention(
-    qkv: Tensor, start: Tensor, end: Tensor, seed: Tensor, causal: bool, dropout: float, max_length: int
+    qkv: Tensor, start: Tensor, end: Tensor, seed: Tensor, causal: bool, dropout: float
 ) -> tuple[Tensor, Tensor]:
     q, k, v = qkv.unbind(1)
-    return _launch_forward(q, k, v, start, end, seed, causal, dropout, max_length)
+    return _launch_forward(q, k, v, start, end, seed, causal, dropout)
 
 
 @packed_self_attention.register_fake
-def _(qkv, start, end, seed, causal, dropout, max_length):
+def _(qkv, start, end, seed, causal, dropout):
     n, _, heads, head_dim = qkv.shape
     return qkv.new_empty(n, heads, head_dim), qkv.new_empty(n, heads, dtype=torch.float32)
 
@@ -243,17 +244,15 @@ def _(qkv, start, end, seed, causal, dropout, max_length):
 @torch.library.custom_op("deepnmt::packed_self_attention_backward", mutates_args=())
 def packed_self_attention_backward(
     d_out: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, start: Tensor, end: Tensor, seed: Tensor,
-    causal: bool, dropout: float, max_length: int,
+    causal: bool, dropout: float,
 ) -> Tensor:  # fmt: skip
     d_qkv = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
-    _launch_backward(
-        *qkv.unbind(1), out, lse, d_out, *d_qkv.unbind(1), start, end, start, end, seed, causal, dropout, max_length
-    )
+    _launch_backward(*qkv.unbind(1), out, lse, d_out, *d_qkv.unbind(1), start, end, start, end, seed, causal, dropout)
     return d_qkv
 
 
 @packed_self_attention_backward.register_fake
-def _(d_out, qkv, out, lse, start, end, seed, causal, dropout, max_length):
+def _(d_out, qkv, out, lse, start, end, seed, causal, dropout):
     return qkv.new_empty(qkv.shape)
 
 
@@ -264,7 +263,7 @@ def _save_self(ctx, inputs, output):
 
 def _self_gradient(ctx, d_out, _):
     d_qkv = packed_self_attention_backward(d_out, *ctx.saved_tensors, *ctx.options)
-    return d_qkv, None, None, None, None, None, None
+    return d_qkv, None, None, None, None, None
 
 
 packed_self_attention.register_autograd(_self_gradient, setup_context=_save_self)
@@ -274,30 +273,28 @@ packed_self_attention.register_autograd(_self_gradient, setup_context=_save_self
 @torch.library.custom_op("deepnmt::packed_cross_attention", mutates_args=())
 def packed_cross_attention(
     q: Tensor, k: Tensor, v: Tensor, start: Tensor, end: Tensor, back_start: Tensor, back_end: Tensor, seed: Tensor,
-    dropout: float, max_length: int,
+    dropout: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return _launch_forward(q, k, v, start, end, seed, False, dropout, max_length)
+    return _launch_forward(q, k, v, start, end, seed, False, dropout)
 
 
 @packed_cross_attention.register_fake
-def _(q, k, v, start, end, back_start, back_end, seed, dropout, max_length):
+def _(q, k, v, start, end, back_start, back_end, seed, dropout):
     return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32)
 
 
 @torch.library.custom_op("deepnmt::packed_cross_attention_backward", mutates_args=())
 def packed_cross_attention_backward(
     d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-    start: Tensor, end: Tensor, back_start: Tensor, back_end: Tensor, seed: Tensor, dropout: float, max_length: int,
+    start: Tensor, end: Tensor, back_start: Tensor, back_end: Tensor, seed: Tensor, dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     d_q, d_k, d_v = (torch.empty(part.shape, dtype=part.dtype, device=part.device) for part in (q, k, v))
-    _launch_backward(
-        q, k, v, out, lse, d_out, d_q, d_k, d_v, start, end, back_start, back_end, seed, False, dropout, max_length
-    )
+    _launch_backward(q, k, v, out, lse, d_out, d_q, d_k, d_v, start, end, back_start, back_end, seed, False, dropout)
     return d_q, d_k, d_v
 
 
 @packed_cross_attention_backward.register_fake
-def _(d_out, q, k, v, out, lse, start, end, back_start, back_end, seed, dropout, max_length):
+def _(d_out, q, k, v, out, lse, start, end, back_start, back_end, seed, dropout):
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
@@ -308,7 +305,7 @@ def _save_cross(ctx, inputs, output):
 
 def _cross_gradient(ctx, d_out, _):
     gradients = packed_cross_attention_backward(d_out, *ctx.saved_tensors, *ctx.options)
-    return *gradients, None, None, None, None, None, None, None
+    return *gradients, None, None, None, None, None, None
 
 
 packed_cross_attention.register_autograd(_cross_gradient, setup_context=_save_cross)
