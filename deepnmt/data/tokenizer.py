@@ -4,6 +4,7 @@ A tokeniser is one self-contained JSON file; a DATASET or MODEL folder holds one
 """
 
 import json
+import re
 import unicodedata
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
@@ -75,7 +76,7 @@ class Writing:
 
     def _canonical(self, text: str) -> str:
         if not text.isascii():
-            text = text.encode("utf-8", "replace" if _has_surrogates(text) else "strict").decode("utf-8")
+            text = _without_surrogates(text)
             if self.normalization != "none":
                 text = unicodedata.normalize("NFC" if self.normalization == "nfc" else "NFKC", text)
         if self.lowercase:
@@ -103,8 +104,13 @@ def _writing(state: Mapping[str, Any]) -> Writing:
     )
 
 
-def _has_surrogates(text: str) -> bool:
-    return any("\ud800" <= character <= "\udfff" for character in text)
+def _without_surrogates(text: str) -> str:
+    """Half characters, which Python allows and UTF-8 does not, become the replacement character."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return re.sub("[\ud800-\udfff]", "\ufffd", text)
+    return text
 
 
 class Tokenizer:

@@ -1,0 +1,293 @@
+"""Small real parallel corpora out of packages that anyone can fetch: string catalogues and help pages of free software.
+
+The packages are only read, never installed or executed.
+"""
+
+import io
+import json
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256 as new_sha256
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+from deepnmt.errors import InputError, RunError
+from deepnmt.files import replacing, sha256, write_json
+
+HOMEASSISTANT = "homeassistant==2026.10.4"
+HOMEASSISTANT_SHA256 = "71843060980a763187d856a8ff170640f1e287a7b741334cd838c81404f1f452"
+_HOMEASSISTANT_PYTHON = "3.14.2"
+_HELD_OUT_SHARE = 0.05
+
+Pairs = dict[str, list[tuple[str, str]]]
+"""Pairs by the part of the software (an integration, a help page) they come from."""
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """Where the text comes from, its licence, and the pairs."""
+
+    name: str
+    origin: str
+    licence: str
+    licence_text: str
+    parts: Pairs
+
+
+def homeassistant(languages: tuple[str, str], wheel: Path | None = None) -> Catalogue:
+    """The interface strings of Home Assistant, paired by key. A wheel of one's own is not checked for its digest."""
+    if wheel is not None:
+        return read_homeassistant(wheel, languages)
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+        command += ["--python-version", _HOMEASSISTANT_PYTHON, "--dest", folder, HOMEASSISTANT]
+        _call(command, f"pip could not download {HOMEASSISTANT}")
+        (wheel,) = Path(folder).glob("*.whl")
+        found = sha256(wheel)
+        if found != HOMEASSISTANT_SHA256:
+            raise RunError(f"{wheel.name} has SHA-256 {found}, not the expected {HOMEASSISTANT_SHA256}; it is not used")
+        return read_homeassistant(wheel, languages)
+
+
+def read_homeassistant(wheel: Path, languages: tuple[str, str]) -> Catalogue:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            names = sorted(archive.namelist())
+            catalogues = [re.fullmatch(r"(?:.*/)?([^/]+)/translations/([^/]+)\.json", name) for name in names]
+            known = {match[2] for match in catalogues if match}
+            for language in languages:
+                if language not in known:
+                    raise InputError(f"{wheel.name} has no language {language!r}; it has {', '.join(sorted(known))}")
+            parts = {
+                match[1]: _pair_strings(archive, match.string, languages)
+                for match in catalogues
+                if match and match[2] == languages[1]
+            }
+            licences = [name for name in names if re.search(r"dist-info/(licenses/)?LICENSE[^/]*$", name)]
+            text = archive.read(licences[0]).decode("utf-8") if licences else ""
+    except (OSError, zipfile.BadZipFile) as error:
+        raise InputError(f"{wheel} cannot be read as a wheel: {error}") from error
+    origin = f"the string catalogues of the Python package {HOMEASSISTANT} (Home Assistant, Open Home Foundation)"
+    return Catalogue("homeassistant", origin, "Apache-2.0", text, parts)
+
+
+def _pair_strings(archive: zipfile.ZipFile, name: str, languages: tuple[str, str]) -> list[tuple[str, str]]:
+    try:
+        source = dict(_leaves(json.loads(archive.read(name.rpartition("/")[0] + f"/{languages[0]}.json"))))
+    except KeyError:
+        return []
+    target = dict(_leaves(json.loads(archive.read(name))))
+    return [pair for key in source if key in target for pair in _line_pairs(source[key], target[key])]
+
+
+def _leaves(table: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{path}/{key}")
+        elif isinstance(value, str):
+            yield f"{path}/{key}", value
+
+
+def _line_pairs(source: str, target: str) -> list[tuple[str, str]]:
+    """Paragraphs of equal number are paired one by one, otherwise the text as one line."""
+    sides = [[" ".join(line.split()) for line in text.splitlines() if line.strip()] for text in (source, target)]
+    if len(sides[0]) != len(sides[1]):
+        sides = [[" ".join(lines)] for lines in sides]
+    return list(zip(*sides, strict=True))
+
+
+def libreoffice(languages: tuple[str, str], packages: tuple[Path, Path] | None = None) -> Catalogue:
+    """The help of LibreOffice, paragraphs paired by their ids."""
+    if packages is not None:
+        return read_libreoffice(packages, languages)
+    names = [f"libreoffice-help-{'en-us' if language == 'en' else language.lower()}" for language in languages]
+    with tempfile.TemporaryDirectory() as folder:
+        _call(["apt-get", "download", *names], f"apt-get could not download {' and '.join(names)}", folder)
+        source, target = (_only(Path(folder), f"{name}_*.deb") for name in names)
+        return read_libreoffice((source, target), languages)
+
+
+def _only(folder: Path, pattern: str) -> Path:
+    found = list(folder.glob(pattern))
+    if len(found) != 1:
+        raise RunError(f"apt-get downloaded {len(found)} files {pattern}, not one")
+    return found[0]
+
+
+def read_libreoffice(packages: tuple[Path, Path], languages: tuple[str, str]) -> Catalogue:
+    source, target = (dict(_paragraphs(package)) for package in packages)
+    parts: Pairs = {}
+    for (page, number), text in source.items():
+        if (page, number) in target:
+            parts.setdefault(page, []).append((text, target[page, number]))
+    origin = (
+        f"the help pages in the Debian packages {packages[0].name} and {packages[1].name} (The Document Foundation)"
+    )
+    notice = "LibreOffice help, Mozilla Public License 2.0, https://www.mozilla.org/MPL/2.0/\n"
+    return Catalogue("libreoffice", origin, "MPL-2.0", notice, parts)
+
+
+def _paragraphs(package: Path) -> Iterator[tuple[tuple[str, str], str]]:
+    """((page, paragraph id), text) of every paragraph of a help package."""
+    with _package_files(package) as files:
+        for member in files:
+            match = re.fullmatch(r"(?:\./)?usr/share/libreoffice/help/[^/]+/(text/.*)\.html", member.name)
+            content = files.extractfile(member) if match and member.isfile() else None
+            if match and content:
+                page = _HelpPage()
+                page.feed(content.read().decode("utf-8", "replace"))
+                for number, text in page.paragraphs.items():
+                    yield (match[1], number), text
+
+
+class _HelpPage(HTMLParser):
+    """Collects the text of paragraphs and headings that have an id."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paragraphs: dict[str, str] = {}
+        self._open: tuple[str, str] | None = None
+        self._text: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        number = dict(attributes).get("id") or ""
+        if number.startswith(("par_", "hd_")):
+            self._open, self._text = (tag, number), []
+        elif tag == "br":
+            self._text.append(" ")
+
+    def handle_endtag(self, tag: str) -> None:
+        if self._open and tag == self._open[0]:
+            self.paragraphs[self._open[1]] = " ".join("".join(self._text).split())
+            self._open = None
+
+    def handle_data(self, data: str) -> None:
+        if self._open:
+            self._text.append(data)
+
+
+@contextmanager
+def _package_files(package: Path) -> Iterator[tarfile.TarFile]:
+    """The files of a Debian package: an `ar` archive with a compressed tar in it."""
+    try:
+        content = package.read_bytes()
+    except OSError as error:
+        raise InputError(f"{package} cannot be read: {error.strerror}") from error
+    for name, member in _archive_members(content, package):
+        if name.startswith("data.tar"):
+            if name.endswith(".zst"):
+                member = _unpack_zstandard(member, package)
+            with tarfile.open(fileobj=io.BytesIO(member)) as files:
+                yield files
+            return
+    raise InputError(f"{package} is not a Debian package: it has no data.tar")
+
+
+def _archive_members(content: bytes, package: Path) -> Iterator[tuple[str, bytes]]:
+    position = 8
+    if content[:position] != b"!<arch>\n":
+        raise InputError(f"{package} is not a Debian package")
+    while position + 60 <= len(content):
+        header = content[position : position + 60]
+        size = int(header[48:58])
+        yield header[:16].decode("ascii").strip().rstrip("/"), content[position + 60 : position + 60 + size]
+        position += 60 + size + size % 2
+
+
+def _unpack_zstandard(content: bytes, package: Path) -> bytes:
+    try:
+        import zstandard
+    except ImportError as error:
+        raise InputError(f"reading {package} needs zstandard: pip install 'deepnmt[zstd]'") from error
+    with zstandard.ZstdDecompressor().stream_reader(content) as reader:
+        return bytes(reader.read())
+
+
+def _call(command: list[str], failure: str, folder: str | None = None) -> None:
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise InputError(f"{failure}: there is no {command[0]} on this machine") from error
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RunError(f"{failure}: {last}")
+
+
+SPLITS = ("train", "valid", "test")
+
+
+def split(parts: Pairs) -> Pairs:
+    """Train, valid and test by part, so that no part is on two sides; a held-out source is nowhere in a larger split.
+
+    Which part goes where follows from its name alone, so it stays so when other parts come and go.
+    """
+    pairs: Pairs = {name: [] for name in SPLITS}
+    for part in sorted(parts):
+        share = int.from_bytes(new_sha256(part.encode("utf-8")).digest()[:4], "big") / 2**32
+        held_out = {0: "test", 1: "valid"}.get(int(share / _HELD_OUT_SHARE), "train")
+        pairs[held_out] += [pair for pair in parts[part] if worth_translating(*pair)]
+    seen: set[str] = set()
+    for name in SPLITS:
+        pairs[name] = [pair for pair in dict.fromkeys(pairs[name]) if pair[0] not in seen]
+        seen |= {source for source, _ in pairs[name]}
+    return pairs
+
+
+# What is not language: placeholders, code, links, tags.
+_MARKUP = re.compile(r"\{[^{}]*\}|`[^`]*`|\]\([^)]*\)|https?://\S+|<[^<>]*>|%\S+%")
+
+
+def worth_translating(source: str, target: str) -> bool:
+    """Not identical, more than one word on a side, and words on both that are not markup."""
+    if source == target or (len(source.split()) < 2 and len(target.split()) < 2):
+        return False
+    return all(any(letter.isalpha() for letter in _MARKUP.sub(" ", text)) for text in (source, target))
+
+
+def write(catalogue: Catalogue, languages: tuple[str, str], out: Path, overwrite: bool = False) -> dict[str, int]:
+    """Files {train,valid,test}.LANGUAGE with the licence and the origin beside them; returns the numbers of pairs."""
+    if out.exists() and not out.is_dir():
+        raise InputError(f"--out {out} is a file; give the name of a folder")
+    if out.is_dir() and any(out.iterdir()):
+        if not (out / "corpus.json").exists():
+            raise InputError(
+                f"--out {out} is a folder with other things in it; it is not replaced, even with --overwrite"
+            )
+        if not overwrite:
+            raise InputError(f"--out {out} is a corpus already; use --overwrite to replace it")
+    pairs = split(catalogue.parts)
+    counts = {name: len(listed) for name, listed in pairs.items()}
+    if not counts["train"]:
+        raise InputError(f"{catalogue.name} has no pairs of {' and '.join(languages)}")
+    with replacing(out) as folder:
+        folder.mkdir()
+        for name, listed in pairs.items():
+            for side, language in enumerate(languages):
+                text = "".join(f"{pair[side]}\n" for pair in listed)
+                (folder / f"{name}.{language}").write_text(text, encoding="utf-8", newline="\n")
+        (folder / "LICENSE").write_text(catalogue.licence_text, encoding="utf-8")
+        (folder / "README.md").write_text(_readme(catalogue, languages, counts), encoding="utf-8")
+        about = {"name": catalogue.name, "origin": catalogue.origin, "licence": catalogue.licence}
+        write_json(folder / "corpus.json", {**about, "languages": list(languages), "pairs": counts})
+    return counts
+
+
+def _readme(catalogue: Catalogue, languages: tuple[str, str], counts: dict[str, int]) -> str:
+    return (
+        f"# {catalogue.name}, {languages[0]} and {languages[1]}\n"
+        f"Taken from {catalogue.origin}. Licence: {catalogue.licence}, see LICENSE.\n\n"
+        + "".join(f"- {name}: {count:,} pairs\n" for name, count in counts.items())
+        + "\nIdentical pairs, pairs of single words and strings without words are left out. The splits are made of "
+        "different parts of the software, and no source of valid or test occurs in train.\n"
+    )
+
+
+CATALOGUES = {"homeassistant": homeassistant, "libreoffice": libreoffice}
