@@ -12,6 +12,8 @@ from deepnmt.errors import InputError, RunError
 COMMANDS = {
     "corpus": "fetch a small real parallel corpus to try things on",
     "prepare": "clean raw parallel text, learn subwords, and make a DATASET",
+    "train": "train a model by a recipe on a DATASET, or go on with a run",
+    "average": "average checkpoints of a run into a MODEL folder",
     "inspect": "print what a model is made of",
     "convert": "turn a checkpoint of another toolkit into a MODEL folder",
     "score": "score translations: BLEU of every kind, chrF, TER, each with its signature",

@@ -12,6 +12,7 @@ import torch
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
 from deepnmt.decoding.alignment import Alignment, align_words, attention
+from deepnmt.decoding.engine import Engine
 from deepnmt.decoding.ensemble import Ensemble, EnsembleState
 from deepnmt.decoding.penalties import LengthPenalty
 from deepnmt.decoding.precision import prepare
@@ -133,6 +134,14 @@ class Translator:
                 )
         self.models = [self._load(folder, pair) for folder, pair in zip(folders, self.tokenizers, strict=True)]
         self.engines = [prepare(model, precision) for model in self.models]
+
+    @classmethod
+    def of(cls, model: Transformer, tokenizers: TokenizerPair) -> "Translator":
+        """A translator around a model as it is, where it is, for looking at one that is still being trained."""
+        translator = cls.__new__(cls)
+        translator.device = model.output_weight.device
+        translator.tokenizers, translator.models, translator.engines = [tokenizers], [model], [Engine(model)]
+        return translator
 
     def _load(self, folder: Path, pair: TokenizerPair) -> Transformer:
         model = load_model(folder, self.device)

@@ -49,10 +49,13 @@ class TrainingConfig:
     keep_epochs: int = 5
     save_epochs: bool = True
 
+    validation_beam: int = 1
+    validation_lines: int | None = None  # decode only the first so many; the loss is of all; 0 decodes nothing
     best_by: Metric = "bleu"
     patience: int | None = None
-    export: Literal["best", "last", "average"] = "best"
-    average_last: int = 5
+
+    export: Literal["best", "last", "average"] = "best"  # what RUN/model is made of in the end
+    average_last: int = 5  # epochs
 
     diagnose: bool = True
     rollbacks: int = 0
@@ -62,7 +65,15 @@ class TrainingConfig:
     wandb_project: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_steps", "tokens_per_update", "log_every", "validate_every", "save_every", "keep_last"):
+        for name in (
+            "max_steps",
+            "tokens_per_update",
+            "log_every",
+            "validate_every",
+            "save_every",
+            "keep_last",
+            "validation_beam",
+        ):
             _at_least(name, getattr(self, name), 1)
         for name in (
             "warmup_steps",

@@ -78,7 +78,7 @@ class EagerEngine:
         while True:
             zero_gradients(self.parameters)
             sums = torch.zeros(2, dtype=torch.float64, device=self.world.device)
-            failed = self._add_up(batches, factor, noise, sums)
+            failed = self.add_up(batches, factor, noise, sums)
             if failed is None:
                 return sums
             # Outside of the handler: the frames that hold the failed pass's memory are gone. A backward pass may have
@@ -87,7 +87,7 @@ class EagerEngine:
                 torch.cuda.empty_cache()
             batches[failed : failed + 1] = self.splitter.retry(batches[failed])
 
-    def _add_up(self, batches: list[AnyBatch], factor: Tensor, noise: Noise, sums: Tensor) -> int | None:
+    def add_up(self, batches: list[AnyBatch], factor: Tensor, noise: Noise, sums: Tensor) -> int | None:
         """Forward and backward through every batch; returns the number of the one that did not fit, if one did not."""
         for number, batch in enumerate(batches):
             await_gradients(self.objective, number == len(batches) - 1)

@@ -1,0 +1,184 @@
+"""`deepnmt train`: a recipe and a dataset become a run, and the run a model."""
+
+import argparse
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from deepnmt.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from deepnmt.config import Recipe
+    from deepnmt.data.dataset import Dataset
+    from deepnmt.training.assembly import MakeValidate
+    from deepnmt.training.config import Precision
+    from deepnmt.training.distributed import World
+    from deepnmt.training.engine import Objective
+
+EXAMPLE = "deepnmt train en-de-pre-dlcl-30l training.seed=2 --data DATASET --out RUN"
+SAMPLES = 3  # translations that are logged with each validation
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", metavar="RECIPE", help="a recipe file (.toml), or the name of one that comes along")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="section.field=value", help="settings that replace the recipe's"
+    )
+    parser.add_argument("--data", type=Path, required=True, metavar="DATASET", help="what `deepnmt prepare` wrote")
+    parser.add_argument("--out", type=Path, required=True, metavar="RUN", help="the folder of the run")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in --out; begin it if there is none")
+    parser.add_argument("--tokens-per-update", type=int, metavar="N", help="short for training.tokens_per_update=N")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    from deepnmt.data.dataset import Dataset
+    from deepnmt.training.distributed import join_world
+
+    dataset = Dataset.open(arguments.data)
+    recipe = resolve_recipe(arguments, dataset)
+    with join_world(arguments.device, recipe.training.distributed_timeout_seconds) as world:
+        train_run(recipe, dataset, arguments.out, world, arguments.resume)
+
+
+def resolve_recipe(arguments: argparse.Namespace, dataset: "Dataset") -> "Recipe":
+    """The recipe with the overrides, and with the vocabulary that the dataset has."""
+    from deepnmt.config import load_recipe
+
+    tokenizers = dataset.tokenizers
+    sizes = {"source": tokenizers.source.vocab_size, "target": tokenizers.target.vocab_size}
+    overrides = [*arguments.overrides, *(f"model.{side}_vocab_size={size}" for side, size in sizes.items())]
+    if arguments.tokens_per_update is not None:
+        overrides.append(f"training.tokens_per_update={arguments.tokens_per_update}")
+    recipe = load_recipe(arguments.recipe, overrides)
+    if recipe.model.share_embeddings and not tokenizers.shared:
+        raise InputError(
+            f"the recipe shares embeddings, but {arguments.data} has a vocabulary for each language; "
+            "set model.share_embeddings=false, or prepare the dataset with --joint"
+        )
+    return recipe
+
+
+def train_run(recipe: "Recipe", dataset: "Dataset", out: Path, world: "World", resume: bool) -> None:
+    """Begin or go on with a run, to its end; leaves RUN/model."""
+    from deepnmt.training.assembly import Settings, assemble
+    from deepnmt.training.interruption import Interruption
+    from deepnmt.training.trainer import INTERRUPTED, train
+
+    recipe = open_folder(recipe, dataset, out, world, resume)
+    settings = Settings(recipe.model, recipe.batching, recipe.training)
+    with Interruption() as interruption:
+        state, data, job = assemble(settings, dataset, out, world, interruption, validator(recipe, dataset, world))
+        try:
+            ending = train(state, data, job)
+        finally:
+            job.curves.close()
+    if ending is INTERRUPTED:
+        _say(world, f"stopped after step {state.step:,} and saved; the same command with --resume goes on from there")
+        if interruption.signal is signal.SIGINT:
+            raise SystemExit(130)
+        return
+    if world.is_main:
+        made_of = export_model(recipe, out)
+        _say(world, f"{ending}; {out / 'model'} is {made_of}; next:")
+        print(f"  deepnmt translate {out / 'model'} < input.txt\n  deepnmt average {out} --out MODEL", file=sys.stderr)
+    world.agree(None)
+
+
+def _say(world: "World", text: str) -> None:
+    if world.is_main:
+        print(f"deepnmt: {text}", file=sys.stderr, flush=True)
+
+
+def open_folder(recipe: "Recipe", dataset: "Dataset", out: Path, world: "World", resume: bool) -> "Recipe":
+    """Begin the folder, or check that the run in it is this one; the recipe comes back with its memory plan."""
+    from deepnmt import __version__
+    from deepnmt.config import read_table
+    from deepnmt.settings import to_table
+    from deepnmt.training import folder
+    from deepnmt.training.assembly import Settings, plan_memory
+
+    going_on = folder.check_folder(out, resume) if world.is_main else False
+    going_on = world.agree(going_on)
+    stored = read_table(out / folder.RECIPE) if going_on else {}
+    if recipe.training.plan_memory:
+        # A plan is made once: what a batch holds decides the order of the data.
+        tokens = stored["batching"]["tokens_per_batch"] if going_on else None
+        tokens = tokens or plan_memory(Settings(recipe.model, recipe.batching, recipe.training), dataset, world)
+        recipe = replace(recipe, batching=replace(recipe.batching, tokens_per_batch=tokens))
+        _say(world, f"batching.tokens_per_batch = {tokens:,} by the memory plan")
+    if going_on:
+        folder.check_recipe(out, stored, to_table(recipe))
+    if world.is_main:
+        about = {"deepnmt": __version__, "data": str(dataset.folder.resolve())}
+        folder.begin_folder(out, to_table(recipe), about, dataset.folder)
+    world.agree(None)
+    return recipe
+
+
+def validator(recipe: "Recipe", dataset: "Dataset", world: "World") -> "MakeValidate":
+    """Makes the function that looks at the model on the validation set: its loss, and scores of what it translates."""
+    from deepnmt.data.batching import held_out_batches
+    from deepnmt.decoding.translator import Translator
+    from deepnmt.evaluation.scores import quick_scores
+    from deepnmt.model.transformer import Transformer
+    from deepnmt.training.distributed import in_one_piece
+    from deepnmt.training.precision import autocast
+    from deepnmt.training.validation import Validation, mean_loss
+
+    def make(objective: "Objective", precision: "Precision") -> "Callable[[nn.Module], Validation] | None":
+        if dataset.valid is None or not len(dataset.valid):
+            _say(world, f"{dataset.folder} has no validation set: the last checkpoint will count as the best")
+            return None
+        batches = held_out_batches(dataset.valid, recipe.batching.tokens_per_batch)
+        sources, references = dataset.valid_text or ([], [])
+        limit = recipe.training.validation_lines
+        sources, references = sources[:limit], references[:limit]
+        beam, penalty = recipe.training.validation_beam, recipe.decoding.length_penalty
+
+        def validate(model: "nn.Module") -> Validation:
+            assert isinstance(model, Transformer)
+            loss, nll = mean_loss(objective, batches, precision, world.device)
+            if not sources:
+                return Validation(loss, nll)
+            with in_one_piece(objective), autocast(precision, world.device):
+                translator = Translator.of(model, dataset.tokenizers)
+                hypotheses = translator.translate(sources, beam=beam, length_penalty=penalty)
+            scores = quick_scores(hypotheses, references, dataset.tokenizers.target.writing.language)
+            return Validation(
+                loss,
+                nll,
+                {name: score.value for name, score in scores.items()},
+                {name: f"{score.signature}|beam:{beam}" for name, score in scores.items()},
+                list(zip(sources, hypotheses, references, strict=True))[:SAMPLES],
+            )
+
+        return validate
+
+    return make
+
+
+def export_model(recipe: "Recipe", out: Path) -> str:
+    """Write RUN/model as the recipe wishes; returns what it is."""
+    from deepnmt.training.averaging import all_checkpoints, best_checkpoints, last_checkpoints, write_model
+    from deepnmt.training.checkpoint import score_of, step_of
+
+    newest = max(all_checkpoints(out), key=lambda path: (step_of(path), path.name))
+    epochs = [path for path in all_checkpoints(out) if path.name.startswith("epoch")]
+    scored = [path for path in all_checkpoints(out) if score_of(path) is not None]
+    if recipe.training.export == "average" and len(epochs) > 1:
+        paths = last_checkpoints(out, min(recipe.training.average_last, len(epochs)), "epoch")
+        made_of = f"the mean of the last {len(paths)} epochs"
+    elif recipe.training.export == "best" and scored:
+        paths = best_checkpoints(out, 1)
+        made_of = f"the best checkpoint ({paths[0].name}, {recipe.training.best_by} {abs(score_of(paths[0]) or 0):.2f})"
+    else:
+        paths, made_of = [newest], f"the last checkpoint ({newest.name})"
+    write_model(out, paths, out / "model")
+    return made_of

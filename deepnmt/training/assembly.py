@@ -1,0 +1,206 @@
+"""From settings and a dataset to a run that is ready to train: what belongs together, put together in one place."""
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from deepnmt.data.batching import Batch, BatchingConfig, BatchStream, StreamState
+from deepnmt.data.dataset import Dataset
+from deepnmt.data.loader import Loader
+from deepnmt.errors import RunError
+from deepnmt.files import write_json
+from deepnmt.model.config import ModelConfig
+from deepnmt.model.storage import CONFIG, FORMAT, META
+from deepnmt.model.transformer import Transformer
+from deepnmt.settings import to_table
+from deepnmt.training.checkpoint import Checkpoints
+from deepnmt.training.config import Precision, TrainingConfig
+from deepnmt.training.curves import Curves, JsonLines, Sink, TensorBoard, WeightsAndBiases
+from deepnmt.training.diagnosis import Diagnosis
+from deepnmt.training.display import open_display
+from deepnmt.training.distributed import World, shard
+from deepnmt.training.engine import EagerEngine, Noise, Objective, zero_gradients
+from deepnmt.training.folder import CHECKPOINTS
+from deepnmt.training.interruption import Interruption
+from deepnmt.training.memory import largest_that_fits
+from deepnmt.training.optimizer import optimizer_tensors
+from deepnmt.training.precision import resolve
+from deepnmt.training.run import Run
+from deepnmt.training.trainer import Job
+from deepnmt.training.validation import Validation
+
+GUESSING_SAMPLE = 5_000_000
+
+MakeValidate = Callable[[Objective, Precision], Callable[[nn.Module], Validation] | None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The parts of a recipe that training reads."""
+
+    model: ModelConfig
+    batching: BatchingConfig
+    training: TrainingConfig
+
+
+def assemble(
+    settings: Settings,
+    dataset: Dataset,
+    out: Path,
+    world: World,
+    interruption: Interruption,
+    make_validate: MakeValidate,
+) -> tuple[Run, StreamState | None, Job]:
+    """The run as its newest checkpoint left it (or new), where its data stands, and all that it works with."""
+    config = settings.training
+    precision = resolve(config.precision, world.device)
+    objective = build_objective(settings, precision, world)
+    run = Run.start(objective.model, config, precision == "fp16", world.device)
+    checkpoints = Checkpoints(out / CHECKPOINTS, world, config, partial(describe_model, settings.model))
+    data = go_on(run, checkpoints)
+
+    engine = EagerEngine(objective, config, precision, world)
+    engine.splitter.limit = run.split_limit
+    job = Job(
+        config=config,
+        world=world,
+        engine=engine,
+        open_updates=lambda state: Loader(
+            open_stream(settings, dataset, world, state), pin_memory=world.device.type == "cuda"
+        ),
+        checkpoints=checkpoints,
+        curves=open_curves(settings, out, run.step, world),
+        diagnosis=Diagnosis(
+            config, settings.model.target_vocab_size, guessing_nll(dataset), settings.model.norm == "post"
+        ),
+        interruption=interruption,
+        validate=make_validate(objective, precision),
+    )
+    return run, data, job
+
+
+def build_objective(settings: Settings, precision: Precision, world: World) -> Objective:
+    """The model, initialised by the seed alone, and its loss; sharded over the ranks where asked."""
+    config = settings.training
+    torch.manual_seed(config.seed)
+    model = Transformer(settings.model).to(world.device)
+    if config.activation_checkpointing:
+        model.checkpoint_activations()
+    objective = Objective(model, config.label_smoothing, settings.model.pad_id)
+    if config.parallel == "fsdp" and world.size > 1:
+        shard(objective, precision)
+    return objective
+
+
+def go_on(run: Run, checkpoints: Checkpoints) -> StreamState | None:
+    """Bring a run to its newest checkpoint, if there is one; returns where its data stands."""
+    checkpoints.clean()
+    newest = checkpoints.newest()
+    if newest is None:
+        return None
+    data = checkpoints.load(newest, run)
+    if newest.name.startswith("epoch"):
+        checkpoints.save(run, data)  # a kill between the two kinds of checkpoint must not lose the second
+    return data
+
+
+def open_stream(settings: Settings, dataset: Dataset, world: World, state: StreamState | None) -> BatchStream:
+    sides = dataset.tokenizers.source, dataset.tokenizers.target
+    dropout = settings.batching.bpe_dropout
+
+    def resample(side: int, sentences: Any, seed: int) -> list[list[int]]:
+        return sides[side].resample_batch(sentences, dropout, seed)
+
+    return BatchStream(
+        dataset.train,
+        settings.batching,
+        seed=settings.training.seed,
+        tokens_per_update=settings.training.tokens_per_update,
+        weights={entry["name"]: entry.get("weight", 1.0) for entry in dataset.meta["train"]},
+        rank=world.rank,
+        world_size=world.size,
+        state=state,
+        resample=(partial(resample, 0), partial(resample, 1)) if dropout > 0 else None,
+    )
+
+
+def open_curves(settings: Settings, out: Path, step: int, world: World) -> Curves:
+    """Where the numbers of the run go on from `step`; only the main rank writes."""
+    if not world.is_main:
+        return Curves([])
+    config = settings.training
+    sinks: list[Sink] = [JsonLines(out, step)]
+    if config.tensorboard:
+        try:
+            sinks.append(TensorBoard(out, step))
+        except ImportError:
+            print("deepnmt: no TensorBoard curves: pip install 'deepnmt[tensorboard]'", file=sys.stderr)
+    if config.wandb_project is not None:
+        sinks.append(WeightsAndBiases(out, config.wandb_project, to_table(config)))
+    return Curves([*sinks, open_display(step, config.max_steps)])
+
+
+def describe_model(config: ModelConfig, folder: Path, step: int) -> None:
+    """What makes a checkpoint a MODEL folder besides its weights."""
+    from deepnmt import __version__
+
+    write_json(folder / CONFIG, to_table(config))
+    write_json(folder / META, {"format": FORMAT, "deepnmt": __version__, "step": step})
+
+
+def guessing_nll(dataset: Dataset) -> float:
+    """The entropy of the target's words by frequency, in nats: what a model reaches that knows nothing else."""
+    counts = np.zeros(dataset.tokenizers.target.vocab_size, np.int64)
+    for corpus in dataset.train.values():
+        ids = corpus.sides["target"].ids[:GUESSING_SAMPLE]
+        counts += np.bincount(ids, minlength=len(counts))
+        counts[dataset.tokenizers.target.eos_id] += len(ids) // max(1, int(corpus.target_lengths.mean()))
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum()) if len(shares) else math.log(len(counts))
+
+
+def plan_memory(settings: Settings, dataset: Dataset, world: World) -> int:
+    """The largest tokens_per_batch that fits on every rank's device, found by trying, with a tenth to spare."""
+    most = settings.training.tokens_per_update // world.size
+    if world.device.type != "cuda":
+        return min(settings.batching.tokens_per_batch, max(most, 1))
+    precision = resolve(settings.training.precision, world.device)
+    objective = build_objective(settings, precision, world)
+    run = Run.start(objective.model, settings.training, precision == "fp16", world.device)
+    optimizer_tensors(run.model, run.optimizer)
+    engine = EagerEngine(objective, settings.training, precision, world)
+    lengths = {int(side.mean()) + 1 for corpus in dataset.train.values() for side in (corpus.source_lengths,)}
+    longest = max(int(corpus.target_lengths.max()) + 1 for corpus in dataset.train.values())
+    lengths.add(min(longest, settings.batching.max_length or longest))
+
+    def fits(tokens: int) -> bool:
+        fitting = all(_try(engine, run, _made_up_batch(tokens, length, world.device)) for length in lengths)
+        return not world.any(not fitting)
+
+    found = largest_that_fits(fits, start=4096, most=max(most, 256))
+    if found is None:
+        raise RunError("not even a batch of 256 tokens fits on the device; take a smaller model")
+    return max(found * 9 // 10 // 128 * 128, 128)
+
+
+def _try(engine: EagerEngine, run: Run, batch: Batch) -> bool:
+    """Whether a batch goes through forward and backward; asks for the memory, and gives it back."""
+    zero_gradients(engine.parameters)
+    sums = torch.zeros(2, dtype=torch.float64, device=batch.source.device)
+    fits = engine.add_up([batch], run.loss_scale.factor / batch.num_target_tokens, Noise(0), sums) is None
+    torch.cuda.empty_cache()
+    return fits
+
+
+def _made_up_batch(tokens: int, length: int, device: torch.device) -> Batch:
+    rows = max(tokens // length, 1)
+    ids = torch.full((rows, length), 3, device=device)
+    return Batch(ids, ids, ids, ids.numel(), ids.numel(), np.arange(rows))

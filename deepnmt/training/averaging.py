@@ -1,0 +1,94 @@
+"""One model from several checkpoints: the mean of their weights (in float64, so that equal ones stay themselves)."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from deepnmt.errors import InputError
+from deepnmt.files import replacing
+from deepnmt.model.storage import load_config, load_weights, save_model
+from deepnmt.model.transformer import Transformer
+from deepnmt.training.checkpoint import list_checkpoints, read_state, read_weights, score_of, step_of
+from deepnmt.training.folder import CHECKPOINTS, copy_tokenizers
+
+
+def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
+    """The mean of the checkpoints' weights. In float64 a sum of n equal float32 numbers is exact, and so is its nth."""
+    first = read_weights(paths[0])
+    sums = {name: weight.double() for name, weight in first.items()}
+    for path in paths[1:]:
+        other = read_weights(path)
+        if {name: w.shape for name, w in other.items()} != {name: w.shape for name, w in first.items()}:
+            raise InputError(f"{path} and {paths[0]} are not of the same model: their weights differ in name or shape")
+        for name, weight in other.items():
+            sums[name] += weight.double()
+    return {name: (total / len(paths)).to(first[name].dtype) for name, total in sums.items()}
+
+
+def last_checkpoints(run: Path, count: int, kind: str | None = None) -> list[Path]:
+    """The last `count` checkpoints of a kind (epoch or step): by default epochs, or steps where no epoch ended."""
+    found = {name: [path for path in all_checkpoints(run) if path.name.startswith(name)] for name in ("epoch", "step")}
+    kind = kind or ("epoch" if found["epoch"] else "step")
+    if len(found[kind]) < count:
+        kept = f"training.keep_{'epochs' if kind == 'epoch' else 'last'}"
+        raise InputError(
+            f"{run} has {len(found[kind])} {kind} checkpoints, not {count}; ask for fewer, or train with more {kept}"
+        )
+    return found[kind][len(found[kind]) - count :]
+
+
+def best_checkpoints(run: Path, count: int) -> list[Path]:
+    """The checkpoints with the best validation scores, best first."""
+    scored = [path for path in all_checkpoints(run) if path.name.startswith("step") and score_of(path) is not None]
+    if len(scored) < count:
+        raise InputError(
+            f"{run} has {len(scored)} validated checkpoints, not {count}; ask for fewer, or train with a higher "
+            "training.keep_best"
+        )
+    return sorted(scored, key=lambda path: score_of(path) or 0.0, reverse=True)[:count]
+
+
+def checkpoints_at(run: Path, steps: Sequence[int]) -> list[Path]:
+    by_step = {step_of(path): path for path in all_checkpoints(run)}
+    for step in steps:
+        if step not in by_step:
+            known = ", ".join(map(str, sorted(by_step)))
+            raise InputError(f"{run} has no checkpoint of step {step}; there are {known}")
+    return [by_step[step] for step in steps]
+
+
+def best_window(paths: Sequence[Path], judge: Callable[[dict[str, Tensor]], float]) -> tuple[list[Path], list[float]]:
+    """The run of consecutive checkpoints up to the last whose mean `judge` likes best, and all judgements by length."""
+    scores = [judge(average_weights(paths[len(paths) - size :])) for size in range(1, len(paths) + 1)]
+    size = max(range(len(scores)), key=scores.__getitem__) + 1
+    return list(paths[len(paths) - size :]), scores
+
+
+def all_checkpoints(run: Path) -> list[Path]:
+    paths = list_checkpoints(run / CHECKPOINTS)
+    if not paths:
+        raise InputError(f"{run} holds no checkpoint; a RUN folder is what `deepnmt train --out` writes")
+    return paths
+
+
+def write_model(run: Path, paths: Sequence[Path], out: Path, meta: dict[str, Any] | None = None) -> None:
+    """A MODEL folder with the mean of these checkpoints of a run, its tokenisers, and where it comes from."""
+    model = build_model(paths[0], average_weights(paths))
+    newest = max(paths, key=step_of)
+    described = {
+        "step": step_of(newest),
+        "averaged": [path.name for path in paths],
+        "score": read_state(newest).get("score") if len(paths) == 1 else None,
+        **(meta or {}),
+    }
+    with replacing(out) as aside:
+        save_model(aside, model, {name: value for name, value in described.items() if value is not None})
+        copy_tokenizers(run, aside)
+
+
+def build_model(checkpoint: Path, weights: dict[str, Tensor]) -> Transformer:
+    model = Transformer(load_config(checkpoint))
+    load_weights(model, weights, checkpoint)
+    return model.eval()
