@@ -1,15 +1,10 @@
-"""Checkpoints of the authors' code (their fairseq fork) into our names and config, executing nothing of them."""
+"""Checkpoints of the authors' code (their fairseq fork) and of fairseq itself into our names and config."""
 
-import argparse
-import json
-import pickle
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,61 +13,63 @@ from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections import ConnectionConfig
 from deepnmt.model.connections.dlcl import DlclConfig
 from deepnmt.model.connections.residual import ResidualConfig
+from deepnmt.model.foreign import ForeignModel, read_npz, read_torch
 from deepnmt.model.storage import load_weights
 from deepnmt.model.transformer import Transformer
 
 
-@dataclass(frozen=True)
-class ForeignModel:
-    """A state dict under the authors' names, and the settings that shapes do not tell."""
-
-    path: Path
-    state: dict[str, Tensor]
-    settings: Mapping[str, Any]
-
-    def setting(self, name: str, default: Any = None) -> Any:
-        value = self.settings.get(name, default)
-        if value is None:
-            raise InputError(f"{self.path} does not say its {name}, so the model cannot be rebuilt")
-        return value
-
-
 def convert_dlcl(path: Path) -> Transformer:
     """The model of a checkpoint of the authors' trainer, or of an .npz of its parameters."""
-    foreign = _read_npz(path) if path.suffix == ".npz" else _read_checkpoint(path)
-    model = Transformer(_config(foreign))
-    load_weights(model, _rename(foreign, model.config), path)
+    foreign = read_npz(path) if path.suffix == ".npz" else read_torch(path)
+    return _rebuild(ForeignModel(path, _renumber_norms(foreign.state), foreign.settings))
+
+
+def convert_fairseq(path: Path) -> Transformer:
+    """The model of a checkpoint of fairseq's `transformer` (0.9 and later, as long as it stores `args`)."""
+    foreign = read_torch(path)
+    for name in ("no_token_positional_embeddings", "no_scale_embedding", "cross_self_attention", "no_cross_attention"):
+        if foreign.settings.get(name):
+            raise InputError(f"{path} was made with {name}, which deepnmt does not have")
+    return _rebuild(ForeignModel(path, _to_authors_names(foreign), foreign.settings))
+
+
+CONVERTERS: dict[str, Callable[[Path], Transformer]] = {"dlcl": convert_dlcl, "fairseq": convert_fairseq}
+
+
+def _rebuild(foreign: ForeignModel) -> Transformer:
+    try:
+        model = Transformer(_config(foreign))
+    except ValueError as error:
+        raise InputError(f"{foreign.path}: {error}") from error
+    load_weights(model, _rename(foreign, model.config), foreign.path)
     return model.eval()
 
 
-def _read_npz(path: Path) -> ForeignModel:
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            meta = json.loads(str(stored["meta"]))
-            state = {
-                name.removeprefix("param/"): torch.from_numpy(stored[name])
-                for name in stored.files
-                if name.startswith("param/")
-            }
-    except (OSError, ValueError, KeyError, EOFError) as error:
-        raise InputError(f"{path} is not an .npz of model parameters: {error}") from error
-    heads = meta.get("heads")
-    settings = {"encoder_attention_heads": heads, "decoder_attention_heads": heads, "pad": meta.get("pad")}
-    return ForeignModel(path, state, settings)
+_MODERN_NORMS = {
+    "encoder": {"self_attn_layer_norm": 0, "final_layer_norm": 1},
+    "decoder": {"self_attn_layer_norm": 0, "encoder_attn_layer_norm": 1, "final_layer_norm": 2},
+}
 
 
-def _read_checkpoint(path: Path) -> ForeignModel:
-    try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            stored = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise InputError(f"{path} does not exist") from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(f"{path} is not a torch file that is safe to load: {reason}") from error
-    if not isinstance(stored, dict) or "args" not in stored or "model" not in stored:
-        raise InputError(f"{path} is not a checkpoint of the authors' trainer: it needs the keys args and model")
-    return ForeignModel(path, _renumber_norms(dict(stored["model"])), vars(stored["args"]))
+def _to_authors_names(foreign: ForeignModel) -> dict[str, Tensor]:
+    """fairseq has since split the packed projections, named the norms and stored the output projection on its own."""
+    state: dict[str, Tensor] = {}
+    for name, tensor in foreign.state.items():
+        if match := re.fullmatch(r"(.+_attn)\.([qkv])_proj\.(weight|bias)", name):
+            if match[2] == "q":
+                parts = [foreign.tensor(f"{match[1]}.{part}_proj.{match[3]}") for part in "qkv"]
+                if len({part.shape for part in parts}) > 1:
+                    raise InputError(f"{foreign.path}: {match[1]} has keys of another width, which is not understood")
+                state[f"{match[1]}.in_proj_{match[3]}"] = torch.cat(parts)
+        elif match := re.fullmatch(r"(encoder|decoder)\.(layers\.\d+)\.(\w+_layer_norm)\.(weight|bias)", name):
+            number = _MODERN_NORMS[match[1]].get(match[3], match[3])
+            state[f"{match[1]}.{match[2]}.layer_norms.{number}.{match[4]}"] = tensor
+        elif name == "decoder.output_projection.weight":
+            if not torch.equal(tensor, foreign.tensor("decoder.embed_tokens.weight")):
+                state["decoder.embed_out"] = tensor
+        else:
+            state[name] = tensor
+    return state
 
 
 def _renumber_norms(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -88,7 +85,7 @@ def _renumber_norms(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _config(foreign: ForeignModel) -> ModelConfig:
     state = foreign.state
-    source, target = (_tensor(foreign, f"{side}.embed_tokens.weight") for side in ("encoder", "decoder"))
+    source, target = (foreign.tensor(f"{side}.embed_tokens.weight") for side in ("encoder", "decoder"))
     shared = source.shape == target.shape and torch.equal(source, target)
     norms = {side: f"{side}.layer_norm.weight" in state for side in ("encoder", "decoder")}
     if norms["encoder"] != norms["decoder"]:
@@ -105,11 +102,19 @@ def _config(foreign: ForeignModel) -> ModelConfig:
         tie_output="decoder.embed_out" not in state,
         positions="learned" if learned_positions else "sinusoidal",
         max_positions=len(state["encoder.embed_positions.weight"]) - pad_id - 1 if learned_positions else 1024,
+        activation=_activation(foreign),
         dropout=float(foreign.settings.get("dropout", 0.1)),
         attention_dropout=float(foreign.settings.get("attention_dropout", 0.0)),
-        ffn_dropout=float(foreign.settings.get("relu_dropout", 0.0)),
+        ffn_dropout=float(foreign.settings.get("relu_dropout", 0.0) or foreign.settings.get("activation_dropout", 0.0)),
         pad_id=pad_id,
     )
+
+
+def _activation(foreign: ForeignModel) -> Literal["relu", "gelu"]:
+    name = foreign.settings.get("activation_fn", "relu")
+    if name not in ("relu", "gelu"):
+        raise InputError(f"{foreign.path} was made with activation_fn = {name}, which deepnmt does not have")
+    return name
 
 
 def _stack_config(foreign: ForeignModel, side: str) -> StackConfig:
@@ -118,8 +123,8 @@ def _stack_config(foreign: ForeignModel, side: str) -> StackConfig:
         raise InputError(f"{foreign.path} has no layers {side}.layers.0, 1, ... in a row")
     return StackConfig(
         num_layers=len(depths),
-        dim=_tensor(foreign, f"{side}.embed_tokens.weight").shape[1],
-        ffn_dim=_tensor(foreign, f"{side}.layers.0.fc1.weight").shape[0],
+        dim=foreign.tensor(f"{side}.embed_tokens.weight").shape[1],
+        ffn_dim=foreign.tensor(f"{side}.layers.0.fc1.weight").shape[0],
         num_heads=int(foreign.setting(f"{side}_attention_heads")),
         connection=_connection_config(foreign, side),
     )
@@ -209,9 +214,3 @@ def _rename_in_layer(side: str, layer: str, rest: str, tensor: Tensor) -> dict[s
         if rest.startswith(theirs) and kind in ("weight", "bias"):
             return {f"{layer}.{mine}{kind}": tensor}
     return None
-
-
-def _tensor(foreign: ForeignModel, name: str) -> Tensor:
-    if name not in foreign.state:
-        raise InputError(f"{foreign.path} lacks {name}")
-    return foreign.state[name]

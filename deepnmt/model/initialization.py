@@ -9,15 +9,13 @@ from deepnmt.model.layers import FeedForward
 
 
 def initialize(model: nn.Module) -> None:
-    """Embeddings N(0, 1/dim), zero for padding; linear layers Xavier-uniform with zero bias; norms one and zero.
+    """Embeddings N(0, 1/dim), padding too; linear layers Xavier-uniform with zero bias; norms one and zero.
 
     Connection weights are set by their scheme: their start is part of it.
     """
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
-            if module.padding_idx is not None:
-                nn.init.zeros_(module.weight[module.padding_idx])
         elif isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
             if module.bias is not None:

@@ -1,9 +1,12 @@
 """What holds for every connection, norm placement and stack."""
 
+from dataclasses import replace
+
 import torch
 from model_variants import CASE_IDS, CASES, case_config, padded, scrambled, sentences, tiny_config
 from pytest import mark, raises
 
+from deepnmt.model.config import StackConfig
 from deepnmt.model.transformer import Transformer
 
 every_case = mark.parametrize(("variant", "norm", "stack"), CASES, ids=CASE_IDS)
@@ -129,8 +132,8 @@ def test_attention_of_a_step_is_the_last_layers_mean_over_heads():
 def test_widths_heads_and_depths_of_the_stacks_are_independent():
     """The paper's "+ big encoder"."""
     config = tiny_config(share_embeddings=False, source_vocab_size=20, tie_output=False, activation="swiglu")
-    wide = type(config.encoder)(num_layers=4, dim=24, ffn_dim=40, num_heads=2)
-    model = scrambled(type(config)(**{**vars(config), "encoder": wide}))
+    wide = StackConfig(num_layers=4, dim=24, ffn_dim=40, num_heads=2)
+    model = scrambled(replace(config, encoder=wide))
     source, target = padded(sentences(6, 4)), torch.stack(sentences(5, 5, seed=2))
     logits = model(source, target)
     assert logits.shape == (2, 5, 14)

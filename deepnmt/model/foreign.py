@@ -1,0 +1,99 @@
+"""Reading the files of other toolkits without executing what is pickled in them."""
+
+import argparse
+import json
+import pickle
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepnmt.errors import InputError
+
+
+@dataclass(frozen=True)
+class ForeignModel:
+    """A state dict under its toolkit's names, and the settings that shapes do not tell."""
+
+    path: Path
+    state: dict[str, Tensor]
+    settings: Mapping[str, Any]
+
+    def tensor(self, name: str) -> Tensor:
+        if name not in self.state:
+            raise InputError(f"{self.path} lacks {name}")
+        return self.state[name]
+
+    def setting(self, name: str, default: Any = None) -> Any:
+        value = self.settings.get(name, default)
+        if value is None:
+            raise InputError(f"{self.path} does not say its {name}, so the model cannot be rebuilt")
+        return value
+
+
+def read_npz(path: Path) -> ForeignModel:
+    """Arrays `param/NAME` and a JSON string `meta`."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            meta = json.loads(str(stored["meta"]))
+            state = {
+                name.removeprefix("param/"): torch.from_numpy(stored[name])
+                for name in stored.files
+                if name.startswith("param/")
+            }
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist") from error
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path} is not an .npz of model parameters: {error}") from error
+    if not isinstance(meta, dict):
+        raise InputError(f"{path} is not an .npz of model parameters: its meta is not a table")
+    settings = {"encoder_attention_heads": meta.get("heads"), "decoder_attention_heads": meta.get("heads")}
+    return ForeignModel(path, state, settings | ({"pad": meta["pad"]} if "pad" in meta else {}))
+
+
+class _Meter:
+    """Stands for the statistics of a finished training, which fairseq pickles beside the weights: never looked at."""
+
+
+_METERS = [
+    (_Meter, f"{module}.{name}")
+    for module in ("fairseq.meters", "fairseq.logging.meters")
+    for name in ("AverageMeter", "TimeMeter", "StopwatchMeter")
+]
+
+
+def read_torch(path: Path) -> ForeignModel:
+    """A checkpoint of fairseq or of a fork of it: `args`, an argparse.Namespace, and `model`, a state dict.
+
+    torch rebuilds tensors, plain containers and the classes named here, and refuses any other name in the pickle.
+    """
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace, *_METERS]):
+            stored = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist") from error
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
+        raise InputError(f"{path} is not a torch file that is safe to load: {_reason(error)}") from error
+    arguments, state = (stored.get(key) if isinstance(stored, dict) else None for key in ("args", "model"))
+    if not isinstance(arguments, argparse.Namespace) or not isinstance(state, dict):
+        raise InputError(f"{path} is not a checkpoint of fairseq's trainer: it needs args (a Namespace) and model")
+    for name, tensor in state.items():
+        if not isinstance(tensor, Tensor):
+            raise InputError(f"{path}: {name} of its model is not a tensor")
+    return ForeignModel(path, dict(state), vars(arguments))
+
+
+def _reason(error: Exception) -> str:
+    """What torch says in pages, in a few words, and without its advice to load the file unsafely."""
+    text = str(error).strip()
+    if forbidden := re.search(r"GLOBAL ([\w.]+)", text):
+        return f"its pickle asks for {forbidden[1]}, which is not data"
+    if detail := re.search(r"WeightsUnpickler error: *(.+)", text):
+        text = detail[1]
+    return text.splitlines()[0][:200] if text else type(error).__name__
