@@ -6,6 +6,7 @@ manifest.json with the checksum of every file. A folder is written aside and ren
 """
 
 import json
+import math
 import shutil
 import sys
 from collections.abc import Callable, Iterable
@@ -73,7 +74,7 @@ class Checkpoints:
         """The newest checkpoint that is whole; a damaged one is passed over with a warning."""
         found = None
         if self.world.is_main:
-            for path in sorted(self.all(), key=lambda path: (step_of(path), path.name), reverse=True):
+            for path in sorted(self.all(), key=_age, reverse=True):
                 damage = find_damage(path)
                 if damage is None:
                     found = path
@@ -112,7 +113,7 @@ class Checkpoints:
         epochs = [path for path in self.all() if path.name.startswith("epoch-")]
         scored = [(score, path) for path in steps if (score := score_of(path)) is not None]
         best = [path for _, path in sorted(scored, key=lambda pair: pair[0], reverse=True)[: self.config.keep_best]]
-        kept = {*steps[-self.config.keep_last :], *best, *epochs[len(epochs) - self.config.keep_epochs :]}
+        kept = {*steps[-self.config.keep_last :], *best, *epochs[max(0, len(epochs) - self.config.keep_epochs) :]}
         for path in {*steps, *epochs} - kept:
             doomed = path.with_name(f".{path.name}.doomed")
             path.rename(doomed)
@@ -129,6 +130,12 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 def step_of(path: Path) -> int:
     return int(read_state(path).get("step", -1))
+
+
+def _age(path: Path) -> tuple[float, str]:
+    """The newest has the most; what cannot be read is looked at first, so that it is not passed over in silence."""
+    kind, _, number = path.name.partition("-")
+    return int(number) if kind == "step" else read_state(path).get("step", math.inf), path.name
 
 
 def score_of(path: Path) -> float | None:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from deepnmt.data.batching import Update
-from deepnmt.data.collate import AnyBatch
+from deepnmt.data.collate import AnyBatch, PackedBatch
 from deepnmt.errors import RunError
+from deepnmt.model.sequences import PackedSequences
 from deepnmt.training.config import Precision, TrainingConfig
 from deepnmt.training.distributed import World, await_gradients
 from deepnmt.training.loss import chunked_loss
@@ -26,7 +27,7 @@ class TranslationModel(Protocol):
     @property
     def output_weight(self) -> nn.Parameter: ...
 
-    def features(self, source: Tensor, target_input: Tensor) -> Tensor: ...
+    def features(self, source: Tensor | PackedSequences, target_input: Tensor | PackedSequences) -> Tensor: ...
 
 
 class Engine(Protocol):
@@ -59,8 +60,18 @@ class Objective(nn.Module):
 
     def forward(self, batch: AnyBatch) -> tuple[Tensor, Tensor]:
         model: TranslationModel = self.model  # type: ignore[assignment]
-        features = model.features(batch.source, batch.target_input)
+        features = model.features(*_sequences(batch))
         return chunked_loss(features, model.output_weight, batch.target_output, self.smoothing, self.pad_id)
+
+
+def _sequences(batch: AnyBatch) -> tuple[Tensor | PackedSequences, Tensor | PackedSequences]:
+    """The two texts of a batch as the model takes them."""
+    if isinstance(batch, PackedBatch):
+        return (
+            PackedSequences(batch.source, batch.source_offsets),
+            PackedSequences(batch.target_input, batch.target_offsets),
+        )
+    return batch.source, batch.target_input
 
 
 class EagerEngine:

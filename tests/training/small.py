@@ -1,6 +1,7 @@
 """A tiny corpus, model and job, so that a whole run takes a fraction of a second."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,17 +10,15 @@ import torch
 from deepnmt.data.batching import BatchingConfig, BatchStream, held_out_batches
 from deepnmt.data.dataset import Corpus
 from deepnmt.data.loader import Loader
-from deepnmt.files import write_json
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections.dlcl import DlclConfig
-from deepnmt.model.storage import CONFIG, FORMAT, META
 from deepnmt.model.transformer import Transformer
-from deepnmt.settings import to_table
+from deepnmt.training.assembly import describe_model, go_on
 from deepnmt.training.checkpoint import Checkpoints
 from deepnmt.training.config import TrainingConfig
 from deepnmt.training.curves import Curves, JsonLines
 from deepnmt.training.diagnosis import Diagnosis
-from deepnmt.training.distributed import World
+from deepnmt.training.distributed import World, shard
 from deepnmt.training.engine import EagerEngine, Objective
 from deepnmt.training.interruption import Interruption
 from deepnmt.training.run import Run
@@ -69,16 +68,12 @@ def make_job(
     folder.mkdir(parents=True, exist_ok=True)
     model = Transformer(model_config)
     objective = Objective(model, config.label_smoothing, PAD)
+    if config.parallel == "fsdp" and world.size > 1:
+        shard(objective, "fp32")
     run = Run.start(model, config, fp16=config.precision == "fp16", device=CPU)
 
-    def describe(aside: Path, step: int) -> None:
-        write_json(aside / CONFIG, to_table(model_config))
-        write_json(aside / META, {"format": FORMAT, "step": step})
-
-    checkpoints = Checkpoints(folder / "checkpoints", world, config, describe)
-    checkpoints.clean()
-    newest = checkpoints.newest()
-    data = checkpoints.load(newest, run) if newest else None
+    checkpoints = Checkpoints(folder / "checkpoints", world, config, partial(describe_model, model_config))
+    data = go_on(run, checkpoints)
     held_out = held_out_batches(corpus(10, seed=1), 64)
 
     def validate(model) -> Validation:

@@ -1,0 +1,195 @@
+"""Killed anywhere and started again, a run ends as if nothing had happened: to the last bit, curves and files too."""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small import TRAINING, flat, make_job, run_to_end
+
+import deepnmt.files
+import deepnmt.training.checkpoint
+import deepnmt.training.trainer
+from deepnmt.training.curves import JsonLines, read_log
+from deepnmt.training.engine import EagerEngine
+from deepnmt.training.trainer import train
+
+TIMES = ("tokens_per_second", "memory_gib")
+CONFIG = replace(TRAINING, max_steps=16, ema_decay=0.9, clip_norm=0.5)
+SEED = 7
+
+
+class Killed(BaseException):
+    """What the process would not have survived."""
+
+
+class Killer:
+    """Counts the moments at which a kill would hurt, and kills at a chosen one; nothing is cleaned up after that."""
+
+    def __init__(self, monkeypatch, at=None):
+        self.count, self.at, self.dead = 0, at, False
+        for owner, name in (
+            (EagerEngine, "accumulate"),
+            (deepnmt.training.trainer, "apply_update"),
+            (deepnmt.training.checkpoint, "save_file"),
+            (deepnmt.training.checkpoint, "sha256"),
+            (deepnmt.training.checkpoint.shutil, "rmtree"),
+            (deepnmt.files.os, "rename"),
+            (deepnmt.files.os, "replace"),
+            (JsonLines, "write"),
+        ):
+            monkeypatch.setattr(owner, name, self._watched(getattr(owner, name)))
+        clean_up = deepnmt.files._remove
+        monkeypatch.setattr(deepnmt.files, "_remove", lambda path: None if self.dead else clean_up(path))
+
+    def _watched(self, function):
+        def watched(*arguments, **named):
+            self._moment()
+            result = function(*arguments, **named)
+            self._moment()
+            return result
+
+        return watched
+
+    def _moment(self):
+        self.count += 1
+        if self.count == self.at:
+            self.dead = True
+            raise Killed
+
+
+def run_with_kills(folder, monkeypatch, moments):
+    for moment in moments:
+        with monkeypatch.context() as patched:
+            Killer(patched, moment)
+            opened = []
+            try:
+                run, data, job = make_job(folder, CONFIG)
+                opened.append(job.curves)
+                train(run, data, job)
+            except Killed:
+                pass
+            for curves_of_the_dead in opened:
+                curves_of_the_dead.close()
+    return run_to_end(folder, CONFIG)
+
+
+def curves(folder):
+    return [{name: value for name, value in line.items() if name not in TIMES} for line in read_log(folder)]
+
+
+def files(folder):
+    return {
+        f"{path.parent.name}/{path.name}": path.read_bytes()
+        for path in (folder / "checkpoints").rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    with pytest.MonkeyPatch.context() as patched:
+        killer = Killer(patched)
+        run_to_end(folder, CONFIG)
+    return folder, killer.count
+
+
+def test_same_seed_same_run(tmp_path, uninterrupted):
+    run_to_end(tmp_path, CONFIG)
+    assert files(tmp_path) == files(uninterrupted[0])
+    assert curves(tmp_path) == curves(uninterrupted[0])
+
+
+def test_another_seed_is_another_run(tmp_path, uninterrupted):
+    run_to_end(tmp_path, replace(CONFIG, seed=2))
+    assert curves(tmp_path) != curves(uninterrupted[0])
+
+
+@pytest.mark.parametrize("case", range(20))
+def test_resumed_equals_uninterrupted_wherever_it_was_killed(case, tmp_path, uninterrupted, monkeypatch):
+    folder, moments = uninterrupted
+    chosen = random.Random(SEED + case)
+    kills = [chosen.randint(1, moments) for _ in range(1 + case % 3)]
+    run_with_kills(tmp_path, monkeypatch, kills)
+    assert curves(tmp_path) == curves(folder)
+    assert files(tmp_path) == files(folder)
+    assert not [path for path in (tmp_path / "checkpoints").iterdir() if path.name.startswith(".")]
+
+
+def test_going_on_after_the_end_with_more_steps_equals_one_long_run(tmp_path, uninterrupted):
+    run_to_end(tmp_path, replace(CONFIG, max_steps=10, validate_every=5))
+    run_to_end(tmp_path, CONFIG)
+    last = "checkpoints/step-00000016/optimizer.safetensors"
+    for name, tensor in load_file(uninterrupted[0] / last).items():
+        assert torch.equal(tensor, load_file(tmp_path / last)[name]), name
+
+
+def damage(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+def test_damaged_newest_checkpoint_is_passed_over_with_a_warning(name, tmp_path, uninterrupted, capsys):
+    run_to_end(tmp_path, replace(CONFIG, max_steps=10))
+    newest = tmp_path / "checkpoints" / "step-00000010"
+    damage(newest / name)
+    run, _, job = make_job(tmp_path, CONFIG)
+    assert run.step == 8
+    assert "step-00000010 is damaged" in capsys.readouterr().err
+    job.curves.close()
+    run_to_end(tmp_path, CONFIG)
+    assert (
+        files(tmp_path)["step-00000016/model.safetensors"] == files(uninterrupted[0])["step-00000016/model.safetensors"]
+    )
+
+
+def test_missing_file_is_damage_too(tmp_path, capsys):
+    run_to_end(tmp_path, replace(CONFIG, max_steps=10))
+    (tmp_path / "checkpoints" / "step-00000010" / "optimizer.safetensors").unlink()
+    run, _, job = make_job(tmp_path, CONFIG)
+    job.curves.close()
+    assert run.step == 8
+    assert "it is not complete" in capsys.readouterr().err
+
+
+def test_torn_line_of_the_log_is_dropped(tmp_path):
+    run_to_end(tmp_path, replace(CONFIG, max_steps=6))
+    with (tmp_path / "log.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": 9}\n{"kind": "tra')
+    JsonLines(tmp_path, 6).close()
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if line["kind"] == "train"] == [3, 6]
+
+
+def test_tensorboard_curves_have_no_gaps_and_no_doubles(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from deepnmt.training.curves import TensorBoard
+
+    def record(config, stop=None):
+        run, data, job = make_job(tmp_path, config)
+        job.curves.sinks.append(TensorBoard(tmp_path, run.step))
+        train(run, data, job)
+        job.curves.write("train", run.step + 3, loss=0.0)  # written after the checkpoint, then killed
+        job.curves.close()
+
+    record(replace(CONFIG, max_steps=10))
+    run, data, job = make_job(tmp_path, CONFIG)
+    job.curves.sinks.append(TensorBoard(tmp_path, run.step))
+    train(run, data, job)
+    job.curves.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [3, 6, 9, 12, 15]
+    assert [event.step for event in events.Scalars("gradient_norm/encoder.layers.0")] == [3, 6, 9, 12, 15]
+    assert [event.step for event in events.Images("connection/encoder.connection")] == [8, 10, 16]
+
+
+def test_parameters_move_at_all(tmp_path):
+    run, _, job = make_job(tmp_path / "start", CONFIG)
+    job.curves.close()
+    assert not torch.equal(flat(run.model), flat(run_to_end(tmp_path / "end", CONFIG).model))
