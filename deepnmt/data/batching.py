@@ -12,7 +12,7 @@ from deepnmt.data.collate import AnyBatch, Batch, PackedBatch, Ragged, gather, p
 from deepnmt.data.dataset import SIDES, Corpus, Dataset
 from deepnmt.data.mixture import Mixture, Sentences
 from deepnmt.data.plan import BatchShape, EpochPlan, Lengths, PackedPlanner, PaddedPlanner, Planner, packed_shape
-from deepnmt.data.resampling import Resample, Resampler, dropping_out
+from deepnmt.data.resampling import DropOut, Resample, Resampler
 from deepnmt.errors import InputError
 
 __all__ = [
@@ -113,6 +113,7 @@ class BatchStream:
         """
         self.config, self.seed, self.rank, self.world_size = config, seed, rank, world_size
         self.corpora = list(corpora.values())
+        self._names = list(corpora)
         self.bases = np.cumsum([0, *map(len, self.corpora)])[:-1]
         self.batches_per_update = max(1, round((tokens_per_update or 0) / config.tokens_per_batch))
         if config.bpe_dropout > 0 and resample is None:
@@ -131,16 +132,37 @@ class BatchStream:
         self._lay_out = pack if config.layout == "packed" else pad
         self._planner = self._make_planner(usable)
         self._plan: EpochPlan | None = None
+        self._num_updates: dict[int, int] = {}
         self._made_from = self._describe(corpora)
         self._epoch, self._position = 0, 0
         if state is not None:
             self._restore(state)
+        self._made_with = {
+            "seed": seed,
+            "tokens_per_update": tokens_per_update,
+            "weights": weights,
+            "rank": rank,
+            "world_size": world_size,
+            "resample": resample,
+        }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process the stream is made again from the same corpora, rather than copied with its plan."""
+        return _make_stream, (
+            dict(zip(self._names, self.corpora, strict=True)),
+            self.config,
+            self._made_with,
+            self.state(),
+        )
 
     @classmethod
     def of(cls, dataset: Dataset, config: BatchingConfig, **rest: Any) -> "BatchStream":
         """The training corpora of a dataset, with its weights and, for BPE-dropout, its tokenisers."""
         weights = {entry["name"]: float(entry.get("weight", 1.0)) for entry in dataset.meta["train"]}
-        resample = dropping_out(dataset.tokenizers, config.bpe_dropout) if config.bpe_dropout > 0 else None
+        resample = None
+        if config.bpe_dropout > 0:
+            tokenizers = dataset.tokenizers
+            resample = DropOut(tokenizers.source, config.bpe_dropout), DropOut(tokenizers.target, config.bpe_dropout)
         return cls(dataset.train, config, weights=weights, resample=resample, **rest)
 
     # -- what a user of the stream sees
@@ -154,18 +176,32 @@ class BatchStream:
         return self
 
     def __next__(self) -> Update:
-        plan = self.plan(self._epoch)
-        update = self._build(plan, self._position)
-        self._position += 1
-        if update.is_last_of_epoch:
-            self._epoch, self._position = self._epoch + 1, 0
+        update = self.update(self._epoch, self._position)
+        self._epoch, self._position = self._after(self._epoch, self._position)
         return update
+
+    def positions(self) -> Iterator[tuple[int, int]]:
+        """(epoch, position) of every update from here on, without going there."""
+        epoch, position = self._epoch, self._position
+        while True:
+            yield epoch, position
+            epoch, position = self._after(epoch, position)
 
     def state(self) -> StreamState:
         return {"epoch": self._epoch, "position": self._position, "made_from": dict(self._made_from)}
 
+    def state_after(self, update: Update) -> StreamState:
+        epoch, position = self._after(update.epoch, update.index)
+        return {"epoch": epoch, "position": position, "made_from": dict(self._made_from)}
+
+    def _after(self, epoch: int, position: int) -> tuple[int, int]:
+        return (epoch, position + 1) if position + 1 < self.updates_per_epoch(epoch) else (epoch + 1, 0)
+
     def updates_per_epoch(self, epoch: int | None = None) -> int:
-        return -(-len(self.plan(self._epoch if epoch is None else epoch)) // self.batches_per_update)
+        epoch = self._epoch if epoch is None else epoch
+        if epoch not in self._num_updates:  # kept: where epochs meet, both are asked for in turn
+            self._num_updates[epoch] = -(-len(self.plan(epoch)) // self.batches_per_update)
+        return self._num_updates[epoch]
 
     def plan(self, epoch: int) -> EpochPlan:
         plan = self._plan
@@ -238,7 +274,8 @@ class BatchStream:
 
     # -- from the plan to tensors
 
-    def _build(self, plan: EpochPlan, index: int) -> Update:
+    def update(self, epoch: int, index: int) -> Update:
+        plan = self.plan(epoch)
         first = index * self.batches_per_update
         numbers = range(first, min(first + self.batches_per_update, len(plan)))
         sentences = np.concatenate([plan.sentences(number) for number in numbers])
@@ -335,6 +372,12 @@ def held_out_batches(corpus: Corpus, tokens_per_batch: int) -> list[Batch]:
         batches.append(pad(pair[0], pair[1], shape, sentences))
         start += rows
     return batches
+
+
+def _make_stream(
+    corpora: dict[str, Corpus], config: BatchingConfig, options: dict[str, Any], state: StreamState
+) -> BatchStream:
+    return BatchStream(corpora, config, **options, state=state)
 
 
 def _with_eos(lengths: list[npt.NDArray[np.integer]]) -> Lengths:

@@ -1,6 +1,7 @@
 """BPE-dropout at training time: another segmentation of a sentence each time it is seen, reproducibly."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 from deepnmt.data.collate import Ragged
 from deepnmt.data.mixture import random_bits
 from deepnmt.data.plan import BatchShape
-from deepnmt.data.tokenizer import TokenizerPair
+from deepnmt.data.tokenizer import Tokenizer
 
 Row = Sequence[int] | npt.NDArray[np.integer]
 Resample = Callable[[list[npt.NDArray[np.integer]], int], Sequence[Row]]
@@ -18,12 +19,15 @@ Resample = Callable[[list[npt.NDArray[np.integer]], int], Sequence[Row]]
 FITTING_SHARE = 0.9  # padded: buckets have room for this share of the new segmentations
 
 
-def dropping_out(tokenizers: TokenizerPair, dropout: float) -> tuple[Resample, Resample]:
-    source, target = tokenizers.source, tokenizers.target
-    return (
-        lambda rows, seed: source.resample_batch(rows, dropout, seed),
-        lambda rows, seed: target.resample_batch(rows, dropout, seed),
-    )
+@dataclass(frozen=True)
+class DropOut:
+    """A tokeniser's BPE-dropout as a `Resample` that can be sent to other processes."""
+
+    tokenizer: Tokenizer
+    dropout: float
+
+    def __call__(self, rows: list[npt.NDArray[np.integer]], seed: int) -> list[list[int]]:
+        return self.tokenizer.resample_batch([row.tolist() for row in rows], self.dropout, seed)
 
 
 class Resampler:

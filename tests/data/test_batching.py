@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from deepnmt.data.batching import AnyBatch, Batch, BatchingConfig, BatchStream, PackedBatch, Update, held_out_batches
 from deepnmt.data.dataset import Corpus
-from deepnmt.data.loader import Loader
 from deepnmt.errors import InputError
 from deepnmt.settings import from_table
 
@@ -164,37 +163,6 @@ def test_resuming_with_another_number_of_ranks_keeps_the_global_updates() -> Non
     state = alone.state()
     pair = [make_stream(corpus, tokens_per_update=256, rank=rank, world_size=2, state=state) for rank in range(2)]
     assert sorted(sentences_of([next(alone)])) == sorted(sentences_of([next(stream) for stream in pair]))
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("depth", [1, 2, 7])
-def test_prefetching_changes_neither_updates_nor_state(layout: str, depth: int) -> None:
-    corpus = make_corpus(60)
-    plain = make_stream(corpus, layout)
-    with Loader(make_stream(corpus, layout), depth=depth) as loader:
-        assert loader.state() == plain.state()
-        for _ in range(40):
-            assert same(next(loader), next(plain))
-            assert loader.state() == plain.state()
-
-
-def test_an_error_while_prefetching_reaches_the_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = make_stream(make_corpus(60))
-    original = BatchStream.__next__
-
-    def fail_later(self: BatchStream) -> Update:
-        if self.state()["position"] == 3:
-            raise RuntimeError("the disk is gone")
-        return original(self)
-
-    monkeypatch.setattr(BatchStream, "__next__", fail_later)
-    loader = Loader(stream, depth=2)
-    for _ in range(3):
-        next(loader)
-    with pytest.raises(RuntimeError, match="the disk is gone"):
-        next(loader)
-    assert not loader._thread.is_alive()
-    assert list(loader) == []
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

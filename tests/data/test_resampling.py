@@ -86,6 +86,22 @@ def test_segmentations_are_the_same_after_resuming_and_on_any_ranks_but_not_in_t
     assert {update.num_target_tokens for update in ranks} == {first[0].num_target_tokens}
 
 
+def test_every_batch_side_and_epoch_has_a_seed_of_its_own() -> None:
+    seeds: list[int] = []
+
+    def record(rows: list[npt.NDArray[np.integer]], seed: int) -> list[npt.NDArray[np.integer]]:
+        seeds.append(seed)
+        return rows
+
+    corpus = Corpus.of([[5]] * 500, [[5]] * 500)
+    stream = BatchStream(
+        {"a": corpus}, BatchingConfig(tokens_per_batch=32, bpe_dropout=0.1), seed=1, resample=(record, record)
+    )
+    batches = len(epoch_of(stream)) + len(epoch_of(stream))
+    assert len(seeds) == len(set(seeds)) == 2 + 2 * batches  # the first two measure growth
+    assert all(0 <= seed < 2**31 for seed in seeds)
+
+
 def test_dropout_without_a_way_to_segment_is_a_mistake() -> None:
     with pytest.raises(ValueError, match="bpe_dropout needs"):
         BatchStream({"a": Corpus.of([[5]], [[5]])}, BatchingConfig(bpe_dropout=0.1), seed=0)

@@ -1,0 +1,122 @@
+import pickle
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from deepnmt.data.batching import BatchingConfig, BatchStream, Update
+from deepnmt.data.dataset import Corpus, CorpusWriter
+from deepnmt.data.loader import Loader
+
+
+def make_stream(folder: Path, layout: str, size: int = 60, bpe_dropout: float = 0.0) -> BatchStream:
+    rng = np.random.default_rng(0)
+    sides = [[rng.integers(4, 100, rng.integers(0, 20)).tolist() for _ in range(size)] for _ in range(2)]
+    with CorpusWriter(folder, "text", (100, 100)) as writer:
+        writer.append(sides[0], sides[1])
+    config = BatchingConfig(tokens_per_batch=64, layout=layout, bpe_dropout=bpe_dropout)  # type: ignore[arg-type]
+    resample = (repeat_some, repeat_some) if bpe_dropout else None
+    return BatchStream({"text": Corpus.open(folder, "text")}, config, seed=1, tokens_per_update=128, resample=resample)
+
+
+def repeat_some(rows: list[npt.NDArray[np.integer]], seed: int) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [np.repeat(row, rng.integers(1, 3, len(row))).tolist() for row in rows]
+
+
+def same(one: Update, other: Update) -> bool:
+    for first, second in zip(one.batches, other.batches, strict=True):
+        for name, value in vars(first).items():
+            assert type(value) is type(getattr(second, name))
+            if not np.array_equal(value, getattr(second, name)):
+                return False
+    names = ("num_target_tokens", "num_source_tokens", "num_sentences", "epoch", "index", "is_last_of_epoch")
+    return all(getattr(one, name) == getattr(other, name) for name in names)
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+@pytest.mark.parametrize("depth", [1, 2, 7])
+def test_prefetching_changes_neither_updates_nor_state(tmp_path: Path, layout: str, depth: int) -> None:
+    plain = make_stream(tmp_path, layout)
+    with Loader(make_stream(tmp_path, layout), depth=depth) as loader:
+        assert loader.state() == plain.state()
+        for _ in range(40):
+            assert same(next(loader), next(plain))
+            assert loader.state() == plain.state()
+
+
+def test_processes_change_neither_updates_nor_state(tmp_path: Path) -> None:
+    plain = make_stream(tmp_path, "packed", bpe_dropout=0.1)
+    ahead = make_stream(tmp_path, "packed", bpe_dropout=0.1)
+    for stream in (plain, ahead):
+        next(stream)
+    with Loader(ahead, num_workers=2) as loader:
+        for _ in range(3 * plain.updates_per_epoch()):
+            assert same(next(loader), next(plain))
+            assert loader.state() == plain.state()
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_a_stream_is_sent_by_reference_to_its_files_and_goes_on_where_it_was(tmp_path: Path, layout: str) -> None:
+    stream = make_stream(tmp_path, layout, size=5000)
+    for _ in range(3):
+        next(stream)
+    sent = pickle.dumps(stream)
+    assert len(sent) < 3000
+    assert same(next(pickle.loads(sent)), next(stream))
+
+
+def test_an_error_while_prefetching_reaches_the_consumer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = make_stream(tmp_path, "padded")
+    original = BatchStream.update
+
+    def fail_later(self: BatchStream, epoch: int, index: int) -> Update:
+        if index == 3:
+            raise RuntimeError("the disk is gone")
+        return original(self, epoch, index)
+
+    monkeypatch.setattr(BatchStream, "update", fail_later)
+    loader = Loader(stream, depth=2)
+    for _ in range(3):
+        next(loader)
+    with pytest.raises(RuntimeError, match="the disk is gone"):
+        next(loader)
+    assert not loader._thread.is_alive()
+    assert list(loader) == []
+
+
+def test_closing_ends_the_thread_whatever_it_waits_for(tmp_path: Path) -> None:
+    for consumed in (0, 1, 5):
+        loader = Loader(make_stream(tmp_path, "packed"), depth=1)
+        for _ in range(consumed):
+            next(loader)
+        loader.close()
+        assert not loader._thread.is_alive()
+
+
+def test_every_tensor_is_pinned_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[int] = []
+
+    def pin(self: torch.Tensor) -> torch.Tensor:
+        copy = self.clone()
+        pinned.append(copy.data_ptr())
+        return copy
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    with Loader(make_stream(tmp_path, "packed"), pin_memory=True) as loader:
+        tensors = [t for batch in next(loader).batches for t in vars(batch).values() if isinstance(t, torch.Tensor)]
+    assert len(tensors) >= 5
+    assert {tensor.data_ptr() for tensor in tensors} <= set(pinned)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_updates_are_pinned_and_arrive_on_the_device(tmp_path: Path) -> None:
+    plain = make_stream(tmp_path, "packed")
+    with Loader(make_stream(tmp_path, "packed"), pin_memory=True) as loader:
+        for _ in range(5):
+            batch, expected = next(loader).batches[0], next(plain).batches[0]
+            assert batch.source.is_pinned()
+            assert torch.equal(batch.to("cuda", non_blocking=True).source.cpu(), expected.source)
