@@ -138,7 +138,7 @@ _SCRIPT_OF = {language: scripts.split() for scripts, languages in _SCRIPTS.items
 
 
 def _script_check(languages: tuple[str, str]) -> Check:
-    """At least half of the letters of each side belong to the script of its language."""
+    """At least a third of the letters of each side belong to the script of its language."""
     import regex  # type: ignore[import-untyped]
 
     def foreign(language: str) -> Callable[[str], bool]:
@@ -149,7 +149,7 @@ def _script_check(languages: tuple[str, str]) -> Check:
             )
         letters = regex.compile(r"\p{L}")
         own = regex.compile("|".join(rf"[\p{{Script={script}}}&&\p{{L}}]" for script in scripts), regex.V1)
-        return lambda text: 2 * len(own.findall(text)) < len(letters.findall(text))
+        return lambda text: 3 * len(own.findall(text)) < len(letters.findall(text))
 
     source_foreign, target_foreign = map(foreign, languages)
     return lambda source, target: "script" if source_foreign(source) or target_foreign(target) else None

@@ -196,13 +196,13 @@ def cut(model: bytes, counts: Mapping[str, int], min_frequency: int) -> bytes:
     """The model without normal pieces that occur fewer than `min_frequency` times.
 
     A longer piece is marked unused, which makes SentencePiece split it further; a single character is taken out, so
-    that it falls back to bytes or, in a model without bytes, becomes unknown.
+    that it falls back to bytes or, in a model without bytes, becomes unknown. The sign for a space always stays.
     """
     edited = io.BytesIO()
     for field, wire, content in _fields(model):
         if field == 1:
             piece, score, kind = _read_piece(content)
-            if kind == _NORMAL and counts.get(piece, 0) < min_frequency:
+            if kind == _NORMAL and piece != SPACE and counts.get(piece, 0) < min_frequency:
                 if len(piece) == 1:
                     continue
                 content = _write_piece(piece, score, _UNUSED)

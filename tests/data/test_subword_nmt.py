@@ -1,0 +1,114 @@
+import io
+from array import array
+from pathlib import Path
+
+import pytest
+from conftest import count_words, english_german
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deepnmt.data.subword_nmt import Codes, SubwordNmt, count_symbols, vocabulary
+from deepnmt.data.tokenizer import Tokenizer, Writing
+from deepnmt.errors import InputError
+
+MERGES = ["l o", "lo w</w>", "n e", "ne w", "new e", "s t</w>"]
+SENTENCES = [line for pair in english_german(100) for line in pair]
+
+
+def test_merges_apply_in_their_order() -> None:
+    codes = Codes(["#version: 0.2", *MERGES])
+    assert codes.segment("low") == ["low"]
+    assert codes.segment("newest") == ["newe@@", "st"]
+    assert codes.segment("lowest") == ["lo@@", "w@@", "e@@", "st"]
+    assert codes.segment("l") == ["l"]
+
+
+def test_old_codes_have_the_end_of_the_word_as_a_symbol() -> None:
+    codes = Codes(["s t", "st </w>", "e st</w>"])
+    assert codes.segment("west") == ["w@@", "est"]
+    assert codes.segment("stew") == ["st@@", "e@@", "w"]
+
+
+@pytest.mark.parametrize("header", [True, False], ids=["version 0.2", "version 0.1"])
+def test_segments_are_those_of_subword_nmt(header: bool) -> None:
+    pytest.importorskip("subword_nmt")
+    from subword_nmt.apply_bpe import BPE
+    from subword_nmt.learn_bpe import learn_bpe
+
+    learnt = io.StringIO()
+    learn_bpe(io.StringIO("\n".join(SENTENCES)), learnt, 120)
+    text = learnt.getvalue() if header else learnt.getvalue().partition("\n")[2]
+    theirs, ours = BPE(io.StringIO(text)), Codes(text.splitlines())
+
+    @given(
+        st.text(st.sampled_from("thedogunKatz,.-0123é"), min_size=1) | st.sampled_from(sorted(count_words(SENTENCES)))
+    )
+    def agree(word: str) -> None:
+        assert ours.segment(word) == theirs.segment_tokens([word])
+
+    agree()
+
+
+def tokenizer(min_frequency: int = 1) -> Tokenizer:
+    codes = Codes(["#version: 0.2", "t h", "th e</w>", "d o", "do g</w>"])
+    counts = count_symbols(codes, count_words(SENTENCES))
+    return Tokenizer(SubwordNmt(codes, vocabulary(counts, min_frequency)), Writing("en"))
+
+
+def test_known_text_comes_back() -> None:
+    made = tokenizer()
+    for line in SENTENCES:
+        assert made.decode(made.encode(line)) == line
+    assert "the" in made.pieces
+    assert "d@@" in made.pieces
+
+
+def test_the_vocabulary_is_sorted_by_frequency_and_cut() -> None:
+    counts = {"b": 5, "a": 5, "c": 9, "rare": 4, "<unk>": 100}
+    assert vocabulary(counts, 5) == ["c", "a", "b"]
+
+
+def test_a_symbol_outside_the_vocabulary_is_unknown() -> None:
+    made = tokenizer()
+    assert made.encode("漢") == [made.unk_id]
+    assert made.decode(made.encode("漢")) == "<unk>"
+
+
+def test_the_file_is_self_contained(tmp_path: Path) -> None:
+    made = tokenizer()
+    made.save(tmp_path / "t.json")
+    loaded = Tokenizer.load(tmp_path / "t.json")
+    assert loaded.pieces == made.pieces
+    assert loaded.encode_batch(SENTENCES) == made.encode_batch(SENTENCES)
+    assert loaded.subwords.encode_lines(["the dog"]) == [array("I", made.encode("the dog")).tobytes()]
+
+
+def test_dropout_is_refused() -> None:
+    with pytest.raises(InputError, match="subword-nmt"):
+        tokenizer().encode_batch(["the dog"], dropout=0.1)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("#version: 9.9\na b\n", "version '9.9'"),
+        ("#version: 0.2\na b\nabc\n", "line 3: 'abc' is not a merge"),
+        ("a b c\n", "line 1"),
+        ("", "not a merge"),
+        ("#version: 0.2\n", "no merge operations"),
+    ],
+)
+def test_what_are_not_codes_is_refused(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "codes"
+    path.write_text(content)
+    with pytest.raises(InputError, match=message) as refusal:
+        Codes.read(path)
+    assert str(path) in str(refusal.value)
+
+
+def test_missing_and_binary_codes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        Codes.read(tmp_path / "none")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(InputError, match="not a codes file"):
+        Codes.read(tmp_path / "binary")

@@ -1,0 +1,92 @@
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from deepnmt.data.workers import apart, in_order
+from deepnmt.errors import InputError, RunError
+
+
+class Adder:
+    def __init__(self, amount: int) -> None:
+        if amount < 0:
+            raise InputError("no negative amounts")
+        self.amount = amount
+
+    def __call__(self, number: int) -> int:
+        if number == 13:
+            raise InputError("thirteen is refused")
+        if number == 99:
+            os._exit(3)
+        return number + self.amount
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_results_come_in_the_order_of_the_tasks(num_workers: int) -> None:
+    tasks = [5, 3, 8, 1, 0, 2, 2, 40, 6, 7, 4]
+    assert list(in_order(Adder, (10,), tasks, num_workers)) == [task + 10 for task in tasks]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize(("amount", "message"), [(1, "thirteen"), (-1, "negative")])
+def test_a_refusal_inside_a_worker_reaches_the_user(num_workers: int, amount: int, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        list(in_order(Adder, (amount,), [1, 13], num_workers))
+
+
+def test_a_worker_that_dies_is_an_error_not_a_hang() -> None:
+    with pytest.raises(RunError, match="worker process died"):
+        list(in_order(Adder, (1,), [1, 99, 2], 2))
+
+
+def test_tasks_are_drawn_only_as_they_are_needed() -> None:
+    drawn = 0
+
+    def tasks() -> Iterator[int]:
+        nonlocal drawn
+        while drawn < 100:
+            drawn += 1
+            yield 0
+
+    results = in_order(Adder, (1,), tasks(), 2)
+    next(results)
+    assert drawn < 10
+    results.close()  # type: ignore[attr-defined]
+
+
+def divide(first: int, second: int) -> float:
+    if second == 99:
+        os._exit(1)
+    return first / second
+
+
+@pytest.mark.parametrize(
+    ("second", "outcome"), [(4, None), (0, ZeroDivisionError), (99, RunError)], ids=["result", "exception", "death"]
+)
+def test_a_call_in_a_process_of_its_own_gives_its_result_or_its_error(
+    second: int, outcome: type[Exception] | None
+) -> None:
+    def call() -> float:
+        return apart(divide, 2, second, waiting=lambda: None)
+
+    if outcome is None:
+        assert call() == 0.5
+    else:
+        with pytest.raises(outcome):
+            call()
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def sleep_forever() -> None:
+    import time
+
+    time.sleep(1000)
+
+
+def test_an_interrupt_ends_the_other_process_at_once() -> None:
+    function: Callable[[], None] = sleep_forever
+    with pytest.raises(KeyboardInterrupt):
+        apart(function, waiting=interrupt)
