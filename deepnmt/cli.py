@@ -14,6 +14,9 @@ COMMANDS = {
     "prepare": "clean raw parallel text, learn subwords, and make a DATASET",
     "train": "train a model by a recipe on a DATASET, or go on with a run",
     "average": "average checkpoints of a run into a MODEL folder",
+    "translate": "translate raw text, through pipes or from file to file",
+    "backtranslate": "make synthetic parallel text from monolingual text",
+    "evaluate": "translate a test set and score it",
     "inspect": "print what a model is made of",
     "convert": "turn a checkpoint of another toolkit into a MODEL folder",
     "score": "score translations: BLEU of every kind, chrF, TER, each with its signature",
@@ -79,4 +82,4 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, Command]:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_arguments(own)
-    return own.parse_args(argv[1:]), command
+    return own.parse_intermixed_args(argv[1:]), command  # an override may follow an option

@@ -53,7 +53,9 @@ def attention(model: Transformer, source: Tensor, targets: Sequence[Sequence[int
     return [matrix[: len(target) + 1] for matrix, target in zip(weights, targets, strict=True)]
 
 
-def align_words(weights: Tensor, source: Sequence[int], target: Sequence[int], tokenizers: "Sides") -> Alignment:
+def align_words(
+    weights: Tensor, source: Sequence[int], target: Sequence[int], tokenizers: tuple[Tokenizer, Tokenizer]
+) -> Alignment:
     """From subwords to words. weights: (len(target) + 1, at least len(source) + 1), ends included.
 
     A target word looks where its subwords look on average; a source word is looked at as much as its subwords together;
@@ -72,25 +74,28 @@ def align_words(weights: Tensor, source: Sequence[int], target: Sequence[int], t
     return Alignment(source_words, target_words, (rows / rows.sum(1, keepdim=True)).tolist())
 
 
-Sides = tuple[Tokenizer, Tokenizer]
-
-
 def group(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[list[str], list[int]]:
     """The words that these subwords write, and for each subword the number of its word."""
     words: list[list[int]] = []
     index = []
     continued = False
     for number in ids:
-        begins, continues = tokenizer_boundaries(tokenizer, number)
+        begins, continues = _boundaries(tokenizer, number)
         if not words or (begins and not continued):
             words.append([])
         words[-1].append(number)
         index.append(len(words) - 1)
         continued = continues
-    return [tokenizer.subwords.decode([n for n in word if n < len(tokenizer.subwords.pieces)]) for word in words], index
+    return [_spelled(tokenizer, word) for word in words], index
 
 
-def tokenizer_boundaries(tokenizer: Tokenizer, number: int) -> tuple[bool, bool]:
+def _spelled(tokenizer: Tokenizer, word: Sequence[int]) -> str:
+    if any(number >= len(tokenizer.subwords.pieces) for number in word):
+        return "".join(tokenizer.piece(number) for number in word)  # a tag
+    return tokenizer.subwords.decode(word).strip()
+
+
+def _boundaries(tokenizer: Tokenizer, number: int) -> tuple[bool, bool]:
     """Does this subword begin a word, and does the next one belong to the same word whatever it is?"""
     piece = tokenizer.piece(number)
     if tokenizer.subwords.kind == "sentencepiece":

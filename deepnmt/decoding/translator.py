@@ -5,20 +5,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
 from deepnmt.decoding.alignment import Alignment, align_words, attention
+from deepnmt.decoding.config import TranslationConfig
 from deepnmt.decoding.engine import Engine
 from deepnmt.decoding.ensemble import Ensemble, EnsembleState
-from deepnmt.decoding.penalties import LengthPenalty
 from deepnmt.decoding.precision import prepare
 from deepnmt.decoding.rules import Rules, prefix_table
-from deepnmt.decoding.sampling import Draw, Greedy, SamplingConfig, generate, random_numbers
-from deepnmt.decoding.search import Found, SearchConfig, Shrinking, beam_search
+from deepnmt.decoding.sampling import Draw, Greedy, generate, random_numbers
+from deepnmt.decoding.search import Found, Shrinking, beam_search
 from deepnmt.decoding.splitting import join_translations, split_long
 from deepnmt.errors import InputError
 from deepnmt.model.storage import load_model
@@ -28,62 +28,6 @@ from deepnmt.settings import from_table
 Warn = Callable[[int, str], None]  # the number of the text, from zero, and what to know about it
 BATCH_TOKENS = {"cpu": 3072, "cuda": 24_576}
 BATCH_SENTENCES = {"cpu": 64, "cuda": 1024}
-
-
-@dataclass(frozen=True, kw_only=True)
-class TranslationConfig:
-    """How to search. Lengths are in subwords without the end; a target may be ratio * source + extra long."""
-
-    beam: int = 4
-    nbest: int = 1
-    length_penalty: float = 0.6
-    penalty_form: Literal["length", "gnmt"] = "length"
-    patience: float = 1.0
-    stop_early: bool = True
-    min_length: int = 0
-    max_length: int | None = None  # instead of ratio and extra
-    max_length_ratio: float = 2.0
-    max_length_extra: int = 20
-    no_repeat_ngram: int = 0
-    allow_unknown: bool = False
-    sampling: bool = False  # draw `nbest` times instead of searching
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 1
-    alignments: bool = False
-    max_source_length: int = 256  # a longer line is cut into sentences or clauses
-    batch_tokens: int | None = None  # source subwords with padding; None: what suits the device
-
-    def __post_init__(self) -> None:
-        for name, least in (
-            ("min_length", 0),
-            ("no_repeat_ngram", 0),
-            ("max_length_extra", 0),
-            ("max_source_length", 2),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        for name in ("max_length", "batch_tokens"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.max_length is not None and self.max_length < self.min_length:
-            raise ValueError(f"min_length = {self.min_length} is more than max_length = {self.max_length}")
-        if self.max_length_ratio < 0:
-            raise ValueError(f"max_length_ratio must be at least 0, not {self.max_length_ratio}")
-        self.search, self.draw  # noqa: B018 (their own checks)
-
-    @property
-    def search(self) -> SearchConfig:
-        penalty = LengthPenalty(alpha=self.length_penalty, form=self.penalty_form)
-        beam = max(self.beam, self.nbest) if self.sampling else self.beam
-        return SearchConfig(
-            beam=beam, nbest=self.nbest, penalty=penalty, patience=self.patience, stop_early=self.stop_early
-        )
-
-    @property
-    def draw(self) -> SamplingConfig:
-        return SamplingConfig(temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, seed=self.seed)
 
 
 @dataclass(frozen=True)
@@ -104,6 +48,7 @@ class _Piece:
     text: int  # of which text
     sources: list[list[int]]  # ids with the end, for each model
     prefix: list[int]
+    is_first: bool
     hypotheses: list[Hypothesis] = field(default_factory=list)
 
     @property
@@ -175,7 +120,7 @@ class Translator:
         for batch in self._batches(pieces, config):
             self._translate_batch(batch, config)
             if done is not None:
-                done(len(batch))
+                done(sum(piece.is_first for piece in batch))
         results = [[Hypothesis("", 0.0, 0.0, [])] for _ in texts]
         for number, of_text in groupby(pieces, key=lambda piece: piece.text):
             results[number] = self._joined(number, list(of_text), config, warn)
@@ -202,8 +147,8 @@ class Translator:
                 warn(number, _long_line(max(map(len, (ids[number] for ids in encoded))), limit, len(cut), bool(lost)))
             kept = [part for part in parts if all(part)]
             pieces += [
-                _Piece(number, [[*ids, EOS] for ids in part], forced[number] if first == 0 else [])
-                for first, part in enumerate(kept)
+                _Piece(number, [[*ids, EOS] for ids in part], forced[number] if place == 0 else [], place == 0)
+                for place, part in enumerate(kept)
             ]
         return pieces
 

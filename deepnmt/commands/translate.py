@@ -1,0 +1,315 @@
+"""`deepnmt translate`: raw text in, raw text out, through pipes or from file to file."""
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deepnmt.errors import InputError
+
+if TYPE_CHECKING:
+    from deepnmt.decoding.translator import Hypothesis, Translator
+
+EXAMPLE = """deepnmt translate MODEL < news.en > news.de
+  deepnmt translate MODEL --input news.en.gz --output news.de          goes on where it stopped when run again
+  deepnmt translate MODEL1 MODEL2 --input news.en --nbest 4 --json     an ensemble, the four best with scores"""
+
+CHUNK_LINES = {"cpu": 1024, "cuda": 16_384}
+MAX_WARNINGS = 20
+_LINE_BREAKS = re.compile("[\t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]+")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="+", type=Path, metavar="MODEL", help="a model folder; several are an ensemble")
+    parser.add_argument("--input", type=Path, metavar="F", help="text, one sentence a line (default: standard input)")
+    parser.add_argument("--output", type=Path, metavar="F", help="where to (default: standard output)")
+    output = parser.add_argument_group("what is written (one line for each line, unless --nbest)")
+    output.add_argument("--scores", action="store_true", help="the score before each translation, and a tab")
+    output.add_argument(
+        "--alignments", action="store_true", help="a tab and links 0-0 1-2 (source-target words) after it"
+    )
+    output.add_argument(
+        "--nbest", type=int, default=argparse.SUPPRESS, metavar="N", help="line number, score, text: N each"
+    )
+    output.add_argument("--json", action="store_true", help="one JSON object a line, with all of these")
+    parser.add_argument(
+        "--prefixes", type=Path, metavar="F", help="what each translation must begin with, line by line"
+    )
+    add_sampling_arguments(parser)
+    add_search_arguments(parser)
+    add_machine_arguments(parser)
+
+
+def add_search_arguments(parser: argparse.ArgumentParser) -> None:
+    """The settings of a `TranslationConfig`: what is not given is not passed on, so the defaults are its own."""
+    group = parser.add_argument_group("search (lengths count subwords)")
+    for name, kind, text in (
+        ("beam", int, "hypotheses kept at each step; 1 is greedy (4)"),
+        ("length-penalty", float, "alpha: the score is log probability / length**alpha (0.6)"),
+        ("patience", float, "a sentence is done after patience * beam finished hypotheses (1)"),
+        ("min-length", int, "shortest translation (0)"),
+        ("max-length", int, "longest translation, instead of ratio and extra"),
+        ("max-length-ratio", float, "longest translation: ratio * source + extra (2)"),
+        ("max-length-extra", int, "(20)"),
+        ("no-repeat-ngram", int, "no sequence of N subwords twice (0: off)"),
+        ("max-source-length", int, "longer lines are cut into sentences or clauses, with a warning (256)"),
+        ("batch-tokens", int, "source subwords translated at once"),
+    ):
+        metavar = "N" if kind is int else "X"
+        group.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS, metavar=metavar, help=text)
+    group.add_argument(
+        "--penalty-form", choices=["length", "gnmt"], default=argparse.SUPPRESS, help="gnmt: ((5 + length) / 6)**alpha"
+    )
+    group.add_argument("--allow-unknown", action="store_true", default=argparse.SUPPRESS, help="may say <unk>")
+    group.add_argument(
+        "--search-on",
+        dest="stop_early",
+        action="store_false",
+        default=argparse.SUPPRESS,
+        help="do not stop when the best is known",
+    )
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser, switch: bool = True) -> None:
+    group = parser.add_argument_group("sampling")
+    if switch:
+        group.add_argument(
+            "--sampling", action="store_true", default=argparse.SUPPRESS, help="draw each subword instead of searching"
+        )
+    for name, kind, text in (
+        ("temperature", float, "below 1 sharper, above 1 flatter (1)"),
+        ("top-k", int, "draw from the K most probable (0: all)"),
+        ("top-p", float, "draw from the fewest that hold this share of the probability (1)"),
+        ("seed", int, "the same seed and sentence give the same translation (1)"),
+    ):
+        metavar = "N" if kind is int else "X"
+        group.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS, metavar=metavar, help=text)
+
+
+def add_machine_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("machine")
+    group.add_argument("--device", default=None, metavar="cpu|cuda", help="default: cuda where there is one")
+    group.add_argument("--precision", default="fp32", metavar="fp32|bf16|fp16|int8", help="(fp32) int8: CPU; fp16: GPU")
+    group.add_argument("--threads", type=int, metavar="N", help="of the CPU (all cores that this process may use)")
+    group.add_argument("--chunk", type=int, metavar="N", help="lines read, sorted by length and translated together")
+
+
+def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The given options that are settings of the translation, checked."""
+    from dataclasses import fields
+
+    from deepnmt.decoding.config import TranslationConfig
+    from deepnmt.settings import from_table
+
+    names = {field.name for field in fields(TranslationConfig)}
+    settings = {name: value for name, value in vars(arguments).items() if name in names}
+    from_table(TranslationConfig, settings)
+    return settings
+
+
+def load_translator(arguments: argparse.Namespace, device: str | None = None) -> "Translator":
+    import os
+
+    import torch
+
+    from deepnmt.decoding.translator import Translator
+
+    for folder in arguments.model:
+        if not folder.is_dir():
+            raise InputError(f"{folder} is not a MODEL folder")
+    if arguments.threads is not None and arguments.threads < 1:
+        raise InputError(f"--threads must be at least 1, not {arguments.threads}")
+    if arguments.threads or "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(arguments.threads or len(os.sched_getaffinity(0)))
+    device = device or arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return Translator(arguments.model, device=device, precision=arguments.precision)
+
+
+def chunk_lines(arguments: argparse.Namespace, translator: "Translator") -> int:
+    if arguments.chunk is not None and arguments.chunk < 1:
+        raise InputError(f"--chunk must be at least 1, not {arguments.chunk}")
+    return arguments.chunk or CHUNK_LINES.get(translator.device.type, CHUNK_LINES["cpu"])
+
+
+def run(arguments: argparse.Namespace) -> None:
+    from deepnmt.decoding.jobs import file_chunks, pipe_chunks
+    from deepnmt.progress import progress
+
+    _check_files(arguments)
+    settings = settings_of(arguments)
+    translator = load_translator(arguments)
+    size = chunk_lines(arguments, translator)
+    with _Destination(arguments, settings, size) as destination:
+        done = destination.lines
+        if done:
+            print(f"deepnmt: going on after line {done:,} of {arguments.input}", file=sys.stderr)
+        chunks = file_chunks(arguments.input, size, done) if arguments.input else pipe_chunks(sys.stdin.buffer, size)
+        warnings = Warnings(str(arguments.input or "standard input"))
+        formatted = formatter(arguments)
+        with progress("translate", total=_total(arguments, done), unit="lines") as shown:
+            for texts, prefixes, first in _numbered(chunks, _prefix_chunks(arguments, done), done, warnings):
+                hypotheses = translator.translate_nbest(
+                    texts, prefixes=prefixes, warn=warnings.after(first), done=shown.advance, **settings
+                )
+                shown.advance(sum(1 for text in texts if not text.strip()))
+                lines = (
+                    line
+                    for number, (text, found) in enumerate(zip(texts, hypotheses, strict=True), start=first + 1)
+                    for line in formatted(number, text, found)
+                )
+                destination.write("".join(f"{line}\n" for line in lines).encode(), len(texts))
+        warnings.summarise()
+
+
+def _check_files(arguments: argparse.Namespace) -> None:
+    for path in (arguments.input, arguments.prefixes):
+        if path is not None and not path.is_file():
+            raise InputError(f"{path} does not exist" if not path.exists() else f"{path} is not a file")
+    if (
+        arguments.input
+        and arguments.output
+        and arguments.output.exists()
+        and arguments.output.samefile(arguments.input)
+    ):
+        raise InputError(f"{arguments.output} is the input: name another file for the output")
+
+
+def _numbered(
+    chunks: Iterable[list[bytes]], prefixes: Iterator[list[bytes]] | None, first: int, warnings: "Warnings"
+) -> Iterator[tuple[list[str], list[str] | None, int]]:
+    """Texts, prefixes and the number of lines before them."""
+    for chunk in chunks:
+        forced = None
+        if prefixes is not None:
+            forced = [line.decode(errors="replace") for line in _take(prefixes, len(chunk))]
+            if len(forced) < len(chunk):
+                raise InputError(f"--prefixes has fewer lines than the input: {first + len(forced):,}")
+        yield decoded(chunk, warnings.after(first)), forced, first
+        first += len(chunk)
+
+
+def _take(chunks: Iterator[list[bytes]], count: int) -> list[bytes]:
+    return [line for _ in range(count) for line in next(chunks, [])]
+
+
+def _prefix_chunks(arguments: argparse.Namespace, skip: int) -> Iterator[list[bytes]] | None:
+    from deepnmt.decoding.jobs import file_chunks
+
+    return file_chunks(arguments.prefixes, 1, skip) if arguments.prefixes else None
+
+
+def _total(arguments: argparse.Namespace, done: int) -> int | None:
+    from deepnmt.decoding.jobs import count_lines
+
+    lines = count_lines(arguments.input) if arguments.input else None
+    return None if lines is None else max(lines - done, 0)
+
+
+def decoded(lines: Sequence[bytes], warn: Callable[[int, str], None]) -> list[str]:
+    texts = []
+    for number, line in enumerate(lines):
+        try:
+            texts.append(line.decode())
+        except UnicodeDecodeError:
+            warn(number, "is not valid UTF-8: what cannot be read is replaced")
+            texts.append(line.decode(errors="replace"))
+    return texts
+
+
+class Warnings:
+    """About lines of the input, on standard error; after the first few only their number."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.count = name, 0
+
+    def after(self, first: int) -> Callable[[int, str], None]:
+        def warn(number: int, message: str) -> None:
+            self.count += 1
+            if self.count <= MAX_WARNINGS:
+                print(f"deepnmt: line {first + number + 1:,} of {self.name} {message}", file=sys.stderr, flush=True)
+
+        return warn
+
+    def summarise(self) -> None:
+        if self.count > MAX_WARNINGS:
+            print(f"deepnmt: {self.count - MAX_WARNINGS:,} more lines of {self.name} had warnings", file=sys.stderr)
+
+
+class _Destination:
+    """Standard output, or a file that appears when it is complete; from file to file the job can be continued."""
+
+    def __init__(self, arguments: argparse.Namespace, settings: dict[str, Any], size: int) -> None:
+        from deepnmt.decoding.jobs import ResumableFile, fingerprint
+
+        self.lines = 0
+        self._file: ResumableFile | None = None
+        if arguments.output is None:
+            return
+        shape = {name: getattr(arguments, name) for name in ("scores", "alignments", "json", "precision", "device")}
+        prefixes = str(arguments.prefixes) if arguments.prefixes else None
+        if arguments.input:
+            job = fingerprint(
+                arguments.model, arguments.input, {**settings, **shape, "chunk": size, "prefixes": prefixes}
+            )
+        else:
+            job = {"pipe": time.time()}  # never again
+        self._file = ResumableFile(arguments.output, job)
+        self.lines = self._file.lines
+        self._keep = arguments.input is not None
+
+    def __enter__(self) -> "_Destination":
+        return self
+
+    def write(self, text: bytes, lines: int) -> None:
+        if self._file is not None:
+            self._file.append(text, lines)
+        else:
+            sys.stdout.buffer.write(text)
+            sys.stdout.buffer.flush()
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if self._file is not None:
+            self._file.finish() if kind is None else self._file.close(self._keep)
+
+
+def formatter(arguments: argparse.Namespace) -> "Callable[[int, str, list[Hypothesis]], list[str]]":
+    """The lines that are written for a line: its number from one, its text and the hypotheses."""
+    if arguments.json:
+        return _json_line
+
+    def columns(number: int, hypothesis: "Hypothesis") -> str:
+        fields = [str(number)] if "nbest" in arguments else []
+        if "nbest" in arguments or arguments.scores:
+            fields.append(f"{hypothesis.score:.4f}")
+        fields.append(one_line(hypothesis.text))
+        if arguments.alignments:
+            links = hypothesis.alignment.links if hypothesis.alignment else []
+            fields.append(" ".join(f"{source}-{target}" for source, target in links))
+        return "\t".join(fields)
+
+    return lambda number, text, found: [columns(number, hypothesis) for hypothesis in found]
+
+
+def _json_line(number: int, text: str, found: "list[Hypothesis]") -> list[str]:
+    from dataclasses import asdict
+
+    def table(hypothesis: "Hypothesis") -> dict[str, Any]:
+        row = asdict(hypothesis)
+        if hypothesis.alignment is None:
+            del row["alignment"]
+        else:
+            row["alignment"]["links"] = hypothesis.alignment.links
+            row["alignment"]["weights"] = [[round(w, 4) for w in line] for line in hypothesis.alignment.weights]
+        return row
+
+    content = {"line": number, "source": text, "hypotheses": [table(hypothesis) for hypothesis in found]}
+    return [json.dumps(content, ensure_ascii=False)]
+
+
+def one_line(text: str) -> str:
+    """A translation never breaks the line or the column it stands in."""
+    return _LINE_BREAKS.sub(" ", text)

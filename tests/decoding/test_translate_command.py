@@ -1,0 +1,230 @@
+"""`deepnmt translate`, `backtranslate` and `evaluate` as a user meets them."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import reversed_digits
+
+from deepnmt.cli import main
+from deepnmt.decoding.translator import Translator
+
+PAIRS = reversed_digits(40, seed=5)
+SOURCES, TARGETS = map(list, zip(*PAIRS, strict=True))
+
+
+def run(*arguments) -> int:
+    threads = [] if "--threads" in arguments else ["--threads", 1]
+    return main([str(argument) for argument in (*arguments, *threads)])
+
+
+@pytest.fixture
+def feed(monkeypatch):
+    return lambda content: monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "source.de"
+    path.write_text("\n".join([*SOURCES, "", "  ", "eins"]) + "\n", encoding="utf-8")
+    return path
+
+
+def test_a_pipe_goes_in_and_comes_out_line_by_line(digits_model, feed, capsysbinary):
+    feed("\n".join([SOURCES[0], "", SOURCES[1]]).encode())
+    assert run("translate", digits_model) == 0
+    output, errors = capsysbinary.readouterr()
+    assert output.decode().split("\n") == [TARGETS[0], "", TARGETS[1], ""]
+    assert b"3 lines" in errors
+
+
+def test_real_pipes(digits_model):
+    """One subprocess: text in, text out, nothing else on standard output, and an early end of the reader is fine."""
+    command = [sys.executable, "-m", "deepnmt", "translate", str(digits_model), "--threads", "1"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        process.stdin.write(f"{SOURCES[0]}\n".encode())
+        process.stdin.flush()
+        assert process.stdout.readline().decode() == f"{TARGETS[0]}\n"  # before the input ends
+        process.stdout.close()
+        process.stdin.write(f"{SOURCES[1]}\n".encode())
+        process.stdin.close()
+        assert process.wait(60) == 141
+
+
+def test_files_equal_the_library(digits_model, source, tmp_path):
+    output = tmp_path / "deep" / "out.en"
+    assert run("translate", digits_model, "--input", source, "--output", output, "--chunk", 7) == 0
+    lines = output.read_text(encoding="utf-8").split("\n")
+    assert lines == [*Translator(digits_model).translate(SOURCES), "", "", "eins", ""]
+    assert [path.name for path in output.parent.iterdir()] == ["out.en"]
+
+
+@pytest.mark.parametrize("options", [[], ["--nbest", 2, "--alignments"], ["--sampling", "--temperature", 2, "--json"]])
+def test_an_interrupted_job_resumes_to_the_identical_file(random_model, source, tmp_path, monkeypatch, capsys, options):
+    options = ["--chunk", 8, "--min-length", 3, "--max-length", 8, *options]
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    assert run("translate", random_model, "--input", source, "--output", whole, *options) == 0
+
+    original, calls = Translator.translate_nbest, []
+
+    def interrupted(self, *arguments, **settings):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return original(self, *arguments, **settings)
+
+    command = ["translate", random_model, "--input", source, "--output", resumed, *options]
+    monkeypatch.setattr(Translator, "translate_nbest", interrupted)
+    assert run(*command) == 130
+    assert not resumed.exists()
+    calls[:] = [1] * 10
+    assert run(*command) == 0
+    assert len(calls) == 10 + 3, "three chunks were done before"
+    assert "going on after line 24" in capsys.readouterr().err
+    assert resumed.read_bytes() == whole.read_bytes()
+
+
+def test_other_options_do_not_continue_a_job(random_model, source, tmp_path, monkeypatch):
+    output, original = tmp_path / "out", Translator.translate_nbest
+    command = ["translate", random_model, "--input", source, "--output", output, "--chunk", 8, "--max-length", 6]
+
+    def failing(self, texts, **settings):
+        if texts[0] == SOURCES[16]:
+            raise KeyboardInterrupt
+        return original(self, texts, **settings)
+
+    monkeypatch.setattr(Translator, "translate_nbest", failing)
+    assert run(*command, "--beam", 3) == 130
+    monkeypatch.setattr(Translator, "translate_nbest", original)
+    assert run(*command, "--beam", 1) == 0
+    expected = Translator(random_model).translate(SOURCES, beam=1, max_length=6)
+    assert output.read_text(encoding="utf-8").split("\n")[: len(SOURCES)] == expected
+
+
+def test_columns_and_json_say_the_same(digits_model, feed, capsysbinary):
+    feed(f"{SOURCES[0]}\n\n".encode())
+    assert run("translate", digits_model, "--nbest", 3, "--alignments") == 0
+    rows = [line.split("\t") for line in capsysbinary.readouterr().out.decode().splitlines()]
+    assert [row[0] for row in rows] == ["1", "1", "1", "2"]
+    assert rows[0][2] == TARGETS[0]
+    assert rows[3][2:] == ["", ""]
+    feed(f"{SOURCES[0]}\n\n".encode())
+    assert run("translate", digits_model, "--nbest", 3, "--alignments", "--json") == 0
+    objects = [json.loads(line) for line in capsysbinary.readouterr().out.decode().splitlines()]
+    assert [found["line"] for found in objects] == [1, 2]
+    for row, hypothesis in zip(rows, objects[0]["hypotheses"], strict=False):
+        assert row[1:3] == [f"{hypothesis['score']:.4f}", hypothesis["text"]]
+        assert row[3] == " ".join(f"{s}-{t}" for s, t in hypothesis["alignment"]["links"])
+    feed(f"{SOURCES[0]}\n".encode())
+    assert run("translate", digits_model, "--scores") == 0
+    score, text = capsysbinary.readouterr().out.decode().rstrip("\n").split("\t")
+    assert (score, text) == tuple(rows[0][1:3])
+
+
+def test_prefixes_come_from_a_file(digits_model, source, tmp_path, capsysbinary, feed):
+    prefixes = tmp_path / "prefixes"
+    prefixes.write_text("neun\n\n")
+    feed(f"{SOURCES[0]}\n{SOURCES[1]}\n".encode())
+    assert run("translate", digits_model, "--prefixes", prefixes) == 0
+    first, second = capsysbinary.readouterr().out.decode().splitlines()
+    assert first.startswith("neun")
+    assert second == TARGETS[1]
+    assert run("translate", digits_model, "--prefixes", prefixes, "--input", source) == 2
+    assert b"--prefixes has fewer lines than the input: 2" in capsysbinary.readouterr().err
+
+
+def test_rubbish_is_translated_with_a_warning_that_names_the_line(digits_model, feed, capsysbinary):
+    feed(b"eins\n\xff\xfe\x00zwei\n" + b"drei. " * 200 + b"\nvier\r\n\xe2\x80\xa8\n")
+    assert run("translate", digits_model, "--max-source-length", 20) == 0
+    output, errors = capsysbinary.readouterr()
+    assert output.count(b"\n") == 5
+    assert b"line 2 of standard input is not valid UTF-8" in errors
+    assert b"line 3 of standard input has" in errors
+    assert output.splitlines()[3] == b"vier"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["/nowhere"], "/nowhere is not a MODEL folder"),
+        (["MODEL", "--input", "/nowhere.txt"], "/nowhere.txt does not exist"),
+        (["MODEL", "--beam", "0"], "beam must be at least 1"),
+        (["MODEL", "--beam", "x"], "argument --beam: invalid int value"),
+        (["MODEL", "--precision", "int3"], "precision 'int3' is not known"),
+        (["MODEL", "--threads", "0"], "--threads must be at least 1"),
+        (["MODEL", "--chunk", "0"], "--chunk must be at least 1"),
+        (["MODEL", "--input", "SOURCE", "--output", "SOURCE"], "is the input: name another file"),
+        (["MODEL", "--input", "SOURCE", "--output", "/"], "/ is a folder"),
+        (["MODEL", "--nbest", "9"], "nbest must be between 1 and the beam (4), not 9"),
+    ],
+)
+def test_refusals_are_one_sentence(digits_model, source, arguments, message, capsys, feed):
+    feed(b"eins\n")
+    names = {"MODEL": digits_model, "SOURCE": source}
+    assert run("translate", *(names.get(argument, argument) for argument in arguments)) == 2
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert len(errors.strip().splitlines()) == 1
+    assert source.read_text(encoding="utf-8").startswith(SOURCES[0])
+
+
+def test_backtranslation_is_parallel_text_for_prepare(digits_model, source, tmp_path):
+    assert run("backtranslate", digits_model, source, "--out", tmp_path / "bt" / "news", "--seed", 3, "--chunk", 8) == 0
+    assert sorted(path.name for path in (tmp_path / "bt").iterdir()) == ["news.de", "news.en"]
+    synthetic = (tmp_path / "bt" / "news.en").read_text(encoding="utf-8").splitlines()
+    given = (tmp_path / "bt" / "news.de").read_text(encoding="utf-8").splitlines()
+    assert given == [*SOURCES, "eins"]  # empty lines have no pair
+    expected = Translator(digits_model).translate(given, sampling=True, seed=3)
+    assert synthetic == expected
+
+
+def test_backtranslation_does_not_depend_on_the_number_of_ranks(random_model, source, tmp_path, monkeypatch, capsys):
+    options = ["--chunk", 6, "--min-length", 2, "--max-length", 6, "--device", "cpu"]
+    assert run("backtranslate", random_model, source, "--out", tmp_path / "one", *options) == 0
+    for rank in (2, 0, 1):
+        monkeypatch.setitem(os.environ, "RANK", str(rank))
+        monkeypatch.setitem(os.environ, "WORLD_SIZE", "3")
+        assert not (tmp_path / "three.en").exists()
+        assert run("backtranslate", random_model, source, "--out", tmp_path / "three", *options) == 0
+    for side in ("en", "de"):
+        assert (tmp_path / f"three.{side}").read_bytes() == (tmp_path / f"one.{side}").read_bytes()
+    assert not list(tmp_path.glob("*shard*"))
+    assert "2 of 3 are not yet" in capsys.readouterr().err
+
+
+def test_backtranslation_by_beam_is_translation(digits_model, source, tmp_path):
+    assert run("backtranslate", digits_model, source, "--out", tmp_path / "bt", "--beam", 3) == 0
+    expected = Translator(digits_model).translate([*SOURCES, "eins"], beam=3)
+    assert (tmp_path / "bt.en").read_text(encoding="utf-8").splitlines() == expected
+
+
+def test_evaluate_is_translate_and_score(digits_model, tmp_path, capsys):
+    source, reference, output = tmp_path / "test.de", tmp_path / "test.en", tmp_path / "out.en"
+    source.write_text("\n".join(SOURCES) + "\n", encoding="utf-8")
+    reference.write_text("\n".join(TARGETS) + "\n", encoding="utf-8")
+    options = ["--source", source, "--reference", reference, "--metrics", "bleu", "chrf"]
+    assert run("evaluate", digits_model, *options, "--output", output, "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    hypotheses = output.read_text(encoding="utf-8").splitlines()
+    assert hypotheses == Translator(digits_model).translate(SOURCES)
+
+    from deepnmt.evaluation.scores import score
+
+    expected = score(hypotheses, [TARGETS], source_lang="de", target_lang="en", metrics=["bleu", "chrf"])
+    assert report["scores"] == expected.as_dict()
+    assert report["scores"]["bleu"]["value"] > 80
+    assert run("evaluate", digits_model, *options) == 0
+    assert expected["bleu"].signature in capsys.readouterr().out
+
+
+def test_evaluate_refuses_unequal_files_before_translating(digits_model, tmp_path, capsys):
+    source, reference = tmp_path / "test.de", tmp_path / "test.en"
+    source.write_text("eins\nzwei\n")
+    reference.write_text("eins\n")
+    assert run("evaluate", digits_model, "--source", source, "--reference", reference) == 2
+    errors = capsys.readouterr().err
+    assert "test.de" in errors
+    assert "test.en" in errors

@@ -1,0 +1,268 @@
+"""From text to text: what a user of `Translator` may rely on."""
+
+import shutil
+
+import pytest
+import torch
+from conftest import WORDS, padded, reversed_digits, tiny_model
+
+from deepnmt.data.sentence_pieces import SentencePieces, train
+from deepnmt.data.tokenizer import Tokenizer, TokenizerPair, Writing
+from deepnmt.data.vocabulary import EOS
+from deepnmt.decoding.alignment import attention, group
+from deepnmt.decoding.translator import Translator
+from deepnmt.errors import InputError
+from deepnmt.model.storage import load_model, save_model
+
+PAIRS = reversed_digits(60, seed=77_777)
+SOURCES, TARGETS = map(list, zip(*PAIRS, strict=True))
+
+
+@pytest.fixture(scope="module")
+def translator(digits_model):
+    return Translator(digits_model)
+
+
+@pytest.fixture(scope="module")
+def unsure(random_model):
+    return Translator(random_model)
+
+
+def texts(found):
+    return [[hypothesis.text for hypothesis in hypotheses] for hypotheses in found]
+
+
+def pieces(found):
+    return [[hypothesis.pieces for hypothesis in hypotheses] for hypotheses in found]
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"beam": 1}, {"beam": 6, "penalty_form": "gnmt"}, {"sampling": True, "top_k": 1}]
+)
+def test_the_tiny_model_reverses_digits(translator, settings):
+    right = sum(a == b for a, b in zip(translator.translate(SOURCES, **settings), TARGETS, strict=True))
+    assert right >= 0.95 * len(TARGETS)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_other_precisions_are_close(digits_model, translator, precision):
+    other = Translator(digits_model, precision=precision).translate_nbest(SOURCES)
+    exact = translator.translate_nbest(SOURCES)
+    same = sum(a[0].text == b[0].text for a, b in zip(other, exact, strict=True))
+    assert same >= 0.95 * len(SOURCES)
+    difference = [
+        abs(a[0].log_prob - b[0].log_prob) for a, b in zip(other, exact, strict=True) if a[0].text == b[0].text
+    ]
+    assert 0 < sum(difference) / len(difference) < 0.1
+
+
+@pytest.mark.parametrize("settings", [{"beam": 3, "nbest": 3}, {"beam": 1}, {"sampling": True, "nbest": 2, "seed": 4}])
+def test_batch_size_and_order_change_nothing(unsure, settings):
+    sources = [*SOURCES[:12], "", "eins"]
+    settings = {**settings, "min_length": 5, "max_length_extra": 5}
+    together = unsure.translate_nbest(sources, **settings)
+    assert len({tuple(map(tuple, p)) for p in pieces(together)}) > 8, "too alike to show anything"
+    one_by_one = [unsure.translate_nbest([source], **settings)[0] for source in sources]
+    small = unsure.translate_nbest(sources, batch_tokens=12, **settings)
+    backwards = unsure.translate_nbest(sources[::-1], **settings)[::-1]
+    for other in (one_by_one, small, backwards):
+        assert pieces(other) == pieces(together)
+        for a, b in zip(other, together, strict=True):
+            assert [h.score for h in a] == pytest.approx([h.score for h in b], abs=1e-3)
+
+
+def test_empty_lines_stay_empty_and_order_is_kept(translator):
+    sources = ["", SOURCES[0], "   ", "\t", SOURCES[1], ""]
+    assert translator.translate(sources) == ["", TARGETS[0], "", "", TARGETS[1], ""]
+    assert translator.translate([]) == []
+    assert translator.translate(["", " "]) == ["", ""]
+
+
+def test_n_best_are_sorted_unique_and_scored_by_the_model(translator, digits_model):
+    model, tokenizers = load_model(digits_model), TokenizerPair.load(digits_model)
+    target_ids = {piece: i for i, piece in enumerate(tokenizers.target.pieces)}
+    for source, hypotheses in zip(SOURCES[:10], translator.translate_nbest(SOURCES[:10], beam=5, nbest=5), strict=True):
+        scores = [hypothesis.score for hypothesis in hypotheses]
+        assert len(hypotheses) == 5
+        assert scores == sorted(scores, reverse=True)
+        assert len({tuple(hypothesis.pieces) for hypothesis in hypotheses}) == 5
+        for hypothesis in hypotheses:
+            ids = [target_ids[piece] for piece in hypothesis.pieces]
+            logits = model(padded([[*tokenizers.source.encode(source), EOS]]), torch.tensor([[EOS, *ids]]))
+            expected = logits.log_softmax(-1)[0, range(len(ids) + 1), [*ids, EOS]].sum().item()
+            assert hypothesis.log_prob == pytest.approx(expected, abs=1e-3)
+            assert hypothesis.score == pytest.approx(expected / (len(ids) + 1) ** 0.6, abs=1e-3)
+
+
+def test_prefixes_begin_the_translation(translator):
+    prefixes = ["neun", "", "acht acht"]
+    for prefix, translation in zip(prefixes, translator.translate(SOURCES[:3], prefixes=prefixes), strict=True):
+        assert translation.startswith(prefix)
+    with pytest.raises(InputError, match="3 texts but 1 prefixes"):
+        translator.translate(SOURCES[:3], prefixes=["neun"])
+
+
+def test_a_long_line_is_cut_with_a_warning_and_sinks_nothing(translator):
+    sentence, expected = "eins zwei drei.", "drei zwei eins"
+    long = " ".join([sentence] * 80)
+    warned = []
+    result = translator.translate(
+        [SOURCES[0], long, SOURCES[1]],
+        max_source_length=12,
+        warn=lambda number, message: warned.append((number, message)),
+    )
+    assert [result[0], result[2]] == TARGETS[:2]
+    assert result[1].count(expected.split()[-1]) >= 40, result[1]
+    ((number, message),) = warned
+    assert number == 1
+    assert "more than max_source_length = 12: translated in" in message
+    with pytest.warns(UserWarning, match="text 1 has .* subwords, more than max_source_length = 12"):
+        translator.translate([long], max_source_length=12)
+
+
+def test_a_word_of_ten_thousand_letters_does_not_crash(translator):
+    warned = []
+    (text,) = translator.translate(["z" * 10_000], max_length=3, warn=lambda *warning: warned.append(warning))
+    assert len(warned) == 1
+    assert isinstance(text, str)
+
+
+def test_learned_positions_are_never_exceeded(tmp_path, digits_model):
+    from dataclasses import replace
+
+    from deepnmt.model.transformer import Transformer
+
+    tokenizers = TokenizerPair.load(digits_model)
+    torch.manual_seed(0)
+    model = Transformer(replace(tiny_model(tokenizers).config, positions="learned", max_positions=20, tie_output=False))
+    save_model(tmp_path, model)
+    tokenizers.save(tmp_path)
+    warned = []
+    Translator(tmp_path).translate(
+        [" ".join(WORDS * 5), "eins", "z" * 300],
+        min_length=100,
+        prefixes=[" ".join(WORDS * 5), "", ""],
+        warn=lambda *warning: warned.append(warning),
+    )
+    assert {number for number, _ in warned} == {0, 2}
+
+
+def test_alignments_sum_to_one_and_show_the_reversal(translator):
+    (found,) = translator.translate_nbest(["eins zwei drei vier"], nbest=2, alignments=True)
+    for hypothesis in found:
+        alignment = hypothesis.alignment
+        assert alignment.source_words == ["eins", "zwei", "drei", "vier"]
+        assert " ".join(alignment.target_words) == hypothesis.text
+        for row in alignment.weights:
+            assert sum(row) == pytest.approx(1, abs=1e-6)
+            assert len(row) == 4
+    reversal = [(3, 0), (2, 1), (1, 2), (0, 3)]
+    assert len(set(found[0].alignment.links) & set(reversal)) >= 3
+
+
+def test_alignments_of_a_cut_line_do_not_cross_the_cut(translator):
+    text = "eins zwei. drei vier."
+    (found,) = translator.translate_nbest([text], alignments=True, max_source_length=5, warn=lambda *warning: None)
+    alignment = found[0].alignment
+    assert len(alignment.weights) == len(alignment.target_words)
+    assert all(sum(row) == pytest.approx(1) for row in alignment.weights)
+    assert alignment.source_words[:2] == ["eins", "zwei."]
+
+
+def test_attention_rows_sum_to_one_whatever_the_company(digits_model):
+    model = load_model(digits_model)
+    sources, targets = [[5, 6, 7, EOS], [9, EOS]], [[7, 6], [9, 9, 9, 9]]
+    together = attention(model, padded(sources), targets, EOS)
+    for source, target, matrix in zip(sources, targets, together, strict=True):
+        assert matrix.shape == (len(target) + 1, 4)
+        torch.testing.assert_close(matrix.sum(1), torch.ones(len(target) + 1))
+        (alone,) = attention(model, padded([source]), [target], EOS)
+        torch.testing.assert_close(matrix[:, : len(source)], alone, atol=1e-5, rtol=1e-4)
+
+
+def test_subwords_are_grouped_into_words(digits_model):
+    tokenizer = TokenizerPair.load(digits_model).source
+    words, index = group(tokenizer, tokenizer.encode("zwei neunvier acht."))
+    assert words == ["zwei", "neunvier", "acht."]
+    assert len(index) == len(tokenizer.encode("zwei neunvier acht."))
+    assert index == sorted(index)
+
+
+def test_an_ensemble_of_a_model_with_itself_is_the_model(digits_model, translator):
+    both = Translator([digits_model, digits_model]).translate_nbest(SOURCES[:8], nbest=2)
+    alone = translator.translate_nbest(SOURCES[:8], nbest=2)
+    assert texts(both) == texts(alone)
+    assert both[0][0].score == pytest.approx(alone[0][0].score, abs=1e-4)
+
+
+def test_an_ensemble_listens_to_both(digits_model, random_model, translator):
+    both = Translator([digits_model, random_model]).translate_nbest(SOURCES[:8])
+    assert all(
+        a[0].log_prob < b[0].log_prob for a, b in zip(both, translator.translate_nbest(SOURCES[:8]), strict=True)
+    )
+
+
+def test_an_ensemble_of_strangers_is_refused_by_name(digits_model, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(digits_model, other)
+    model = train(
+        {"hello": 9, "world": 5},
+        vocab_size=20,
+        subwords="bpe",
+        byte_fallback=False,
+        character_coverage=1.0,
+        num_threads=1,
+    )
+    tokenizer = Tokenizer(SentencePieces(model), Writing("en"))
+    TokenizerPair(TokenizerPair.load(digits_model).source, tokenizer).save(other)
+    with pytest.raises(InputError, match=r"other and .*digits have different target vocabularies"):
+        Translator([digits_model, other])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"bean": 4}, "unknown setting bean; did you mean beam?"),
+        ({"beam": "four"}, "beam must be a whole number, not 'four'"),
+        ({"beam": 2, "nbest": 3}, "nbest must be between 1 and the beam"),
+        ({"penalty_form": "gnmd"}, "penalty_form is 'gnmd'; did you mean gnmt"),
+        ({"min_length": 9, "max_length": 4}, "min_length = 9 is more than max_length = 4"),
+        ({"top_p": 2.0}, "top_p must be"),
+        ({"max_source_length": 0}, "max_source_length must be at least 2, not 0"),
+    ],
+)
+def test_senseless_settings_are_refused(translator, settings, message):
+    with pytest.raises(InputError, match=message):
+        translator.translate_nbest(["eins"], **settings)
+
+
+def test_senseless_machines_are_refused(digits_model):
+    with pytest.raises(InputError, match="precision 'int4' is not known"):
+        Translator(digits_model, precision="int4")
+    with pytest.raises(InputError, match="fp16 is for the GPU"):
+        Translator(digits_model, precision="fp16")
+    with pytest.raises(InputError, match="at least one model"):
+        Translator([])
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match="torch sees no GPU"):
+            Translator(digits_model, device="cuda")
+
+
+def test_unknown_symbols_are_said_only_when_allowed(unsure):
+    settings = {"sampling": True, "nbest": 40, "min_length": 10, "temperature": 9.0}
+    assert "<unk>" not in {p for h in unsure.translate_nbest(["eins"], **settings)[0] for p in h.pieces}
+    assert "<unk>" in {p for h in unsure.translate_nbest(["eins"], allow_unknown=True, **settings)[0] for p in h.pieces}
+
+
+def test_one_long_text_among_many_short_ones_is_cheap(translator):
+    """The long one has a batch of its own: the padding of others does not grow with it."""
+    seen = []
+    engine = translator.engines[0]
+    original = engine.start
+    engine.start = lambda source, beam: (seen.append(tuple(source.shape)), original(source, beam))[1]
+    try:
+        translator.translate([*["eins"] * 50, " ".join(WORDS * 15)], max_length=2, batch_tokens=300)
+    finally:
+        del engine.start
+    assert seen[0][0] == 1
+    assert sum(rows * width for rows, width in seen) < 600
