@@ -9,7 +9,7 @@ from typing import Any
 from deepnmt.data.batching import BatchingConfig
 from deepnmt.errors import InputError
 from deepnmt.model.config import ModelConfig
-from deepnmt.settings import from_table, set_override
+from deepnmt.settings import did_you_mean, from_table, set_override
 from deepnmt.training.config import TrainingConfig
 
 
@@ -31,10 +31,15 @@ class Recipe:
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe of a TOML file or of a preset's name, with `section.field=value` overrides applied."""
-    table = read_table(find_recipe(name))
-    for override in overrides:
+    path = find_recipe(name)
+    table = read_table(path)
+    # A kind drops the options of the kind before it, so it comes before its own options, wherever it was written.
+    for override in sorted(overrides, key=lambda override: not override.partition("=")[0].endswith(".kind")):
         set_override(table, override)
-    return from_table(Recipe, table)
+    try:
+        return from_table(Recipe, table)
+    except InputError as error:
+        raise InputError(f"{path}: {error}" if not overrides else str(error)) from error
 
 
 def find_recipe(name: str) -> Path:
@@ -45,8 +50,8 @@ def find_recipe(name: str) -> Path:
     preset = recipes_folder() / f"{path.name.removesuffix('.toml')}.toml"
     if preset.is_file() and path.parent in (Path(), Path("recipes")):
         return preset
-    known = ", ".join(preset_names())
-    raise InputError(f"{name} is neither a recipe file (.toml) nor the name of a preset; presets: {known}")
+    nearest = did_you_mean(path.name, preset_names())
+    raise InputError(f"{name} is neither a recipe file (.toml) nor a preset{nearest}; presets are in {recipes_folder()}")
 
 
 def preset_names() -> list[str]:

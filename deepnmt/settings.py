@@ -4,7 +4,7 @@ import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, get_args, get_origin
 
 from deepnmt.errors import InputError
@@ -20,7 +20,7 @@ def from_table(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
     for name in table:
         if name not in fields:
-            raise InputError(f"unknown setting {_dotted(where, name)}{_nearest(name, fields)}")
+            raise InputError(f"unknown setting {_dotted(where, name)}{did_you_mean(name, fields)}")
     hints = typing.get_type_hints(cls)
     values = {
         name: _value(hints[name], fields[name].metadata, value, _dotted(where, name)) for name, value in table.items()
@@ -60,6 +60,8 @@ def set_override(table: dict[str, Any], override: str) -> None:
         if not isinstance(inner, dict):
             raise InputError(f"override {override!r}: {'.'.join(sections[: depth + 1])} is a value, not a section")
         table = inner
+    if field == "kind":
+        table.clear()  # the options of another kind
     table[field] = _toml_value(text.strip())
 
 
@@ -114,7 +116,7 @@ def _optional(hint: Any, metadata: Mapping[str, Any], value: Any, where: str) ->
 def _choice(choices: tuple[Any, ...], value: Any, where: str) -> Any:
     if value in choices:
         return value
-    raise InputError(f"{where} is {value!r}{_nearest(value, choices)}; one of {', '.join(map(str, choices))}")
+    raise InputError(f"{where} is {value!r}{did_you_mean(value, choices)}; one of {', '.join(map(str, choices))}")
 
 
 def _sequence(args: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
@@ -142,7 +144,8 @@ def _toml_value(text: str) -> Any:
         return text
 
 
-def _nearest(name: Any, names: Any) -> str:
+def did_you_mean(name: Any, names: Iterable[Any]) -> str:
+    """The end of a refusal: the known name that is nearest, if one is near."""
     close = difflib.get_close_matches(str(name), [str(known) for known in names], n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else ""
 

@@ -24,6 +24,8 @@ def save_model(folder: Path, model: Transformer, meta: dict[str, Any] | None = N
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / CONFIG, to_table(model.config))
     save_file({name: weight.detach().cpu().contiguous() for name, weight in weights(model).items()}, folder / WEIGHTS)
+    # safetensors lets nobody but the owner read what it writes; a model may be served by another user.
+    (folder / WEIGHTS).chmod((folder / CONFIG).stat().st_mode)
     write_json(folder / META, {"format": FORMAT, "deepnmt": __version__, **(meta or {})})
 
 
@@ -41,7 +43,11 @@ def load_model(folder: str | Path, device: str | torch.device = "cpu") -> Transf
 
 
 def load_config(folder: Path) -> ModelConfig:
-    return from_table(ModelConfig, _read_json(folder / CONFIG))
+    table = _read_json(folder / CONFIG)
+    try:
+        return from_table(ModelConfig, table)
+    except InputError as error:
+        raise InputError(f"{folder / CONFIG}: {error}") from error
 
 
 def load_meta(folder: Path) -> dict[str, Any]:

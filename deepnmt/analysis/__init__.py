@@ -1,0 +1,1 @@
+"""Looking into a model: its size, its weights over depth, its gradients, its speed."""

@@ -1,0 +1,74 @@
+"""How large a model is, part by part, and what one token costs; from the config alone, without allocating it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from deepnmt.model.config import ModelConfig
+from deepnmt.model.transformer import Transformer
+
+
+@dataclass(frozen=True)
+class Part:
+    """`flops`: of the matrix products with its weights, forward, for one token (a source and a target token)."""
+
+    stack: str
+    name: str
+    parameters: int
+    flops: int
+
+
+_OF_LAYERS = {
+    "attention": "self-attention",
+    "cross_attention": "cross-attention",
+    "feed_forward": "feed-forward",
+    "around_attention": "norms",
+    "around_cross_attention": "norms",
+    "around_feed_forward": "norms",
+}
+_ORDER = ["self-attention", "cross-attention", "feed-forward", "norms", "connection"]
+
+
+def measure(config: ModelConfig) -> list[Part]:
+    """Every parameter once: a table with several uses stands under the first."""
+    with torch.device("meta"):
+        model = Transformer(config)
+    counted = [_part(config, name, parameter) for name, parameter in model.named_parameters()]
+    output_flops = 2 * config.target_vocab_size * config.decoder.dim
+    if config.tie_output:
+        counted.append(Part("output", "projection (tied)", 0, output_flops))
+    return _sum(counted)
+
+
+def total(parts: Iterable[Part]) -> Part:
+    parts = list(parts)
+    return Part("total", "", sum(part.parameters for part in parts), sum(part.flops for part in parts))
+
+
+def _part(config: ModelConfig, name: str, parameter: torch.Tensor) -> Part:
+    size = parameter.numel()
+    root, *path = name.split(".")
+    if root == "output":
+        return Part("output", "projection", size, 2 * size)
+    if root not in ("encoder", "decoder"):
+        side = "source and target" if config.share_embeddings else root.removesuffix("_embedding")
+        return Part(
+            "embedding", side if path[0] == "tokens" else f"{path[0]}, {root.removesuffix('_embedding')}", size, 0
+        )
+    if path[0] == "layers":
+        return Part(root, _OF_LAYERS[path[2]], size, 2 * size if parameter.dim() == 2 else 0)
+    return Part(root, "norms" if path[0] == "final_norm" else path[0], size, 0)
+
+
+def _sum(parts: list[Part]) -> list[Part]:
+    sums: dict[tuple[str, str], Part] = {}
+    for part in parts:
+        before = sums.get((part.stack, part.name), Part(part.stack, part.name, 0, 0))
+        sums[part.stack, part.name] = Part(
+            part.stack, part.name, before.parameters + part.parameters, before.flops + part.flops
+        )
+    stacks = ["embedding", "encoder", "decoder", "output"]
+    return sorted(
+        sums.values(), key=lambda part: (stacks.index(part.stack), part.name in _ORDER and _ORDER.index(part.name))
+    )
