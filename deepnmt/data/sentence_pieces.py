@@ -11,6 +11,7 @@ import tempfile
 import threading
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ class SentencePieces:
 
     def sample_lines(self, lines: Sequence[str], dropout: float, seed: int) -> list[list[int]]:
         """Segmentations by BPE-dropout (Provilkov et al. 2020), decided by the seed alone."""
-        if not self._is_bpe():
+        if not self._is_bpe:
             raise InputError(
                 "BPE-dropout needs a BPE tokeniser; this one is a unigram model (prepare with --subwords bpe)"
             )
@@ -100,6 +101,7 @@ class SentencePieces:
             thread.join()
         return [[self._ours[number] for number in ids] for ids in sampled]
 
+    @cached_property
     def _is_bpe(self) -> bool:
         return _model_type(self.model) == 2
 
