@@ -2,7 +2,8 @@
 
     python benchmarks/loader.py DATASET [--tokens 4096 32768] [--layouts padded packed] [--seconds 3] [--json FILE]
 
-No model runs. "ahead" is the rate through the prefetching thread while the consumer does nothing but take updates.
+No model runs. "ahead" is the rate through the prefetching thread (or processes) while the consumer does nothing but
+take updates. Seconds are of the wall clock: on a machine that does other work, compare within one run only.
 """
 
 import argparse
@@ -28,6 +29,7 @@ def main() -> None:
     parser.add_argument("--layouts", nargs="+", default=["padded", "packed"])
     parser.add_argument("--max-shapes", type=int, default=BatchingConfig.max_shapes)
     parser.add_argument("--bpe-dropout", type=float, default=0.0)
+    parser.add_argument("--num-workers", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -41,7 +43,7 @@ def main() -> None:
                 max_shapes=arguments.max_shapes,
                 bpe_dropout=arguments.bpe_dropout,
             )
-            rows.append(measure(dataset, config, arguments.seconds))
+            rows.append(measure(dataset, config, arguments.seconds, arguments.num_workers))
             print(line(rows[-1]), flush=True)
     machine = {"machine": platform.processor() or platform.machine(), "cores": os.cpu_count(), "numpy": np.__version__}
     print(f"on {machine}")
@@ -49,16 +51,16 @@ def main() -> None:
         arguments.json.write_text(json.dumps({**machine, "rows": rows}, indent=2) + "\n")
 
 
-def measure(dataset: Dataset, config: BatchingConfig, seconds: float) -> dict[str, Any]:
+def measure(dataset: Dataset, config: BatchingConfig, seconds: float, num_workers: int) -> dict[str, Any]:
     started = time.perf_counter()
     stream = BatchStream.of(dataset, config, seed=1)
     made = time.perf_counter()
     plan = stream.plan(0)
     planned = time.perf_counter()
-    source, target = stream.padding()
+    source, target = stream.padding() if config.bpe_dropout == 0 else sampled_padding(stream)
     sizes = {(int(rows), int(shape)) for rows, shape in zip(plan.stops - plan.starts, plan.shape_of, strict=True)}
     alone = rate(stream, seconds)
-    with Loader(stream) as loader:
+    with Loader(stream, num_workers=num_workers) as loader:
         ahead = rate(loader, seconds)
     return {
         "layout": config.layout,
@@ -80,6 +82,14 @@ def measure(dataset: Dataset, config: BatchingConfig, seconds: float) -> dict[st
 def padding_of_both(stream: BatchStream, source: float, target: float) -> float:
     tokens = [sum(int(c.sides[side].lengths.sum()) + len(c) for c in stream.corpora) for side in ("source", "target")]
     return 1 - sum(tokens) / (tokens[0] / (1 - source) + tokens[1] / (1 - target))
+
+
+def sampled_padding(stream: BatchStream) -> tuple[float, float]:
+    """With BPE-dropout the lengths are known only when the batches are built."""
+    batches = [batch for _ in range(50) for batch in next(stream).batches]
+    tokens = sum(batch.num_source_tokens for batch in batches), sum(batch.num_target_tokens for batch in batches)
+    positions = sum(batch.source.numel() for batch in batches), sum(batch.target_output.numel() for batch in batches)
+    return 1 - tokens[0] / positions[0], 1 - tokens[1] / positions[1]
 
 
 def rate(updates: Iterator[Update], seconds: float) -> tuple[float, float]:
