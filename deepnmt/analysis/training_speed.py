@@ -1,0 +1,167 @@
+"""How fast a model trains: whole optimiser steps over batches with real sentence lengths."""
+
+import math
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from deepnmt.data.batching import BatchingConfig, BatchStream
+from deepnmt.data.dataset import Corpus, CorpusWriter
+from deepnmt.data.loader import Loader
+from deepnmt.model.config import ModelConfig, StackConfig
+from deepnmt.model.transformer import Transformer
+from deepnmt.training.config import TrainingConfig
+from deepnmt.training.distributed import World
+from deepnmt.training.engine import EagerEngine, Engine, Noise, Objective
+from deepnmt.training.optimizer import apply_update, build_optimizer, gradient_norms
+from deepnmt.training.precision import resolve
+
+Lengths = tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]  # of source and target sentences, eos not counted
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSpeed:
+    engine: str
+    parameters: int
+    tokens_per_batch: int
+    tokens_per_second: float  # real target tokens, eos counted
+    source_tokens_per_second: float
+    milliseconds_per_step: float
+    tflops: float  # of the model's matrix products, padding not counted
+    memory_gib: float
+    padding: float  # of both sides
+    first_step_seconds: float  # compilation and recording
+
+
+def measure_training(
+    model: ModelConfig,
+    training: TrainingConfig,
+    lengths: Lengths,
+    *,
+    tokens_per_batch: int,
+    device: str,
+    graphed: bool,
+    steps: int = 20,
+    warm_ups: int = 5,
+) -> TrainingSpeed:
+    """`graphed` is the GPU's engine on packed batches; else the plain one, on padded batches."""
+    on_gpu = torch.device(device).type == "cuda"
+    if on_gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    world = World(0, 1, torch.device(device))
+    torch.manual_seed(training.seed)
+    network = Transformer(model).to(device).train()
+    objective = Objective(network, training.label_smoothing, model.pad_id)
+    engine = make_engine(objective, training, world, graphed)
+    optimizer = build_optimizer(network, training)
+    one, good = torch.ones((), device=device), torch.zeros((), dtype=torch.bool, device=device)
+
+    with corpus_of(lengths, model) as corpus:
+        config = BatchingConfig(tokens_per_batch=tokens_per_batch, layout="packed" if graphed else "padded")
+        stream = BatchStream({"made": corpus}, config, seed=training.seed, tokens_per_update=tokens_per_batch)
+        updates = iter(Loader(stream, pin_memory=on_gpu))
+        padding = sum(stream.padding()) / 2
+        targets = sources = 0
+        begun = started = time.perf_counter()
+        first_step_seconds = 0.0
+        for step in range(warm_ups + steps):
+            if step == warm_ups:
+                _synchronize(device)
+                targets = sources = 0
+                started = time.perf_counter()
+            update = next(updates)
+            engine.accumulate(update, one, Noise(training.seed, step))
+            norms = gradient_norms(network, one)
+            apply_update(optimizer, training.lr, norms.total, training.clip_norm, one, good)
+            targets += update.num_target_tokens
+            sources += update.num_source_tokens
+            if step == 0:
+                _synchronize(device)
+                first_step_seconds = time.perf_counter() - begun
+        _synchronize(device)
+        seconds = time.perf_counter() - started
+    return TrainingSpeed(
+        engine=type(engine).__name__,
+        parameters=sum(p.numel() for p in network.parameters()),
+        tokens_per_batch=tokens_per_batch,
+        tokens_per_second=targets / seconds,
+        source_tokens_per_second=sources / seconds,
+        milliseconds_per_step=1000 * seconds / steps,
+        tflops=training_flops(model, sources, targets) / seconds / 1e12,
+        memory_gib=torch.cuda.max_memory_allocated() / 2**30 if on_gpu else math.nan,
+        padding=padding,
+        first_step_seconds=first_step_seconds,
+    )
+
+
+def make_engine(objective: Objective, training: TrainingConfig, world: World, graphed: bool) -> Engine:
+    precision = resolve(training.precision, world.device)
+    if graphed:
+        from deepnmt.training.graph_engine import GraphEngine
+
+        return GraphEngine(objective, replace(training, compile=True), precision, world)
+    return EagerEngine(objective, training, precision, world)
+
+
+def training_flops(model: ModelConfig, sources: int, targets: int) -> float:
+    """Multiplications and additions of the matrix products, forward and twice that backward; attention scores not counted."""
+    encoder, decoder = _layer_parameters(model, model.encoder), _layer_parameters(model, model.decoder)
+    cross_keys = 2 * model.encoder.dim * model.decoder.dim
+    cross_queries = 2 * model.decoder.dim**2
+    of_source = model.encoder.num_layers * encoder + model.decoder.num_layers * cross_keys
+    of_target = model.decoder.num_layers * (decoder + cross_queries) + model.target_vocab_size * model.decoder.dim
+    return 6.0 * (sources * of_source + targets * of_target)
+
+
+def _layer_parameters(model: ModelConfig, stack: StackConfig) -> int:
+    matrices = 3 if model.activation == "swiglu" else 2
+    return 4 * stack.dim**2 + matrices * stack.dim * stack.ffn_dim
+
+
+class corpus_of:  # noqa: N801 (used as a function)
+    """A corpus of random ids with these sentence lengths, on disk for as long as the block lasts."""
+
+    def __init__(self, lengths: Lengths, model: ModelConfig, seed: int = 1) -> None:
+        self.lengths, self.model, self.seed = lengths, model, seed
+        self.folder = tempfile.TemporaryDirectory(prefix="deepnmt-bench-")
+
+    def __enter__(self) -> Corpus:
+        folder = Path(self.folder.name)
+        sizes = self.model.source_vocab_size, self.model.target_vocab_size
+        with CorpusWriter(folder, "made", sizes) as writer:
+            for chunk in _chunks(self.lengths, sizes, self.seed):
+                writer.append(*chunk)
+        return Corpus.open(folder, "made")
+
+    def __exit__(self, *_: object) -> None:
+        self.folder.cleanup()
+
+
+def _chunks(lengths: Lengths, sizes: tuple[int, int], seed: int) -> Iterator[tuple[list[list[int]], list[list[int]]]]:
+    random = np.random.default_rng(seed)
+    for first in range(0, len(lengths[0]), 10_000):
+        source, target = (
+            [random.integers(4, size, length).tolist() for length in side[first : first + 10_000]]
+            for side, size in zip(lengths, sizes, strict=True)
+        )
+        yield source, target
+
+
+def typical_lengths(count: int = 50_000, seed: int = 1) -> Lengths:
+    """Lengths like those of parliament proceedings in subwords: log-normal, the target near the source's length."""
+    random = np.random.default_rng(seed)
+    source = np.clip(random.lognormal(3.15, 0.6, count), 3, 100).astype(np.int64)
+    target = np.clip(source * random.lognormal(0.0, 0.2, count), 3, 100).astype(np.int64)
+    return source, target
+
+
+def _synchronize(device: str) -> None:
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize()

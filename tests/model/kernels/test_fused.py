@@ -1,0 +1,140 @@
+"""Every fused kernel agrees with its plain twin. Needs a GPU, or Triton's interpreter (TRITON_INTERPRET=1)."""
+
+import os
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from deepnmt.model.kernels.mixture import MixtureTape
+from deepnmt.model.kernels.packed_attention import Reach, attend_packed
+from deepnmt.model.sequences import PackedSequences
+from deepnmt.model.sublayer import LayerNorm
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not (torch.cuda.is_available() or INTERPRETED), reason="needs a CUDA device"),
+]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+if INTERPRETED:
+    del TOLERANCE[torch.bfloat16]  # the interpreter has no product of bf16
+DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+
+
+def packed(lengths: list[int], size: int, slots: int) -> PackedSequences:
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    offsets = torch.cat([offsets, offsets[-1:].expand(slots - len(lengths))]).int()
+    return PackedSequences(torch.ones(size, dtype=torch.long, device=DEVICE), offsets.to(DEVICE))
+
+
+def reach(queries: PackedSequences, keys: PackedSequences) -> Reach:
+    return Reach(*queries.bounds_in(keys), *keys.bounds_in(queries))
+
+
+def distance(left: Tensor, right: Tensor) -> float:
+    return float((left.double() - right.double()).norm() / right.double().norm())
+
+
+LENGTHS = [5, 17, 30, 1, 64, 9, 100], [7, 12, 33, 2, 70, 3, 90]
+
+
+@DTYPES
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("heads", "head_dim"), [(2, 64), (3, 24), (2, 128)])
+def test_self_attention_equals_its_twin(dtype: torch.dtype, causal: bool, heads: int, head_dim: int) -> None:
+    from deepnmt.model.kernels.packed_attention_triton import packed_self_attention
+
+    text = packed(LENGTHS[0], 256, 9)
+    ranges = reach(text, text)
+    qkv = torch.randn(256, 3, heads, head_dim, device=DEVICE, dtype=dtype, requires_grad=True)
+    exact = qkv.detach().double().requires_grad_()
+    seed = torch.tensor([3], dtype=torch.int32, device=DEVICE)
+    fused, _ = packed_self_attention(qkv, ranges.start, ranges.end, seed, causal, 0.0)
+    plain = attend_packed(*exact.unbind(1), ranges, 0.0, causal)
+    gradient = torch.randn_like(fused)
+    fused.backward(gradient)
+    plain.backward(gradient.double())
+    assert qkv.grad is not None and exact.grad is not None
+    assert distance(fused, plain) < TOLERANCE[dtype]
+    assert distance(qkv.grad, exact.grad) < TOLERANCE[dtype]
+    assert not fused[sum(LENGTHS[0]) :].any()  # the tail attends to nothing
+
+
+@DTYPES
+def test_cross_attention_equals_its_twin(dtype: torch.dtype) -> None:
+    from deepnmt.model.kernels.packed_attention_triton import packed_cross_attention
+
+    ranges = reach(packed(LENGTHS[0], 256, 9), packed(LENGTHS[1], 230, 9))
+    q = torch.randn(256, 2, 64, device=DEVICE, dtype=dtype, requires_grad=True)
+    kv = torch.randn(230, 2, 2, 64, device=DEVICE, dtype=dtype, requires_grad=True)
+    exact_q, exact_kv = (tensor.detach().double().requires_grad_() for tensor in (q, kv))
+    seed = torch.tensor([3], dtype=torch.int32, device=DEVICE)
+    fused, _ = packed_cross_attention(q, *kv.unbind(1), *ranges, seed, 0.0)
+    plain = attend_packed(exact_q, *exact_kv.unbind(1), ranges, 0.0)
+    gradient = torch.randn_like(fused)
+    fused.backward(gradient)
+    plain.backward(gradient.double())
+    pairs = (fused, plain), (q.grad, exact_q.grad), (kv.grad, exact_kv.grad)
+    for left, right in pairs:
+        assert left is not None and right is not None
+        assert distance(left, right) < TOLERANCE[dtype]
+
+
+def test_dropout_keeps_its_share_and_its_gradient_follows_it() -> None:
+    from deepnmt.model.kernels.packed_attention_triton import packed_self_attention
+
+    text = packed([40, 60, 28], 128, 3)
+    ranges = reach(text, text)
+    qkv = torch.randn(128, 3, 2, 64, device=DEVICE)
+    qkv[:, 2] = 1.0  # every value is one, so the output is the sum of the weights that were kept
+
+    def attend(qkv: Tensor, seed: int) -> Tensor:
+        seeds = torch.tensor([seed], dtype=torch.int32, device=DEVICE)
+        return packed_self_attention(qkv, ranges.start, ranges.end, seeds, False, 0.3)[0]
+
+    kept = attend(qkv, 1)
+    assert abs(float(kept.mean()) - 1) < 0.05
+    assert kept.std() > 0.01
+    assert torch.equal(kept, attend(qkv, 1))
+    assert not torch.equal(kept, attend(qkv, 2))
+
+    qkv = torch.randn(128, 3, 2, 64, device=DEVICE, requires_grad=True)
+    weights, direction = torch.randn(128, 2, 64, device=DEVICE), torch.randn_like(qkv)
+    (attend(qkv, 1) * weights).sum().backward()
+    assert qkv.grad is not None
+    with torch.no_grad():
+        step = 1e-2
+        slope = ((attend(qkv + step * direction, 1) - attend(qkv - step * direction, 1)) * weights).sum() / (2 * step)
+    torch.testing.assert_close(float((qkv.grad * direction).sum()), float(slope), rtol=1e-2, atol=0.1)
+
+
+@DTYPES
+@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("dim", [48, 512])
+def test_mixture_equals_its_twin(dtype: torch.dtype, normed: bool, dim: int) -> None:
+    from deepnmt.model.kernels.mixture_triton import FusedMixtureTape
+
+    depth, count = 5, 37
+    start = torch.randn(count, dim, device=DEVICE, dtype=dtype)
+    matrix = torch.randn(depth + 1, depth + 1, device=DEVICE).tril()
+    layers = [nn.Linear(dim, dim).to(DEVICE) for _ in range(depth)]
+    norms: list[nn.Module] = [LayerNorm(dim).to(DEVICE) if normed else nn.Identity() for _ in range(depth + 1)]
+    for parameter in (p for norm in norms for p in norm.parameters()):
+        nn.init.normal_(parameter)
+
+    def run(fused: bool, dtype: torch.dtype) -> list[Tensor]:
+        weights = matrix.clone().requires_grad_()
+        x = start.to(dtype).requires_grad_()
+        moved = [layer.to(dtype) for layer in layers]
+        tape = FusedMixtureTape(weights) if fused else MixtureTape(weights.unsqueeze(2))
+        history = [tape.enter(x, norms[0])]
+        for row, layer in enumerate(moved):
+            history.append(tape.enter(torch.tanh(layer(tape.mix(history, row))), norms[row + 1]))
+        out = tape.mix(history, depth)
+        leaves = [weights, x, *(p for module in (*moved, *norms) for p in module.parameters())]
+        return [out, *torch.autograd.grad(out, leaves, torch.ones_like(out))]
+
+    for fused, plain in zip(run(True, dtype), run(False, dtype), strict=True):
+        assert distance(fused, plain) < TOLERANCE[dtype] * (2 if dtype is torch.bfloat16 else 1)
