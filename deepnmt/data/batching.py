@@ -269,8 +269,8 @@ class BatchStream:
             return lengths
         sample = np.flatnonzero(usable)
         sample = sample[:: max(1, len(sample) // GROWTH_SAMPLE)]
-        growth = self._resampler.growth(gather(self.corpora, self.bases, sample, SIDES[side]), side)
-        return np.minimum(np.ceil(lengths * growth), self.config.tokens_per_batch).astype(np.int32)
+        stretched = self._resampler.stretched(lengths, gather(self.corpora, self.bases, sample, SIDES[side]), side)
+        return np.minimum(stretched, np.int32(self.config.tokens_per_batch))
 
     # -- from the plan to tensors
 

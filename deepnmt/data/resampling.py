@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from deepnmt.data.collate import Ragged
 from deepnmt.data.mixture import random_bits
-from deepnmt.data.plan import BatchShape
+from deepnmt.data.plan import BatchShape, Lengths
 from deepnmt.data.tokenizer import Tokenizer
 
 Row = Sequence[int] | npt.NDArray[np.integer]
@@ -36,12 +36,19 @@ class Resampler:
     def __init__(self, functions: tuple[Resample, Resample], seed: int, layout: Literal["padded", "packed"]) -> None:
         self.functions, self.seed, self.layout = functions, seed, layout
 
-    def growth(self, sample: Ragged, side: int) -> float:
-        """By how much to stretch lengths when planning: the average when packed, what most need when padded."""
+    def stretched(self, lengths: Lengths, sample: Ragged, side: int) -> Lengths:
+        """The lengths (eos counted) to plan with, by what became of a sample of the sentences.
+
+        A length l becomes g l on average, give or take a multiple of sqrt(l), as each merge is dropped by itself. The
+        sentences of a packed batch share its room, so the average will do; one of a padded batch has only its row.
+        """
         grown = np.array([len(row) + 1 for row in self._segment(sample, side)])
         usual = sample.lengths + 1
-        growth = grown.sum() / usual.sum() if self.layout == "packed" else np.quantile(grown / usual, FITTING_SHARE)
-        return max(1.0, float(growth))
+        mean = max(1.0, grown.sum() / usual.sum())
+        spread = 0.0
+        if self.layout == "padded":
+            spread = max(0.0, float(np.quantile((grown - mean * usual) / np.sqrt(usual), FITTING_SHARE)))
+        return np.ceil(mean * lengths + spread * np.sqrt(lengths)).astype(np.int32)
 
     def apply(self, pair: tuple[Ragged, Ragged], shape: BatchShape, epoch: int, batch: int) -> tuple[Ragged, Ragged]:
         """New segmentations of a batch, each only where it fits into the batch's shape."""
