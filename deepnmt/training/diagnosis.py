@@ -11,6 +11,8 @@ VANISHED = 1e-5
 # A loss this close to that of guessing by frequency means that the source is not used.
 GUESSING = 0.98
 STRIKES = 5
+# Guessing is where every model begins; it has twice the warm-up, and at least this long, to get away from it.
+GUESSING_STEPS = 1000
 
 
 class TrainingError(RunError):
@@ -25,6 +27,7 @@ class Diagnosis:
     vocab_size: int
     guessing_nll: float | None
     is_post_norm: bool
+    guessing_steps: int = GUESSING_STEPS
 
     def diverged(self, step: int) -> TrainingError:
         return TrainingError(f"diverged at step {step}: the loss or its gradient is not finite; {self._advice()}")
@@ -35,15 +38,15 @@ class Diagnosis:
         guessing = self.guessing_nll if self.guessing_nll is not None else math.log(self.vocab_size)
         is_guessing = nll >= GUESSING * guessing
         vanished = ratio is not None and ratio < VANISHED
-        patient = step < 2 * self.config.warmup_steps
-        if not is_guessing or (patient and not vanished):
+        is_early = step < max(2 * self.config.warmup_steps, self.guessing_steps)
+        if not is_guessing or (is_early and not vanished):
             return 0
         if before + 1 < STRIKES:
             return before + 1
         if vanished:
             reason = f"the gradient reaching the lowest encoder layer is {ratio:.0e} of the top's"
         else:
-            reason = f"after twice the warm-up its loss is that of guessing words by frequency ({guessing:.2f} nats)"
+            reason = f"its loss is still that of guessing words by frequency ({guessing:.2f} nats)"
         raise TrainingError(f"not learning at step {step} (nll {nll:.2f} nats): {reason}; {self._advice()}")
 
     def _advice(self) -> str:

@@ -25,6 +25,9 @@ from deepnmt.training.run import Run
 from deepnmt.training.trainer import Job, train
 from deepnmt.training.validation import Validation, mean_loss
 
+# Other load on the cores makes threads wait for each other; these models are too small to need any.
+torch.set_num_threads(1)
+
 VOCAB = 40
 PAD = 1
 CPU = torch.device("cpu")
