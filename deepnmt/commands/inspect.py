@@ -23,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     looks = "; ".join(f"{name}: {look.summary}" for name, look in LOOKS.items())
     parser.add_argument("what", choices=list(LOOKS), metavar="WHAT", help=looks)
     parser.add_argument("model", metavar="MODEL_OR_RECIPE", help="a MODEL folder, a recipe file or a preset's name")
-    parser.add_argument("overrides", nargs="*", default=[], metavar="section.field=value", help="settings that replace a recipe's")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="section.field=value", help="settings that replace a recipe's"
+    )
     parser.add_argument("--json", action="store_true", help="JSON instead of a table")
     parser.add_argument("--out", type=Path, metavar="FILE", help="into this file instead of standard output")
 
@@ -63,19 +65,23 @@ def _size(arguments: argparse.Namespace) -> None:
 
     def row(part: Part) -> list[str]:
         share = f"{part.parameters / whole.parameters:.1%}" if part.parameters else ""
-        return [part.stack, part.name, f"{part.parameters:,}", share, f"{part.flops / 1e6:,.1f}" if part.flops else ""]
+        return [part.stack, part.name, f"{part.parameters:,}", share, _mega(part.flops) if part.flops else ""]
 
     head = ["", "part", "parameters", "share", "MFLOP/token"]
     rows = [row(part) for part in parts]
     rows = [[stack if not i or rows[i - 1][0] != stack else "", *rest] for i, (stack, *rest) in enumerate(rows)]
     note = (
         "MFLOP/token: matrix products with the weights, forward, for a source and a\n"
-        f"target token. A training step costs three times that, {3 * whole.flops / 1e6:,.0f}."
+        f"target token. A training step costs three times that, {_mega(3 * whole.flops)}."
     )
     _show(arguments.out, _describe(arguments.model, config), [head, *rows, row(whole)], note)
 
 
 LOOKS = {"size": Look("the parameters and the arithmetic of each part", _size)}
+
+
+def _mega(number: int) -> str:
+    return f"{number / 1e6:,.1f}" if number >= 1e6 else f"{number / 1e6:.3f}"
 
 
 def _describe(name: str, config: "ModelConfig") -> str:

@@ -96,4 +96,5 @@ def _reason(error: Exception) -> str:
         return f"its pickle asks for {forbidden[1]}, which is not data"
     if detail := re.search(r"WeightsUnpickler error: *(.+)", text):
         text = detail[1]
+    text = re.sub(r"^\[enforce fail at .*?\] \. ", "", text)
     return text.splitlines()[0][:200] if text else type(error).__name__

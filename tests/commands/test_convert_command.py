@@ -1,0 +1,155 @@
+"""`deepnmt convert` as its user meets it."""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+from pytest import fixture, mark, raises
+
+import deepnmt
+from deepnmt.cli import main
+from deepnmt.commands.convert import FORMATS, read_dictionary
+from deepnmt.data.tokenizer import TokenizerPair
+from deepnmt.errors import InputError
+from deepnmt.model.conversion import CONVERTERS
+from deepnmt.model.storage import load_meta
+
+AUTHORS = Path(__file__).parents[1] / "model" / "authors"
+
+
+@fixture
+def convert(capsys):
+    def call(*arguments):
+        status = main(["convert", *map(str, arguments)])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return call
+
+
+@fixture
+def text_files(tmp_path):
+    """A dictionary of fairseq for 46 symbols (the stored models have 50 ids), and codes for some of them."""
+    (tmp_path / "codes").write_text("#version: 0.2\nh e\nl l\nhe ll\nhell o</w>\n", encoding="utf-8")
+    symbols = ["hello", "w@@", "o@@", "r@@", "l@@", "d", "a", "b", ".", *(f"madeupword{i:04}" for i in range(37))]
+    (tmp_path / "dict.txt").write_text("".join(f"{symbol} {90 - i}\n" for i, symbol in enumerate(symbols)))
+    return [
+        "--source-dict",
+        tmp_path / "dict.txt",
+        "--codes",
+        tmp_path / "codes",
+        "--source-lang",
+        "en",
+        "--target-lang",
+        "de",
+    ]
+
+
+def test_every_format_has_a_converter():
+    assert tuple(CONVERTERS) == FORMATS
+
+
+def test_npz_becomes_a_model_that_gives_the_authors_numbers(convert, tmp_path):
+    status, out, err = convert(AUTHORS / "dlcl_post.npz", "--from", "dlcl", "--out", tmp_path / "MODEL")
+    assert (status, err) == (0, "")
+    assert (
+        out.splitlines()[0]
+        == f"{tmp_path / 'MODEL'}: 83,380 parameters, post-norm, encoder 5 x 32 dlcl, decoder 3 x 32 dlcl"
+    )
+    assert "no tokenisers" in out
+    model = deepnmt.load_model(tmp_path / "MODEL")
+    with np.load(AUTHORS / "dlcl_post.npz") as stored, torch.no_grad():
+        logits = model(torch.from_numpy(stored["source"]), torch.from_numpy(stored["target_input"]))
+        np.testing.assert_allclose(logits.numpy(), stored["logits"], rtol=0, atol=1e-5)
+    assert load_meta(tmp_path / "MODEL")["converted_from"]["file"] == "dlcl_post.npz"
+
+
+def test_torch_checkpoint_with_text_files_becomes_a_model_that_translates(convert, tmp_path, text_files):
+    with np.load(AUTHORS / "dlcl_pre.npz") as stored:
+        state = {k.removeprefix("param/"): torch.from_numpy(stored[k]) for k in stored.files if k.startswith("param/")}
+    arguments = argparse.Namespace(encoder_attention_heads=4, decoder_attention_heads=4)
+    torch.save({"args": arguments, "model": state}, tmp_path / "checkpoint.pt")
+    status, out, err = convert(tmp_path / "checkpoint.pt", "--from", "dlcl", "--out", tmp_path / "MODEL", *text_files)
+    assert (status, err) == (0, "")
+    assert "no tokenisers" not in out
+    tokenizers = TokenizerPair.load(tmp_path / "MODEL")
+    assert tokenizers.shared
+    assert tokenizers.source.encode("hello world.") == [4, 5, 6, 7, 8, 9, 12]
+    assert tokenizers.target.decode([4, 5, 6, 7, 8, 9, 12, 2]) == "hello world."
+    assert len(deepnmt.Translator(tmp_path / "MODEL").translate(["hello world.", ""], beam=2)) == 2
+
+
+def test_an_existing_folder_is_kept_unless_it_is_a_model_to_overwrite(convert, tmp_path):
+    out = tmp_path / "MODEL"
+    command = [AUTHORS / "dlcl_pre.npz", "--from", "dlcl", "--out", out]
+    assert convert(*command)[0] == 0
+    status, _, err = convert(*command)
+    assert (status, err) == (2, f"deepnmt: {out} exists already; choose another --out, or --overwrite it\n")
+    (out / "old").write_text("")
+    assert convert(*command, "--overwrite")[0] == 0
+    assert not (out / "old").exists()
+
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.tex").write_text("")
+    status, _, err = convert(*command[:-1], precious, "--overwrite")
+    assert status == 2
+    assert err == f"deepnmt: {precious} is not a MODEL folder, so it is not overwritten; choose another --out\n"
+    assert (precious / "thesis.tex").exists()
+
+
+def test_a_refusal_leaves_nothing_behind(convert, tmp_path, text_files):
+    (tmp_path / "dict.txt").write_text("a 1\n")
+    status, out, err = convert(AUTHORS / "dlcl_pre.npz", "--from", "dlcl", "--out", tmp_path / "MODEL", *text_files)
+    assert (status, out) == (2, "")
+    assert err == (
+        f"deepnmt: {tmp_path / 'dict.txt'} makes a vocabulary of 5 (1 symbols and the special ones), "
+        "but the embedding has 50 rows: it is not this model's dictionary\n"
+    )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["codes", "dict.txt"]
+
+
+def test_half_of_what_a_tokeniser_needs_is_refused_before_the_work(convert, tmp_path):
+    status, _, err = convert("nowhere.pt", "--from", "dlcl", "--out", tmp_path / "MODEL", "--source-dict", "d")
+    assert (status, err) == (2, "deepnmt: tokenisers also need --codes, --source-lang, --target-lang\n")
+
+
+@mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere.pt", "--from", "dlcl", "--out", "MODEL"], "nowhere.pt does not exist"),
+        (["nowhere.pt", "--from", "marian", "--out", "MODEL"], "argument --from: invalid choice: 'marian'"),
+        (["nowhere.pt", "--out", "MODEL"], "the following arguments are required: --from"),
+        (["nowhere.pt", "--from", "dlcl"], "the following arguments are required: --out"),
+    ],
+)
+def test_refusals(convert, arguments, message):
+    status, out, err = convert(*arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"deepnmt: {message}")
+    assert err.count("\n") == 1
+
+
+@mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a 1\nb\n", "line 2: 'b' is not a symbol and its count"),
+        (b"a 1\n\nb 2\n", "line 2: '' is not a symbol and its count"),
+        (b"a 1\na 2\n", "line 2: 'a' is there already, in line 1"),
+        (b"\xff 1\n", "is not a dictionary of fairseq"),
+        (b"", "line 1: '' is not a symbol and its count"),
+    ],
+)
+def test_dictionary_refusals_name_the_line(tmp_path, content, message):
+    (tmp_path / "dict.txt").write_bytes(content)
+    with raises(InputError, match=message) as refused:
+        read_dictionary(tmp_path / "dict.txt")
+    assert str(tmp_path / "dict.txt") in str(refused.value)
+
+
+def test_dictionary_keeps_its_order_and_odd_symbols(tmp_path):
+    (tmp_path / "dict.txt").write_text("the 9\n\u2028 8\n# 7\nnew@@ 6 #fairseq:overwrite\n", encoding="utf-8")
+    assert read_dictionary(tmp_path / "dict.txt") == ["the", "\u2028", "#", "new@@"]
+    with raises(InputError, match="nowhere does not exist"):
+        read_dictionary(tmp_path / "nowhere")
