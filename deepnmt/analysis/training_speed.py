@@ -111,7 +111,7 @@ def make_engine(objective: Objective, training: TrainingConfig, world: World, gr
 
 
 def training_flops(model: ModelConfig, sources: int, targets: int) -> float:
-    """Multiplications and additions of the matrix products, forward and twice that backward; attention scores not counted."""
+    """Of the matrix products, forward and twice that backward; attention scores are not counted."""
     encoder, decoder = _layer_parameters(model, model.encoder), _layer_parameters(model, model.decoder)
     cross_keys = 2 * model.encoder.dim * model.decoder.dim
     cross_queries = 2 * model.decoder.dim**2

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from deepnmt.model.attention import CrossAttention, KeysValues, SelfAttention, Visibility
 from deepnmt.model.config import ModelConfig
+from deepnmt.model.kernels.dropout import Dropout
 from deepnmt.model.sublayer import SUBLAYERS
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "swiglu": F.silu}
@@ -21,7 +22,7 @@ class FeedForward(nn.Module):
         self.activation = ACTIVATIONS[activation]
         self.expand = nn.Linear(dim, 2 * ffn_dim if self.gated else ffn_dim)
         self.contract = nn.Linear(ffn_dim, dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.expand(x)

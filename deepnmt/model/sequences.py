@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from deepnmt.model.attention import KeysValues, Visibility, attend_padded
+from deepnmt.model.kernels.dropout import fresh_seed
 from deepnmt.model.kernels.packed_attention import Reach, attend_packed
 
 
@@ -118,7 +119,7 @@ class PackedVisibility(Visibility):
         if query.is_cuda:
             from deepnmt.model.kernels.packed_attention_triton import packed_cross_attention
 
-            attended, _ = packed_cross_attention(query, *seen, *self.reach, _seed(query), dropout)
+            attended, _ = packed_cross_attention(query, *seen, *self.reach, fresh_seed(query.device), dropout)
             return attended
         return attend_packed(query, *seen, self.reach, dropout, self.causal)
 
@@ -127,11 +128,8 @@ class PackedVisibility(Visibility):
             from deepnmt.model.kernels.packed_attention_triton import packed_self_attention
 
             start, end = self.reach.start, self.reach.end
-            attended, _ = packed_self_attention(projected, start, end, _seed(projected), self.causal, dropout)
+            attended, _ = packed_self_attention(
+                projected, start, end, fresh_seed(projected.device), self.causal, dropout
+            )
             return attended
         return super().attend_itself(projected, dropout)
-
-
-def _seed(like: Tensor) -> Tensor:
-    """A fresh seed for the dropout of one attention, drawn from the device's own generator."""
-    return torch.randint(2**31 - 1, (1,), device=like.device, dtype=torch.int32)

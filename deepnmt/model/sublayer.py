@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from deepnmt.model.kernels.dropout import Dropout
+
 
 class LayerNorm(nn.LayerNorm):
     """Computes in fp32 under mixed precision and returns the type it was given: the stack stays in half precision."""
@@ -18,7 +20,7 @@ class Sublayer(nn.Module):
     def __init__(self, dim: int, dropout: float) -> None:
         super().__init__()
         self.norm = LayerNorm(dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
         raise NotImplementedError

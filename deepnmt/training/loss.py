@@ -59,13 +59,11 @@ class _ChunkedLoss(torch.autograd.Function):
             lift = FP16_LIFT if dtype is torch.float16 else 1.0
             for start in range(0, f.shape[0], chunk):
                 rows = slice(start, start + chunk)
-                logits = (f[rows] @ w.T).to(exact)
-                chunk_loss, chunk_nll, log_z = _sums(logits, targets[rows], smoothing, pad_id)
+                chunk_loss, chunk_nll, gradient = differentiated(f[rows] @ w.T, targets[rows], smoothing, pad_id, lift)
                 loss, nll = loss + chunk_loss, nll + chunk_nll
                 if grad_features is not None and grad_weight is not None:
-                    gradient = (_logits_gradient(logits, log_z, targets[rows], smoothing, pad_id) * lift).to(dtype)
-                    grad_features[rows] = (gradient @ w) / lift
-                    grad_weight += gradient.T @ (f[rows] / lift)
+                    grad_features[rows] = (gradient @ w) / lift if lift != 1 else gradient @ w
+                    grad_weight += gradient.T @ (f[rows] / lift if lift != 1 else f[rows])
         if differentiate:
             ctx.save_for_backward(grad_features, grad_weight)
             ctx.dtypes = (features.dtype, weight.dtype)
@@ -82,6 +80,21 @@ class _ChunkedLoss(torch.autograd.Function):
             (grad_weight * grad_loss).to(weight_dtype),
             *(None,) * 5,
         )
+
+
+def differentiated(
+    logits: Tensor, targets: Tensor, smoothing: float, pad_id: int, lift: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The sums of loss and nll, and `lift` times the loss's gradient, in the logits' type; overwrites the logits."""
+    if logits.is_cuda:
+        from deepnmt.model.kernels.cross_entropy_triton import cross_entropy_
+
+        loss, nll = cross_entropy_(logits, targets, smoothing, pad_id, lift)
+        return loss, nll, logits
+    exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    loss, nll, log_z = _sums(exact, targets, smoothing, pad_id)
+    gradient = _logits_gradient(exact, log_z, targets, smoothing, pad_id)
+    return loss, nll, (gradient * lift).to(logits.dtype)
 
 
 def _matmul_dtype(features: Tensor) -> torch.dtype:

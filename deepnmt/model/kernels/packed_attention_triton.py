@@ -29,8 +29,12 @@ def _store_tile(base, rows, stride, inside, dims, tile, HEAD_DIM: tl.constexpr):
 @triton.jit
 def _kept(seed, head, dropout, m, n, start):
     """The dropout of the pair (query m, key n): a function of the pair, the same forward and backward."""
-    offset = m[:, None] * KEYS_APART + (n[None, :] - start[:, None])
-    return tl.rand(seed + head, offset) >= dropout
+    bits = (m[:, None] * KEYS_APART + (n[None, :] - start[:, None])).to(tl.uint32)
+    bits = (bits + head.to(tl.uint32) * 0x7FEB352D) * 0x9E3779B1 + seed.to(tl.uint32)
+    bits = (bits ^ (bits >> 16)) * 0x85EBCA6B  # the finaliser of MurmurHash3, far cheaper than Philox
+    bits = (bits ^ (bits >> 13)) * 0xC2B2AE35
+    bits = bits ^ (bits >> 16)
+    return (bits >> 8).to(tl.int32).to(tl.float32) * (1.0 / (1 << 24)) >= dropout
 
 
 @triton.jit

@@ -34,7 +34,8 @@ def reach(queries: PackedSequences, keys: PackedSequences) -> Reach:
 
 
 def distance(left: Tensor, right: Tensor) -> float:
-    return float((left.double() - right.double()).norm() / right.double().norm())
+    left, right = left.detach().double(), right.detach().double()
+    return float((left - right).norm() / right.norm())
 
 
 LENGTHS = [5, 17, 30, 1, 64, 9, 100], [7, 12, 33, 2, 70, 3, 90]
@@ -138,3 +139,22 @@ def test_mixture_equals_its_twin(dtype: torch.dtype, normed: bool, dim: int) -> 
 
     for fused, plain in zip(run(True, dtype), run(False, dtype), strict=True):
         assert distance(fused, plain) < TOLERANCE[dtype] * (2 if dtype is torch.bfloat16 else 1)
+
+
+@DTYPES
+@pytest.mark.parametrize("size", [50, 9000])
+def test_cross_entropy_equals_its_twin(dtype: torch.dtype, size: int) -> None:
+    from deepnmt.model.kernels.cross_entropy_triton import cross_entropy_
+
+    logits = (3 * torch.randn(12, size, device=DEVICE)).to(dtype)
+    targets = torch.randint(4, size, (12,), device=DEVICE)
+    targets[5] = 1
+    exact = logits.double().requires_grad_()
+    losses = torch.nn.functional.cross_entropy(exact, targets, label_smoothing=0.1, ignore_index=1, reduction="sum")
+    nlls = torch.nn.functional.cross_entropy(exact.detach(), targets, ignore_index=1, reduction="sum")
+    losses.backward()
+    loss, nll = cross_entropy_(logits, targets, 0.1, 1, 1.0)
+    assert exact.grad is not None
+    torch.testing.assert_close(float(loss), float(losses.detach()), rtol=1e-5, atol=0)
+    torch.testing.assert_close(float(nll), float(nlls), rtol=1e-5, atol=0)
+    assert distance(logits, exact.grad) < TOLERANCE[dtype]

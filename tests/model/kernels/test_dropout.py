@@ -1,0 +1,39 @@
+"""The cheap dropout is dropout: the right share, unbiased, independent from place to place and from seed to seed."""
+
+import torch
+
+from deepnmt.model.kernels.dropout import scattered_dropout
+
+
+def dropped(seed: int, p: float = 0.3, shape: tuple[int, ...] = (1000, 512)) -> torch.Tensor:
+    return scattered_dropout(torch.ones(shape), p, torch.tensor([seed], dtype=torch.int32)) == 0
+
+
+def test_it_drops_its_share_and_keeps_the_mean() -> None:
+    for p in (0.1, 0.3, 0.5):
+        assert abs(dropped(1, p).double().mean() - p) < 0.003  # four standard deviations
+        kept = scattered_dropout(torch.ones(1000, 512), p, torch.tensor([5], dtype=torch.int32))
+        assert abs(kept.mean() - 1) < 0.006
+
+
+def test_rows_and_columns_have_their_share_too() -> None:
+    mask = dropped(7).double()
+    assert (mask.mean(1) - 0.3).abs().max() < 5 * (0.21 / 512) ** 0.5
+    assert (mask.mean(0) - 0.3).abs().max() < 5 * (0.21 / 1000) ** 0.5
+
+
+def test_neighbours_and_seeds_are_independent() -> None:
+    mask = dropped(1)
+    for other in (mask.roll(1, 1), mask.roll(1, 0), mask.roll(2, 1), dropped(2), dropped(1 + 2**16), dropped(-1)):
+        both = (mask & other).double().mean()
+        assert abs(both - 0.09) < 0.003
+
+
+def test_the_same_seed_drops_the_same_and_the_gradient_follows() -> None:
+    seed = torch.tensor([3], dtype=torch.int32)
+    x = torch.randn(64, 32, requires_grad=True)
+    out = scattered_dropout(x, 0.2, seed)
+    out.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad != 0, out != 0)
+    assert torch.equal(out, scattered_dropout(x, 0.2, seed))
