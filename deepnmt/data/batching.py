@@ -165,8 +165,6 @@ class BatchStream:
             resample = DropOut(tokenizers.source, config.bpe_dropout), DropOut(tokenizers.target, config.bpe_dropout)
         return cls(dataset.train, config, weights=weights, resample=resample, **rest)
 
-    # -- what a user of the stream sees
-
     @property
     def shapes(self) -> list[BatchShape]:
         """All the shapes there are: one when packed."""
@@ -233,8 +231,6 @@ class BatchStream:
             shares.append(1 - int(lengths[plan.order].sum()) / int(positions.sum()))
         return shares[0], shares[1]
 
-    # -- making it
-
     def _parts(self) -> list[slice]:
         return [slice(base, base + len(corpus)) for base, corpus in zip(self.bases, self.corpora, strict=True)]
 
@@ -271,8 +267,6 @@ class BatchStream:
         sample = sample[:: max(1, len(sample) // GROWTH_SAMPLE)]
         stretched = self._resampler.stretched(lengths, gather(self.corpora, self.bases, sample, SIDES[side]), side)
         return np.minimum(stretched, np.int32(self.config.tokens_per_batch))
-
-    # -- from the plan to tensors
 
     def update(self, epoch: int, index: int) -> Update:
         plan = self.plan(epoch)
@@ -313,8 +307,6 @@ class BatchStream:
         if self._resampler is None:
             return source, target
         return self._resampler.apply((source, target), plan.shape(number), plan.epoch, number)
-
-    # -- resuming
 
     def _describe(self, corpora: Mapping[str, Corpus]) -> dict[str, Any]:
         described = {
