@@ -23,7 +23,6 @@ class SubwordSettings:
     min_frequency: int = 5
     byte_fallback: bool = True
     character_coverage: float = 0.9999
-    num_threads: int = 1
 
 
 def learn(words: tuple[Words, Words], settings: SubwordSettings) -> tuple[Subwords, Subwords]:
@@ -43,7 +42,6 @@ def _learn_one(words: Words, settings: SubwordSettings, vocab_size: int) -> Subw
         subwords=settings.subwords,
         byte_fallback=settings.byte_fallback,
         character_coverage=settings.character_coverage,
-        num_threads=settings.num_threads,
     )
     if settings.min_frequency > 1:
         model = sentence_pieces.cut(model, sentence_pieces.piece_counts(model, words), settings.min_frequency)

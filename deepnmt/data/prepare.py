@@ -235,7 +235,6 @@ class _Preparation:
             min_frequency=settings.min_frequency,
             byte_fallback=settings.byte_fallback,
             character_coverage=settings.character_coverage,
-            num_threads=self.num_workers,
         )
         self.tokenizer_meta = {
             "given": False,

@@ -22,7 +22,11 @@ from deepnmt.errors import InputError, RunError
 
 SPACE = "\u2581"
 _MAX_CACHED_WORDS = 200_000
+# Numbers of SentencePiece's message format (sentencepiece_model.proto).
+_PIECES, _TRAINER = 1, 2
+_TRAINER_INPUT, _TRAINER_MODEL_TYPE, _UNIGRAM, _BPE = 1, 3, 1, 2
 _NORMAL, _UNUSED = 1, 5
+_TRAINING_THREADS = 16  # fixed: the sums of a unigram model depend on it in the last digits
 _sampling = threading.Lock()
 
 
@@ -103,7 +107,7 @@ class SentencePieces:
 
     @cached_property
     def _is_bpe(self) -> bool:
-        return _model_type(self.model) == 2
+        return _model_type(self.model) == _BPE
 
     def decode(self, ids: Sequence[int]) -> str:
         theirs = self._theirs
@@ -136,7 +140,6 @@ def train(
     subwords: str,
     byte_fallback: bool,
     character_coverage: float,
-    num_threads: int,
 ) -> bytes:
     """A model of the text with these word counts: the same as from its lines, since pieces never cross a space."""
     model = io.BytesIO()
@@ -156,7 +159,7 @@ def train(
                 character_coverage=character_coverage,
                 normalization_rule_name="identity",
                 max_sentence_length=1 << 24,
-                num_threads=num_threads,
+                num_threads=_TRAINING_THREADS,
                 bos_id=BOS,
                 pad_id=PAD,
                 eos_id=EOS,
@@ -169,7 +172,7 @@ def train(
             )
         except (RuntimeError, OSError) as error:
             raise _refusal(str(error), vocab_size) from error
-    return model.getvalue()
+    return _without_environment(model.getvalue())
 
 
 def _refusal(message: str, vocab_size: int) -> Exception:
@@ -202,24 +205,33 @@ def cut(model: bytes, counts: Mapping[str, int], min_frequency: int) -> bytes:
     """
     edited = io.BytesIO()
     for field, wire, content in _fields(model):
-        if field == 1:
+        if field == _PIECES:
             piece, score, kind = _read_piece(content)
             if kind == _NORMAL and piece != SPACE and counts.get(piece, 0) < min_frequency:
                 if len(piece) == 1:
                     continue
                 content = _write_piece(piece, score, _UNUSED)
-        edited.write(_tag(field, wire))
-        edited.write(_varint(len(content)) + content if wire == 2 else content)
+        edited.write(_field(field, wire, content))
+    return edited.getvalue()
+
+
+def _without_environment(model: bytes) -> bytes:
+    """The model without the name of the temporary file it was learnt from."""
+    edited = io.BytesIO()
+    for field, wire, content in _fields(model):
+        if field == _TRAINER:
+            content = b"".join(_field(*inner) for inner in _fields(content) if inner[0] != _TRAINER_INPUT)
+        edited.write(_field(field, wire, content))
     return edited.getvalue()
 
 
 def _model_type(model: bytes) -> int:
     for field, _, content in _fields(model):
-        if field == 2:  # trainer_spec
+        if field == _TRAINER:
             for inner, wire, value in _fields(content):
-                if inner == 3 and wire == 0:
+                if inner == _TRAINER_MODEL_TYPE and wire == 0:
                     return _read_varint(value, 0)[0]
-    return 1
+    return _UNIGRAM
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
@@ -254,6 +266,10 @@ def _read_piece(content: bytes) -> tuple[str, float, int]:
 def _write_piece(piece: str, score: float, kind: int) -> bytes:
     text = piece.encode("utf-8")
     return _tag(1, 2) + _varint(len(text)) + text + _tag(2, 5) + struct.pack("<f", score) + _tag(3, 0) + _varint(kind)
+
+
+def _field(field: int, wire: int, content: bytes) -> bytes:
+    return _tag(field, wire) + (_varint(len(content)) if wire == 2 else b"") + content
 
 
 def _tag(field: int, wire: int) -> bytes:

@@ -134,7 +134,7 @@ def test_training_on_counted_words_is_training_on_the_lines(tmp_path: Path) -> N
 
 
 def learn_uncut(byte_fallback: bool = True) -> bytes:
-    settings = {"subwords": "bpe", "byte_fallback": byte_fallback, "character_coverage": 1.0, "num_threads": 1}
+    settings = {"subwords": "bpe", "byte_fallback": byte_fallback, "character_coverage": 1.0}
     return sentence_pieces.train({**WORDS, "ħ": 1, "qualm": 2}, vocab_size=500, **settings)  # type: ignore[arg-type]
 
 

@@ -1,0 +1,411 @@
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import english_german, write_pairs
+
+from deepnmt.cli import main
+from deepnmt.data import prepare as preparing
+from deepnmt.data.dataset import CorpusWriter, Dataset
+from deepnmt.data.prepare import CorpusInput, PrepareSettings, prepare
+from deepnmt.data.text import ParallelFile
+from deepnmt.errors import InputError
+
+Pairs = list[tuple[str, str]]
+LANGUAGES = {"source_lang": "en", "target_lang": "de"}
+SMALL = ["--source-lang", "en", "--target-lang", "de", "--vocab-size", "400", "--workers", "1"]
+
+
+def make(folder: Path, pairs: Pairs, valid: Pairs | None = None, workers: int = 1, **settings: Any) -> Dataset:
+    corpus = CorpusInput(name="train", files=(ParallelFile(*write_pairs(folder, "train", pairs)),))
+    held_out = (ParallelFile(*write_pairs(folder, "valid", valid)),) if valid else ()
+    given = PrepareSettings(**{**LANGUAGES, "vocab_sizes": (400, 400), **settings})
+    prepare([corpus], given, folder / "data", valid=held_out, num_workers=workers)
+    return Dataset.open(folder / "data")
+
+
+def text_of(dataset: Dataset, name: str = "train") -> Pairs:
+    corpus = dataset.train[name]
+    return [
+        (dataset.tokenizers.source.decode(corpus.source(i)), dataset.tokenizers.target.decode(corpus.target(i)))
+        for i in range(len(corpus))
+    ]
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_clean_text_goes_in_and_comes_out_whole(tmp_path: Path) -> None:
+    pairs, valid = english_german(200), english_german(20, seed=1)
+    dataset = make(tmp_path, pairs, valid)
+    assert text_of(dataset) == pairs
+    assert dataset.valid_text == ([pair[0] for pair in valid], [pair[1] for pair in valid])
+    assert dataset.valid is not None and len(dataset.valid) == 20
+    assert dataset.meta["shared_vocabulary"] is dataset.tokenizers.shared is True
+    entry = dataset.meta["train"][0]
+    assert entry["pairs"] == entry["pairs_read"] == 200
+    assert entry["source_tokens"] == dataset.train["train"].source_lengths.sum()
+    assert dataset.meta["cleaning"] == {"train": {}}
+    assert set(dataset.meta["settings"]) == set(PrepareSettings.__dataclass_fields__)
+    dataset.verify()
+
+
+def test_every_dropped_pair_is_counted_with_its_reason_and_shown(tmp_path: Path) -> None:
+    good, valid = english_german(100), english_german(5, seed=1)
+    bad: dict[str, Pairs] = {
+        "empty": [("", "leer"), ("empty", "  ")],
+        "control": [("bell \x07", "Glocke")],
+        "identical": [("OK computer", "OK computer")],
+        "too-long": [("long " * 150, "lang " * 150)],
+        "ratio": [("short", "ein sehr langer Satz, der nicht passen kann und soll")],
+        "overlap": [(valid[0][0], "anders"), ("other", valid[1][1])],
+        "duplicate": [good[3], good[3]],
+    }
+    pairs = [*good, *(pair for listed in bad.values() for pair in listed)]
+    dataset = make(tmp_path, pairs, valid)
+    cleaning = dataset.meta["cleaning"]["train"]
+    assert {reason: entry["count"] for reason, entry in cleaning.items()} == {
+        key: len(value) for key, value in bad.items()
+    }
+    assert cleaning["empty"]["examples"][0]["where"].endswith(f"train.de:{len(good) + 1}")
+    assert cleaning["overlap"]["examples"][0]["source"] == valid[0][0]
+    assert text_of(dataset) == good
+    kept_and_dropped = len(dataset.train["train"]) + sum(entry["count"] for entry in cleaning.values())
+    assert kept_and_dropped == dataset.meta["train"][0]["pairs_read"] == len(pairs)
+
+
+def test_reasons_to_keep_are_obeyed(tmp_path: Path) -> None:
+    good = english_german(50)
+    odd = [
+        ("OK computer", "OK computer"),
+        good[0],
+        ("bell \x07", "Glocke"),
+        ("short", "x " * 40 + "y"),
+        ("a " * 120, "b " * 120),
+    ]
+    keep = ("identical", "duplicate", "control", "ratio", "too-long", "overlap")
+    dataset = make(tmp_path, [*good, *odd], [good[1]], keep=keep)
+    assert len(dataset.train["train"]) == 55
+    assert dataset.meta["cleaning"] == {"train": {}}
+
+
+def test_invalid_bytes_and_columns_are_counted(tmp_path: Path) -> None:
+    good = english_german(50)
+    lines = ["\t".join(pair).encode() for pair in good]
+    path = tmp_path / "train.tsv"
+    path.write_bytes(b"\n".join([*lines, b"bad \xff\tschlecht", b"one column", b"a\tb\tc"]) + b"\n")
+    corpus = CorpusInput(name="train", files=(ParallelFile(path),))
+    meta = prepare([corpus], PrepareSettings(**LANGUAGES, vocab_sizes=(400, 400)), tmp_path / "d", num_workers=1)  # type: ignore[arg-type]
+    assert {reason: entry["count"] for reason, entry in meta["cleaning"]["train"].items()} == {"columns": 2, "utf8": 1}
+    assert text_of(Dataset.open(tmp_path / "d")) == good
+
+
+def test_nothing_is_dropped_from_held_out_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train = write_pairs(tmp_path, "train", english_german(50))
+    odd = [("", "leer"), ("same", "same"), ("same", "same"), ("x\x07", "y"), ("w " * 300, "v"), ("\u00a0 a  b ", "c")]
+    valid = write_pairs(tmp_path, "valid", odd)
+    with valid[0].open("ab") as file:
+        file.write(b"bad \xff byte\n")
+    with valid[1].open("ab") as file:
+        file.write(b"ok\n")
+    command = ["prepare", "--source", str(train[0]), "--target", str(train[1]), "--valid-source", str(valid[0])]
+    assert main([*command, "--valid-target", str(valid[1]), *SMALL, "--out", str(tmp_path / "d")]) == 0
+    dataset = Dataset.open(tmp_path / "d")
+    assert dataset.valid is not None and len(dataset.valid) == 7
+    assert dataset.valid_text is not None and dataset.valid_text[0] == [*(pair[0] for pair in odd), "bad \ufffd byte"]
+    noted = {reason: entry["count"] for reason, entry in dataset.meta["valid"]["noted"].items()}
+    assert noted == {"empty": 1, "identical": 2, "control": 2, "too-long": 1}
+    assert "valid: 1 pairs kept although a side is empty" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("pretokenizer", ["none", "moses"])
+def test_the_dataset_does_not_depend_on_the_number_of_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pretokenizer: str
+) -> None:
+    monkeypatch.setattr(preparing, "CHUNK_PAIRS", 40)
+    pairs = [*english_german(300), *english_german(100), ("", "x")]
+    datasets = []
+    for workers in (1, 2):
+        folder = tmp_path / str(workers)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        corpus = CorpusInput(name="train", files=(ParallelFile(*map(Path, ("t.en", "t.de"))),))
+        write_pairs(folder, "t", pairs)
+        settings = PrepareSettings(**LANGUAGES, vocab_sizes=(400, 400), pretokenizers=(pretokenizer, pretokenizer))  # type: ignore[arg-type]
+        prepare([corpus], settings, folder / "data", num_workers=workers)
+        datasets.append(files_of(folder / "data"))
+    metas = [json.loads(files.pop("dataset.json")) for files in datasets]
+    for meta in metas:
+        del meta["seconds"]
+    assert metas[0] == metas[1]
+    assert datasets[0] == datasets[1]
+    assert metas[0]["cleaning"]["train"]["duplicate"]["count"] == 100
+
+
+@pytest.mark.parametrize("unit", ["words", "subwords"])
+def test_the_longest_side_is_measured_in_the_unit_asked_for(tmp_path: Path, unit: str) -> None:
+    pairs = english_german(60)
+    limit = 7 if unit == "words" else 14
+    dataset = make(tmp_path, pairs, length_unit=unit, max_length=limit, max_ratio=0)
+    if unit == "words":
+        kept = [pair for pair in pairs if max(len(side.split()) for side in pair) <= limit]
+        assert text_of(dataset) == kept != pairs
+    else:
+        corpus = dataset.train["train"]
+        assert np.maximum(corpus.source_lengths, corpus.target_lengths).max() <= limit
+        assert len(corpus) + dataset.meta["cleaning"]["train"]["too-long"]["count"] == 60
+
+
+def test_corpora_keep_their_names_weights_and_tags(tmp_path: Path) -> None:
+    news, back = english_german(60), english_german(60, seed=5)
+    files = [*write_pairs(tmp_path, "news", news), *write_pairs(tmp_path, "back", back)]
+    command = ["prepare", "--corpus", "news", *map(str, files[:2]), "--corpus", "bt", *map(str, files[2:]), *SMALL]
+    assert main([*command, "--tag", "bt=<bt>", "--weight", "bt=0.5", "--out", str(tmp_path / "d")]) == 0
+    dataset = Dataset.open(tmp_path / "d")
+    assert [(entry["name"], entry["weight"], entry["tag"]) for entry in dataset.meta["train"]] == [
+        ("news", 1.0, None),
+        ("bt", 0.5, "<bt>"),
+    ]
+    assert text_of(dataset, "news") == news
+    assert text_of(dataset, "bt") == [(f"<bt> {source}", target) for source, target in back]
+    tag = dataset.tokenizers.source.tag_id("<bt>")
+    assert all(dataset.train["bt"].source(i)[0] == tag for i in range(60))
+    assert dataset.tokenizers.shared
+
+
+def test_separate_vocabularies_have_sizes_of_their_own(tmp_path: Path) -> None:
+    dataset = make(tmp_path, english_german(200), joint=False, vocab_sizes=(330, 360), min_frequency=1)
+    assert not dataset.meta["shared_vocabulary"]
+    assert (dataset.meta["source_vocab_size"], dataset.meta["target_vocab_size"]) == (330, 360)
+
+
+def test_the_paper_s_way_has_unknown_words_and_a_cut_off(tmp_path: Path) -> None:
+    pairs = [*english_german(100), ("a rare ħ", "ein seltenes ħ")]
+    dataset = make(tmp_path, pairs, byte_fallback=False, min_frequency=5, vocab_sizes=(200, 200))
+    assert dataset.meta["train"][0]["source_unknown"] >= 1
+    assert "ħ" not in dataset.tokenizers.source.pieces
+    corpus = dataset.train["train"]
+    ids = np.concatenate([corpus.sides["source"].ids, corpus.sides["target"].ids])
+    counts = np.bincount(ids, minlength=dataset.tokenizers.source.vocab_size)
+    assert all(counts[i] >= 5 for i, piece in enumerate(dataset.tokenizers.source.pieces) if i >= 4 and piece != "▁")
+
+
+def test_a_tokeniser_learns_from_no_more_lines_than_asked(tmp_path: Path) -> None:
+    dataset = make(tmp_path, english_german(100), tokenizer_lines=30)
+    assert dataset.meta["tokenizer"]["learnt_from_pairs"] == 25
+    assert dataset.meta["settings"]["tokenizer_lines"] == 30
+    assert text_of(dataset) == english_german(100)
+
+
+@pytest.mark.parametrize("direction", ["same", "opposite"])
+def test_the_tokenisers_of_another_dataset_are_used_as_they_are(tmp_path: Path, direction: str) -> None:
+    first = make(tmp_path, english_german(100), lowercase=True)
+    other = write_pairs(tmp_path, "other", english_german(30, seed=9))
+    command = ["prepare", "--tokenizer", str(first.folder), "--workers", "1", "--out", str(tmp_path / "e")]
+    if direction == "same":
+        command += ["--source", str(other[0]), "--target", str(other[1]), "--source-lang", "en", "--target-lang", "de"]
+    else:
+        command += ["--source", str(other[1]), "--target", str(other[0]), "--source-lang", "de", "--target-lang", "en"]
+    assert main(command) == 0
+    second = Dataset.open(tmp_path / "e")
+    assert second.tokenizers.source.pieces == first.tokenizers.source.pieces
+    assert second.tokenizers.source.writing.language == ("en" if direction == "same" else "de")
+    english = [pair[0 if direction == "same" else 1] for pair in text_of(second)]
+    assert english == [source.lower() for source, _ in english_german(30, seed=9)]
+
+
+def test_a_sentencepiece_model_is_used_as_it_is(tmp_path: Path) -> None:
+    first = make(tmp_path, english_german(100))
+    model = tmp_path / "their.model"
+    subwords: Any = first.tokenizers.source.subwords
+    model.write_bytes(subwords.model)
+    pairs = english_german(30, seed=9)
+    (tmp_path / "2").mkdir()
+    second = make(tmp_path / "2", pairs, tokenizer=(model,))
+    assert second.tokenizers.shared
+    assert second.tokenizers.target.pieces == first.tokenizers.target.pieces
+    assert text_of(second) == pairs
+
+
+@pytest.mark.parametrize("joint", [True, False])
+def test_codes_of_subword_nmt_are_used(tmp_path: Path, joint: bool) -> None:
+    codes = tmp_path / "codes"
+    codes.write_text("#version: 0.2\nt h\nth e</w>\nd e\nde r</w>\n")
+    pairs = english_german(60)
+    dataset = make(tmp_path, pairs, codes=(codes, codes), joint=joint, min_frequency=1)
+    assert dataset.tokenizers.shared is joint
+    assert "the" in dataset.tokenizers.source.pieces
+    assert ("the" in dataset.tokenizers.target.pieces) is joint
+    assert text_of(dataset) == pairs
+
+
+def bad_input(folder: Path, case: str) -> tuple[list[str], str]:
+    """Arguments of `prepare` that are refused, and what the refusal says."""
+    train = write_pairs(folder, "train", english_german(50))
+    odd = folder / "odd"
+    arguments = ["--source", str(train[0]), "--target", str(train[1])]
+    if case == "unequal":
+        odd.write_text("x\n" * 49)
+        return ["--source", str(odd), "--target", str(train[1])], f"{odd} has 49 lines but {train[1]} has 50"
+    if case == "directory":
+        return ["--source", str(folder), "--target", str(train[1])], f"{folder} is a directory"
+    if case == "empty":
+        odd.touch()
+        return [*arguments, "--valid-source", str(odd), "--valid-target", str(odd)], f"{odd} is empty"
+    if case == "nothing left":
+        odd.write_text("\n" * 50)
+        return [
+            "--source",
+            str(odd),
+            "--target",
+            str(train[1]),
+        ], "no pair of corpus train is left after cleaning (a side"
+    if case == "number of files":
+        return ["--source", *map(str, train), "--target", str(train[1])], "--source has 2 files and --target 1"
+    return {
+        "no text": ([], "no training text"),
+        "missing": (["--source", "nowhere", "--target", str(train[1])], "nowhere does not exist"),
+        "ratio": ([*arguments, "--max-ratio", "0.5"], "--max-ratio is 0.5"),
+        "keep": ([*arguments, "--keep", "utf8"], "--keep 'utf8' is not known"),
+        "tag of nobody": ([*arguments, "--tag", "bt=<bt>"], "--tag 'bt=<bt>'"),
+        "tag of two words": ([*arguments, "--tag", "train=a b"], "must be one word"),
+        "weight": ([*arguments, "--weight", "train=much"], "'much' is not a number"),
+        "negative weight": ([*arguments, "--weight", "train=-1"], "must be above zero"),
+        "one code": ([*arguments, "--source-codes", "x"], "go together"),
+        "pretokenizer": ([*arguments, "--pretokenizer", "mecab"], "'mecab' is not known"),
+        "tokenizer": ([*arguments, "--tokenizer", "nowhere"], "nowhere does not exist"),
+        "workers": ([*arguments, "--workers", "-1"], "--workers is -1"),
+        "unknown option": ([*arguments, "--vocab", "3"], "see deepnmt prepare --help"),
+        "corpus name": (["--corpus", "../up", *map(str, train)], "corpus name '../up'"),
+    }[case]
+
+
+CASES = [
+    *["unequal", "directory", "empty", "nothing left", "number of files", "no text", "missing", "ratio", "keep"],
+    *["tag of nobody", "tag of two words", "weight", "negative weight", "one code", "pretokenizer", "tokenizer"],
+    *["workers", "corpus name"],
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_bad_input_is_refused_in_one_sentence_and_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    inputs, out = tmp_path / "in", tmp_path / "out"
+    inputs.mkdir()
+    out.mkdir()
+    arguments, message = bad_input(inputs, case)
+    assert main(["prepare", *SMALL, *arguments, "--out", str(out / "d")]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.splitlines()[-1].startswith("deepnmt: ")
+    assert list(out.iterdir()) == []
+
+
+def test_a_dataset_is_replaced_only_when_asked_and_other_folders_never(tmp_path: Path) -> None:
+    make(tmp_path, english_german(50))
+    with pytest.raises(InputError, match="use --overwrite"):
+        make(tmp_path, english_german(60))
+    assert len(Dataset.open(tmp_path / "data").train["train"]) == 50
+    (tmp_path / "data" / "dataset.json").unlink()
+    with pytest.raises(InputError, match="it is not replaced, even with --overwrite"):
+        make(tmp_path, english_german(60))
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [(OSError(errno.ENOSPC, "No space left on device"), 1), (KeyboardInterrupt(), 130)],
+    ids=["full disk", "ctrl-c"],
+)
+def test_a_failure_midway_leaves_the_old_dataset_whole(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    failure: BaseException,
+    status: int,
+) -> None:
+    make(tmp_path, english_german(50))
+    before = files_of(tmp_path / "data")
+
+    def fail(*arguments: object) -> None:
+        raise failure
+
+    train = write_pairs(tmp_path, "new", english_german(60))
+    command = ["prepare", "--source", str(train[0]), "--target", str(train[1]), *SMALL, "--out", str(tmp_path / "data")]
+    with monkeypatch.context() as patch:
+        patch.setattr(CorpusWriter, "append_flat", fail)
+        assert main([*command, "--overwrite"]) == status
+    if status == 1:
+        assert "no space left to write" in capsys.readouterr().err
+    assert files_of(tmp_path / "data") == before
+    assert not list(tmp_path.glob(".data*"))
+    assert main([*command, "--overwrite"]) == 0
+    assert len(Dataset.open(tmp_path / "data").train["train"]) == 60
+
+
+def test_what_a_killed_call_left_is_cleared_away_by_the_next(tmp_path: Path) -> None:
+    process = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    dead = tmp_path / f".data.{int(process.stdout)}.partial"
+    alive = tmp_path / f".data.{os.getppid()}.partial"
+    for folder in (dead, alive):
+        folder.mkdir()
+    make(tmp_path, english_german(50))
+    assert not dead.exists()
+    assert alive.exists()
+
+
+def test_ctrl_c_ends_a_call_with_workers_and_leaves_nothing(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    target.write_text("b\n" * 3 * preparing.CHUNK_PAIRS)
+    os.mkfifo(source)
+    command = [sys.executable, "-m", "deepnmt", "prepare", "--source", str(source), "--target", str(target)]
+    command += ["--source-lang", "en", "--target-lang", "de", "--workers", "2", "--out", str(tmp_path / "out" / "d")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True, text=True)
+    writer = os.open(source, os.O_RDWR)  # waits for nobody
+    try:
+        while not list((tmp_path / "out").glob(".d.*")):
+            time.sleep(0.05)
+        os.write(writer, b"a\n" * (preparing.CHUNK_PAIRS + 5))  # the first chunk is at work, the second incomplete
+        time.sleep(1)
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(writer)
+    assert errors.splitlines()[-1] == "deepnmt: interrupted"
+    assert process.returncode == 130
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_the_summary_says_what_was_kept_dropped_and_what_to_do_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = write_pairs(tmp_path, "train", [*english_german(50), ("", "x")])
+    out = tmp_path / "d"
+    assert main(["prepare", "--source", str(train[0]), "--target", str(train[1]), *SMALL, "--out", str(out)]) == 0
+    shown = capsys.readouterr()
+    for part in ("empty: a side is empty", "1.96 %", "no validation set", "Shared vocabulary:", "sentences/s"):
+        assert part in shown.out
+    assert f"Next: deepnmt train RECIPE.toml --data {out} --out RUN" in shown.out.replace("\n", "")
+    assert "cleaning: 51 pairs" in shown.err
+
+
+def test_help_does_not_wait_for_torch(capsys: pytest.CaptureFixture[str]) -> None:
+    code = (
+        "import sys; from deepnmt.cli import main\n"
+        "try: main(['prepare', '--help'])\nexcept SystemExit: pass\n"
+        "assert 'torch' not in sys.modules and 'sentencepiece' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "example:" in done.stdout
