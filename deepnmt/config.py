@@ -65,8 +65,8 @@ def recipes_folder() -> Path:
     return installed if installed.is_dir() else package.parent / "recipes"
 
 
-def read_table(path: Path) -> dict[str, Any]:
-    """The TOML file, laid over the one that its `extends` names (a path beside it)."""
+def read_table(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The TOML file, laid over the one that its `extends` names: a path beside it, or a preset."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -74,10 +74,15 @@ def read_table(path: Path) -> dict[str, Any]:
     base = table.pop("extends", None)
     if base is None:
         return table
-    parent = path.parent / str(base)
-    if not parent.is_file():
-        raise InputError(f"{path} extends {base!r}, but {parent} does not exist")
-    return _overlay(read_table(parent), table)
+    beside = path.parent / str(base)
+    preset = recipes_folder() / f"{str(base).removesuffix('.toml')}.toml"
+    parent = next((candidate.resolve() for candidate in (beside, preset) if candidate.is_file()), None)
+    if parent is None:
+        raise InputError(f"{path} extends {base!r}, but {beside} does not exist, nor a preset of that name")
+    chain = (*extended_by, path.resolve())
+    if parent in chain:
+        raise InputError(f"{path} extends {base!r}, which extends it in turn")
+    return _overlay(read_table(parent, chain), table)
 
 
 def _overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:

@@ -57,9 +57,9 @@ def progress(title: str, total: int | None = None, unit: str = "lines") -> Itera
     from rich.progress import Progress as Bar
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
-        TextColumn("{task.fields[line]}"),
+        TextColumn("{task.fields[line]}", markup=False),
         TimeRemainingColumn(compact=True),
     )
     console = Console(stderr=True)
@@ -73,4 +73,4 @@ def progress(title: str, total: int | None = None, unit: str = "lines") -> Itera
 
         shown = _BarProgress(title, total, unit)
         yield shown
-    console.print(shown.line(), highlight=False)
+    console.print(shown.line(), highlight=False, markup=False)

@@ -1,0 +1,111 @@
+"""Who may import whom: a walk over the imports of every file, those inside functions too."""
+
+import ast
+from pathlib import Path
+
+from pytest import mark
+
+PACKAGE = Path(__file__).parents[1] / "deepnmt"
+# From the top down. Neighbours on a line do not import each other; `commands` is where the rooms of a line meet.
+ROWS = [
+    ["cli"],
+    ["commands"],
+    ["config"],
+    ["serving", "analysis", "evaluation", "reproduction"],
+    ["decoding", "training"],
+    ["model", "data"],
+]
+GROUND = {"errors", "files", "settings", "progress"}
+LEVEL = {room: len(ROWS) - depth for depth, row in enumerate(ROWS) for room in row} | dict.fromkeys(GROUND, 0)
+ENTRANCES = {"__init__", "__main__"}  # the package's own front doors
+
+
+def room_of(path):
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_rooms(source, package):
+    """(line, room) for everything of deepnmt that a file in `package` (a tuple of names) imports.
+
+    The front door `deepnmt` itself, which has the version, belongs to no room.
+    """
+    for node in ast.walk(ast.parse(source)):
+        modules = []
+        if isinstance(node, ast.Import):
+            modules = [alias.name.split(".") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = (node.module or "").split(".") if node.module else []
+            if node.level:
+                base = [*package[: len(package) - node.level + 1], *base]
+            modules = [[*base, alias.name] for alias in node.names]
+        for names in modules:
+            if names[0] == "deepnmt" and len(names) > 1 and not names[1].startswith("__"):
+                yield node.lineno, names[1]
+
+
+def violations(source, path):
+    room = room_of(path)
+    if room in ENTRANCES:
+        return
+    package = ("deepnmt", *path.relative_to(PACKAGE).parts[:-1])
+    for line, other in imported_rooms(source, package):
+        if other != room and LEVEL[other] >= LEVEL[room] and not {room, other} <= GROUND:
+            yield f"{path.relative_to(PACKAGE.parent)}, line {line}: {room} must not import {other}"
+
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def test_every_file_belongs_to_a_room():
+    assert {room_of(path) for path in FILES} - ENTRANCES <= LEVEL.keys()
+
+
+def test_imports_go_down_only():
+    found = [violation for path in FILES for violation in violations(path.read_text(encoding="utf-8"), path)]
+    assert not found, "\n".join(found)
+
+
+def test_the_ground_floor_stands_on_its_own():
+    for path in FILES:
+        if room_of(path) in GROUND:
+            rooms = {room for _, room in imported_rooms(path.read_text(encoding="utf-8"), ("deepnmt",))}
+            assert rooms <= GROUND, path.name
+
+
+@mark.parametrize(
+    ("path", "source", "expected"),
+    [
+        ("model/x.py", "from deepnmt.data.batching import Batch", "model must not import data"),
+        ("data/x.py", "import deepnmt.model.config", "data must not import model"),
+        ("training/x.py", "def f():\n    from deepnmt.decoding import search", "training must not import decoding"),
+        ("decoding/x.py", "from ..evaluation import scores", "decoding must not import evaluation"),
+        ("model/connections/x.py", "from ...training import loss", "model must not import training"),
+        ("analysis/x.py", "from deepnmt import serving", "analysis must not import serving"),
+        (
+            "evaluation/x.py",
+            "if TYPE_CHECKING:\n    from deepnmt.config import Recipe",
+            "evaluation must not import config",
+        ),
+        ("errors.py", "from deepnmt.model import config", "errors must not import model"),
+        ("config.py", "from deepnmt.commands import train", "config must not import commands"),
+        ("model/x.py", "from deepnmt import __version__", None),
+        ("model/x.py", "from deepnmt.errors import InputError", None),
+        ("model/connections/x.py", "from ..sublayer import LayerNorm", None),
+        ("training/x.py", "from deepnmt.model.transformer import Transformer", None),
+        ("commands/x.py", "from deepnmt.decoding import a\nfrom deepnmt.config import b", None),
+    ],
+)
+def test_the_walk_sees_every_way_to_import(path, source, expected):
+    found = list(violations(source, PACKAGE / path))
+    assert [violation.split(": ")[1] for violation in found] == ([expected] if expected else [])
+
+
+def test_the_search_knows_no_model():
+    """It receives a step function; only what joins the two imports the model."""
+    source = (PACKAGE / "decoding" / "search.py").read_text(encoding="utf-8")
+    assert "model" not in {room for _, room in imported_rooms(source, ("deepnmt", "decoding"))}
+
+
+def test_no_drawers():
+    for path in FILES:
+        assert path.stem not in ("utils", "util", "common", "helpers", "misc"), path

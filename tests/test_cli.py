@@ -1,0 +1,143 @@
+"""The command `deepnmt`: help at once, refusals in one sentence, statuses that scripts can trust."""
+
+import subprocess
+import sys
+from importlib import import_module
+from types import SimpleNamespace
+
+from pytest import fixture, mark, raises
+
+import deepnmt
+from deepnmt import cli
+from deepnmt.errors import InputError, RunError
+
+
+@fixture
+def command(monkeypatch):
+    """Put a command `probe` with this `run` into the table."""
+
+    def install(run):
+        probe = SimpleNamespace(EXAMPLE="deepnmt probe", add_arguments=lambda parser: None, run=run)
+        monkeypatch.setitem(cli.COMMANDS, "probe", "does what a test wants")
+        monkeypatch.setitem(sys.modules, "deepnmt.commands.probe", probe)
+
+    return install
+
+
+def raising(error):
+    def run(arguments):
+        raise error
+
+    return run
+
+
+@mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (InputError("train.de, line 3: empty"), 2, "deepnmt: train.de, line 3: empty\n"),
+        (RunError("the loss is not finite"), 1, "deepnmt: the loss is not finite\n"),
+        (KeyboardInterrupt(), 130, "deepnmt: interrupted\n"),
+        (OSError(28, "No space left on device", "/x/y"), 1, "deepnmt: No space left on device: /x/y\n"),
+        (OSError("odd"), 1, "deepnmt: odd\n"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_goes_wrong_is_one_sentence_and_a_status(command, capsys, error, status, message):
+    command(raising(error))
+    assert cli.main(["probe"]) == status
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", message)
+
+
+def test_a_bug_is_not_dressed_up_as_a_refusal(command):
+    command(raising(KeyError("bug")))
+    with raises(KeyError):
+        cli.main(["probe"])
+
+
+@mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nonsense"], "argument COMMAND: invalid choice: 'nonsense'"),
+        (["inspect"], "the following arguments are required: WHAT, MODEL_OR_RECIPE"),
+        (["inspect", "size", "en-de-pre-base", "--nonsense"], "unrecognized arguments: --nonsense"),
+    ],
+)
+def test_bad_usage_is_one_sentence_that_points_to_the_help(capsys, arguments, message):
+    assert cli.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"deepnmt: {message}")
+    assert captured.err.endswith(" --help)\n")
+    assert captured.err.count("\n") == 1
+
+
+def test_help_lists_every_command_and_no_arguments_is_help(capsys):
+    for arguments in ([], ["--help"]):
+        with raises(SystemExit) as ended:
+            cli.main(arguments)
+        assert ended.value.code == 0
+        out = capsys.readouterr().out
+        for name, summary in cli.COMMANDS.items():
+            assert f"  {name:<14}{summary}" in out
+
+
+def test_version(capsys):
+    with raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"deepnmt {deepnmt.__version__}\n"
+
+
+@mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_help_with_its_own_example(capsys, name):
+    with raises(SystemExit) as ended:
+        cli.main([name, "--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    example = import_module(f"deepnmt.commands.{name}").EXAMPLE
+    assert f"example:\n  {example}" in out
+    assert example.startswith(f"deepnmt {name}")
+
+
+LIGHT = """
+import sys
+from importlib import import_module
+from pkgutil import iter_modules
+import deepnmt.commands
+from deepnmt import cli
+for module in iter_modules(deepnmt.commands.__path__):
+    import_module(f"deepnmt.commands.{module.name}")
+assert "torch" not in sys.modules, "importing deepnmt.cli or a command imports torch"
+sys.stdout = open("/dev/null", "w")
+for name in cli.COMMANDS:
+    try:
+        cli.main([name, "--help"])
+    except SystemExit:
+        pass
+    assert "torch" not in sys.modules, f"deepnmt {name} --help imports torch"
+"""
+
+
+def test_help_does_not_wait_for_torch():
+    ended = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    command = f"{sys.executable} -m deepnmt inspect size en-de-pre-base | head -c 1 >/dev/null; echo ${{PIPESTATUS[0]}}"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert ended.stderr == ""
+    assert ended.stdout.strip() in ("0", "141")
+
+
+def test_python_m_deepnmt_is_the_command():
+    ended = subprocess.run([sys.executable, "-m", "deepnmt", "nonsense"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("deepnmt: argument COMMAND: invalid choice: 'nonsense'")
+
+
+def test_the_package_names_what_others_may_build_on():
+    for name in deepnmt.__all__:
+        assert callable(getattr(deepnmt, name))
+    with raises(AttributeError, match="module 'deepnmt' has no attribute 'nonsense'"):
+        deepnmt.nonsense  # noqa: B018

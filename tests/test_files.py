@@ -1,0 +1,97 @@
+"""What is written aside appears whole or not at all."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+
+from pytest import fixture, mark, raises
+
+from deepnmt.files import replacing, sha256, write_json
+
+
+@fixture(params=["file", "folder"])
+def write(request):
+    """Write a file, or a folder with a file in it; what is read back tells which."""
+
+    def write(path, content):
+        if request.param == "file":
+            path.write_text(content)
+        else:
+            path.mkdir()
+            (path / "inside").write_text(content)
+
+    return write
+
+
+def read(path):
+    return path.read_text() if path.is_file() else (path / "inside").read_text()
+
+
+def names(folder):
+    return [path.name for path in folder.iterdir()]
+
+
+def test_new_and_replaced(tmp_path, write):
+    path = tmp_path / "deeper" / "thing"
+    for content in ("one", "two"):
+        with replacing(path) as aside:
+            assert aside.parent == path.parent, "renaming is atomic only within a file system"
+            write(aside, content)
+            assert not path.exists() or read(path) == "one"
+        assert read(path) == content
+        assert names(path.parent) == ["thing"]
+
+
+def test_a_failure_leaves_the_old_and_nothing_else(tmp_path, write):
+    path = tmp_path / "thing"
+    write(path, "old")
+    with raises(RuntimeError), replacing(path) as aside:
+        write(aside, "half")
+        raise RuntimeError
+    assert read(path) == "old"
+    assert names(tmp_path) == ["thing"]
+
+
+def test_what_an_earlier_crash_left_aside_is_no_hindrance(tmp_path, write):
+    path = tmp_path / "thing"
+    write(tmp_path / f".thing.{os.getpid()}.partial", "half")
+    with replacing(path) as aside:
+        assert not aside.exists()
+        write(aside, "whole")
+    assert read(path) == "whole"
+    assert names(tmp_path) == ["thing"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from deepnmt.files import replacing
+with replacing(Path(sys.argv[1])) as aside:
+    aside.write_text("half")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_kill_leaves_the_old_whole(tmp_path):
+    path = tmp_path / "thing"
+    path.write_text("old")
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(path)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    assert path.read_text() == "old"
+
+
+def test_json_is_readable_by_people(tmp_path):
+    write_json(tmp_path / "x.json", {"name": "Füße", "list": [1, 2]})
+    text = (tmp_path / "x.json").read_text(encoding="utf-8")
+    assert "Füße" in text
+    assert text.endswith("}\n")
+    assert json.loads(text) == {"name": "Füße", "list": [1, 2]}
+
+
+@mark.parametrize("content", [b"", b"abc", bytes(1_000_000)], ids=["empty", "short", "long"])
+def test_sha256_is_sha256(tmp_path, content):
+    (tmp_path / "x").write_bytes(content)
+    assert sha256(tmp_path / "x") == hashlib.sha256(content).hexdigest()
