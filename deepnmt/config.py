@@ -51,7 +51,9 @@ def find_recipe(name: str) -> Path:
     if preset.is_file() and path.parent in (Path(), Path("recipes")):
         return preset
     nearest = did_you_mean(path.name, preset_names())
-    raise InputError(f"{name} is neither a recipe file (.toml) nor a preset{nearest}; presets are in {recipes_folder()}")
+    raise InputError(
+        f"{name} is neither a recipe file (.toml) nor a preset{nearest}; presets are in {recipes_folder()}"
+    )
 
 
 def preset_names() -> list[str]:
