@@ -19,7 +19,7 @@ def scattered_dropout(x: Tensor, p: float, seed: Tensor) -> Tensor:
     seed: (1,) int32. Meant to be compiled: then all of it is one pass with what stands around it.
     """
     place = torch.arange(x.numel(), device=x.device, dtype=torch.int32).view(x.shape)
-    kept = scramble(place * -1640531527 + seed) >= int(p * 2**32) - 2**31
+    kept = scramble(place ^ seed) >= int(p * 2**32) - 2**31
     return torch.where(kept, x * (1 / (1 - p)), 0.0)
 
 

@@ -138,7 +138,7 @@ def test_mixture_equals_its_twin(dtype: torch.dtype, normed: bool, dim: int) -> 
         return [out, *torch.autograd.grad(out, leaves, torch.ones_like(out))]
 
     for fused, plain in zip(run(True, dtype), run(False, dtype), strict=True):
-        assert distance(fused, plain) < TOLERANCE[dtype] * (2 if dtype is torch.bfloat16 else 1)
+        assert distance(fused, plain) < TOLERANCE[dtype] * (3 if dtype is torch.bfloat16 else 1)
 
 
 @DTYPES
