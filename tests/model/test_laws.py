@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import torch
-from model_variants import CASE_IDS, CASES, case_config, padded, scrambled, sentences, tiny_config
+from model_variants import CASE_IDS, CASES, PAD, case_config, padded, scrambled, sentences, tiny_config
 from pytest import mark, raises
 
 from deepnmt.model.config import StackConfig
+from deepnmt.model.sequences import PackedSequences
 from deepnmt.model.transformer import Transformer
 
 every_case = mark.parametrize(("variant", "norm", "stack"), CASES, ids=CASE_IDS)
@@ -30,6 +31,33 @@ def test_padding_changes_neither_values_nor_gradients(variant, norm, stack):
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-5, atol=1e-5, msg=name)
+
+
+@every_case
+def test_packed_sentences_equal_padded_ones(variant, norm, stack):
+    """Laid end to end, with empty places among them and an unused tail: the same values, the same gradients."""
+    model = scrambled(case_config(variant, norm, stack))
+    sources, targets = sentences(7, 3, 5), sentences(4, 6, 1, seed=2)
+    expected = model(padded(sources), padded(targets))
+    real = torch.cat([logits[: len(target)] for logits, target in zip(expected, targets, strict=True)])
+    real.tanh().sum().backward()
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+    model.zero_grad()
+    packed = model.project(model.features(pack(sources, tail=4), pack(targets, tail=2)))
+    assert packed.isfinite().all()
+    torch.testing.assert_close(packed[: len(real)], real, rtol=1e-9, atol=1e-9)
+    packed[: len(real)].tanh().sum().backward()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            torch.testing.assert_close(parameter.grad, gradients[name], rtol=1e-5, atol=1e-5, msg=name)
+
+
+def pack(lines, tail):
+    """An empty sentence after the first and two at the end."""
+    lengths = [len(lines[0]), 0, *map(len, lines[1:]), 0, 0]
+    offsets = torch.tensor([0, *lengths]).cumsum(0).int()
+    return PackedSequences(torch.cat([*lines, torch.full((tail,), PAD)]), offsets)
 
 
 @every_case
