@@ -1,0 +1,102 @@
+"""The code in the documentation runs."""
+
+import re
+import sys
+import types
+from pathlib import Path
+
+import torch
+from pytest import fixture, mark
+
+from deepnmt.cli import main
+from deepnmt.config import load_recipe
+from deepnmt.model import config as model_config
+from deepnmt.model.config import ModelConfig, StackConfig
+from deepnmt.model.connections import CONNECTIONS
+from deepnmt.model.storage import load_model, save_model
+from deepnmt.model.transformer import Transformer
+
+ROOT = Path(__file__).parents[1]
+GUIDE = (ROOT / "docs" / "add-a-connection.md").read_text(encoding="utf-8")
+FILE, LINE = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+
+
+@fixture
+def decaying(monkeypatch):
+    """The guide followed: its file is a module, its line stands in the table."""
+    name = "deepnmt.model.connections.decaying"
+    module = types.ModuleType(name)
+    monkeypatch.setitem(sys.modules, name, module)
+    exec(compile(FILE, "docs/add-a-connection.md", "exec"), module.__dict__)
+    table = eval(f"{{{LINE}}}", module.__dict__)
+    for kind, scheme in table.items():
+        monkeypatch.setitem(CONNECTIONS, kind, scheme)
+        monkeypatch.setitem(model_config.CONNECTION_CONFIGS, kind, scheme.Config)
+    (kind,) = table
+    return CONNECTIONS[kind]
+
+
+def tiny(connection, norm):
+    stack = StackConfig(num_layers=3, dim=16, ffn_dim=32, num_heads=4, connection=connection)
+    return ModelConfig(source_vocab_size=14, target_vocab_size=14, norm=norm, encoder=stack, decoder=stack, dropout=0.0)
+
+
+@mark.parametrize("norm", ["pre", "post"])
+def test_the_scheme_of_the_guide_trains_in_the_normal_transformer(decaying, norm, tmp_path):
+    torch.manual_seed(0)
+    model = Transformer(tiny(decaying.Config(), norm))
+    source, target = torch.randint(4, 14, (8, 6)), torch.randint(4, 14, (8, 5))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(30):
+        loss = torch.nn.functional.cross_entropy(model(source, target)[:, :-1].flatten(0, 1), target[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+    assert model.encoder.connection.logit.item() != 0.0, "the decay is learned"
+
+    save_model(tmp_path, model.eval())
+    assert torch.equal(load_model(tmp_path)(source, target), model(source, target))
+
+
+def test_the_scheme_of_the_guide_is_what_its_equation_says(decaying):
+    connection = Transformer(tiny(decaying.Config(start=0.5), "pre")).encoder.connection
+    torch.testing.assert_close(connection.matrix()[2], torch.tensor([1 / 7, 2 / 7, 4 / 7, 0]))
+    history = connection.begin()
+    outputs = [torch.randn(2, 3, 16) for _ in range(3)]
+    for output in outputs:
+        connection.write(history, output)
+    expected = (outputs[0] + 2 * outputs[1] + 4 * outputs[2]) / 7
+    torch.testing.assert_close(connection.read(history), expected)
+
+
+@mark.parametrize("command", re.findall(r"^deepnmt (?:train|inspect size) (.+)$", GUIDE, re.MULTILINE))
+def test_the_commands_of_the_guide_name_real_recipes_and_settings(decaying, command):
+    name, *overrides = command.partition(" --")[0].split()
+    load_recipe(name, overrides)
+
+
+def test_the_option_of_the_guide_is_an_override(decaying, capsys):
+    (override,) = re.findall(r"`(model\.encoder\.connection\.start=\S+)`", GUIDE)
+    overrides = ["model.encoder.connection.kind=decaying", override]
+    assert load_recipe("en-de-pre-20l", overrides).model.encoder.connection == decaying.Config(start=0.8)
+    assert main(["inspect", "size", "en-de-pre-20l", *overrides[:1], "model.encoder.connection.start=2.0"]) == 2
+    expected = "deepnmt: model.encoder.connection: connection.start = 2.0 must be above 0 and below 1\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_the_architecture_page_names_what_exists():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rooms = {path.name for path in (ROOT / "deepnmt").iterdir() if path.is_dir() and (path / "__init__.py").is_file()}
+    for room in rooms:
+        assert f"  {room}/" in page, f"docs/architecture.md does not name deepnmt/{room}/"
+    for file in (ROOT / "deepnmt").glob("*.py"):
+        assert file.name in page or file.stem.startswith("__"), file.name
+
+
+@mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / link).exists(), f"{page.name} links to {link}"
