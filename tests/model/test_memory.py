@@ -6,7 +6,7 @@ from pytest import mark
 from torch.autograd.graph import saved_tensors_hooks
 
 from deepnmt.model.config import ModelConfig, StackConfig
-from deepnmt.model.connections import Connection
+from deepnmt.model.connections import CONNECTIONS, Connection
 from deepnmt.model.connections.dlcl import DlclConfig
 from deepnmt.model.transformer import Transformer
 
@@ -25,9 +25,9 @@ class StackingDlcl(Connection):
         return (torch.stack(list(history)) * row[:, None, None, None]).sum(0)
 
 
-def kept_bytes(depth, norm, groups=1, stacking=False):
+def kept_bytes(depth, norm, connection, stacking=False):
     """The bytes of distinct storages, parameters not counted, that the backward pass of an encoder needs."""
-    stack = StackConfig(num_layers=depth, dim=DIM, ffn_dim=DIM, num_heads=1, connection=DlclConfig(groups=groups))
+    stack = StackConfig(num_layers=depth, dim=DIM, ffn_dim=DIM, num_heads=1, connection=connection)
     shallow = StackConfig(num_layers=1, dim=DIM, ffn_dim=DIM, num_heads=1)
     model = Transformer(
         ModelConfig(source_vocab_size=9, target_vocab_size=9, norm=norm, encoder=stack, decoder=shallow, dropout=0.0)
@@ -54,11 +54,17 @@ def growth(**options):
     return (at_40 - at_20) / (at_20 - at_10)
 
 
-@mark.parametrize("groups", [1, DIM])
+SCHEMES = {kind: scheme.Config() for kind, scheme in CONNECTIONS.items()} | {
+    "dlcl-per-dimension": DlclConfig(groups=DIM),
+    "dlcl-softmax": DlclConfig(softmax=True),
+}
+
+
+@mark.parametrize("scheme", SCHEMES)
 @mark.parametrize("norm", NORMS)
-def test_kept_activations_grow_linearly_with_depth(norm, groups):
-    assert 1.8 < growth(norm=norm, groups=groups) < 2.2
+def test_kept_activations_grow_linearly_with_depth(norm, scheme):
+    assert 1.8 < growth(norm=norm, connection=SCHEMES[scheme]) < 2.2
 
 
 def test_the_measure_catches_a_stacked_history():
-    assert growth(norm="pre", stacking=True) > 2.6
+    assert growth(norm="pre", connection=DlclConfig(), stacking=True) > 2.6
