@@ -1,7 +1,7 @@
 """What the workers of `prepare` do to a chunk of pairs: clean it, count its words, encode it."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,15 @@ class CleanChunk:
     pairs_read: int
 
 
+@dataclass(frozen=True)
+class Rejected:
+    """A pair that is dropped, and why."""
+
+    reason: str
+    source: str
+    target: str
+
+
 class Cleaner:
     """Decodes, judges and splits into words."""
 
@@ -39,8 +48,10 @@ class Cleaner:
         numbers: list[int] = []
         sides: tuple[list[bytes], list[bytes]] = ([], [])
         for number, pair in enumerate(_raw_pairs(chunk), start=chunk.first_line):
-            kept = self._clean(pair, account, f"{chunk.file}:{number}")
-            if kept:
+            kept = self._clean(pair)
+            if isinstance(kept, Rejected):
+                account.add(kept.reason, f"{chunk.file}:{number}", kept.source, kept.target)
+            else:
                 numbers.append(number)
                 sides[0].append(kept[0])
                 sides[1].append(kept[1])
@@ -56,22 +67,19 @@ class Cleaner:
             len(chunk),
         )
 
-    def _clean(self, pair: list[bytes], account: Account, where: str) -> tuple[bytes, bytes] | None:
+    def _clean(self, pair: list[bytes]) -> "tuple[bytes, bytes] | Rejected":
         if len(pair) != 2:
-            account.add("columns", where, _lenient(b"\t".join(pair)), "")
-            return None
+            return Rejected("columns", _lenient(b"\t".join(pair)), "")
         try:
             source, target = pair[0].decode("utf-8"), pair[1].decode("utf-8")
         except UnicodeDecodeError:
-            account.add("utf8", where, _lenient(pair[0]), _lenient(pair[1]))
-            return None
+            return Rejected("utf8", _lenient(pair[0]), _lenient(pair[1]))
         reason = self.judge(source, target)
         if reason is None:
             split = self.writings[0].split(source), self.writings[1].split(target)
             reason = self._judge_words(*split)
         if reason is not None:
-            account.add(reason, where, source, target)
-            return None
+            return Rejected(reason, source, target)
         return split[0].encode("utf-8"), split[1].encode("utf-8")
 
     def _judge_words(self, source: str, target: str) -> str | None:
@@ -99,14 +107,21 @@ def _lenient(line: bytes) -> str:
 
 
 class WordCounter:
-    """Counts the words of every `stride`-th line, each side by itself."""
+    """Counts the words of every `stride`-th line of some chunks, each side by itself."""
 
     def __init__(self, stride: int) -> None:
         self.stride = stride
 
-    def __call__(self, chunk: SpoolChunk) -> tuple[dict[str, int], dict[str, int], int]:
-        source, target = (Counter(" ".join(lines[:: self.stride]).split(" ")) for lines in chunk.read())
-        return dict(source), dict(target), chunk.pairs
+    def __call__(self, chunks: Sequence[SpoolChunk]) -> tuple[dict[str, int], dict[str, int], int, int]:
+        """The counts of source and target, the lines counted, and the pairs there were."""
+        counts: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+        lines_counted = 0
+        for chunk in chunks:
+            for counter, lines in zip(counts, chunk.read(), strict=True):
+                taken = lines[:: self.stride]
+                counter.update(" ".join(taken).split(" "))
+            lines_counted += len(taken)
+        return dict(counts[0]), dict(counts[1]), lines_counted, sum(chunk.pairs for chunk in chunks)
 
 
 @dataclass(frozen=True)

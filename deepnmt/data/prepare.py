@@ -34,6 +34,7 @@ from deepnmt.files import replacing, write_json
 from deepnmt.progress import progress
 
 CHUNK_PAIRS = 10_000
+_CHUNKS_COUNTED = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,12 +261,14 @@ class _Preparation:
         words: tuple[dict[str, int], dict[str, int]] = ({}, {})
         lines = 0
         chunks = [chunk for spool in spools.values() for chunk in spool]
+        # Several chunks at a time: most of the work here is adding up the counts of the workers.
+        groups = [chunks[start : start + _CHUNKS_COUNTED] for start in range(0, len(chunks), _CHUNKS_COUNTED)]
         with progress("counting words", total, unit="pairs") as shown:
-            for *sides, pairs in in_order(WordCounter, (stride,), chunks, self.num_workers):
+            for *sides, counted, pairs in in_order(WordCounter, (stride,), groups, self.num_workers):
                 for table, counts in zip(words, sides, strict=True):
                     for word, count in counts.items():
                         table[word] = table.get(word, 0) + count
-                lines += -(-pairs // stride)
+                lines += counted
                 shown.advance(pairs)
         return words, lines
 
