@@ -130,7 +130,7 @@ def validator(recipe: "Recipe", dataset: "Dataset", world: "World") -> "MakeVali
     from deepnmt.model.transformer import Transformer
     from deepnmt.training.distributed import in_one_piece
     from deepnmt.training.precision import autocast
-    from deepnmt.training.validation import Validation, mean_loss
+    from deepnmt.training.validation import Validation, connection_matrices, mean_loss
 
     def make(objective: "Objective", precision: "Precision") -> "Callable[[nn.Module], Validation] | None":
         if dataset.valid is None or not len(dataset.valid):
@@ -145,8 +145,9 @@ def validator(recipe: "Recipe", dataset: "Dataset", world: "World") -> "MakeVali
         def validate(model: "nn.Module") -> Validation:
             assert isinstance(model, Transformer)
             loss, nll = mean_loss(objective, batches, precision, world.device)
+            matrices = connection_matrices(objective)
             if not sources:
-                return Validation(loss, nll)
+                return Validation(loss, nll, matrices=matrices)
             with in_one_piece(objective), autocast(precision, world.device):
                 translator = Translator.of(model, dataset.tokenizers)
                 hypotheses = translator.translate(sources, beam=beam, length_penalty=penalty)
@@ -157,6 +158,7 @@ def validator(recipe: "Recipe", dataset: "Dataset", world: "World") -> "MakeVali
                 {name: score.value for name, score in scores.items()},
                 {name: f"{score.signature}|beam:{beam}" for name, score in scores.items()},
                 list(zip(sources, hypotheses, references, strict=True))[:SAMPLES],
+                matrices,
             )
 
         return validate

@@ -9,6 +9,7 @@ import json
 import math
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,7 +93,7 @@ class Checkpoints:
             fill(run.ema.shadow, load_file(averaged), averaged)
         optimizer = optimizer_tensors(run.model, run.optimizer)
         if (path / SHARDS).exists():
-            load_shards(optimizer, checkpoint_id=path / SHARDS, no_dist=self.world.size == 1)
+            _read_shards(path / SHARDS, optimizer, alone=self.world.size == 1)
         else:
             fill(optimizer, load_file(path / OPTIMIZER), path / OPTIMIZER)
         run.load(state["run"])
@@ -190,6 +191,13 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+
+
+def _read_shards(path: Path, tensors: dict[str, Tensor], alone: bool) -> None:
+    """Into these tensors, whatever ranks wrote the shards and however many there are now."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # it is, and that is meant
+        load_shards(tensors, checkpoint_id=path, no_dist=alone)
 
 
 def _write_manifest(folder: Path) -> None:

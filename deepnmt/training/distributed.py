@@ -172,6 +172,7 @@ def shard(module: nn.Module, precision: Precision) -> None:
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)  # the plain sum: gloo knows no other
 
 
 def _trained(module: nn.Module) -> bool:

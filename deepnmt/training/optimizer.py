@@ -4,7 +4,6 @@ Clipping, unscaling and skipping are done inside the fused Adam kernel, through 
 """
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -117,6 +116,8 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     return tensors
 
 
-def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterable[tuple[str, nn.Parameter]]:
+def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, nn.Parameter]]:
     mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    return ((name, p) for name, p in model.named_parameters() if id(p) in mine)
+    named = [(name, p) for name, p in model.named_parameters() if id(p) in mine]
+    assert len(named) == len(mine), "a sharded module is in one piece: its parameters are not the optimiser's"
+    return named

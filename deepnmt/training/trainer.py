@@ -148,10 +148,8 @@ def validate(run: Run, job: Job) -> None:
         signatures=found.signatures,
         samples=found.samples,
     )
-    for name, module in run.model.named_modules():
-        matrix: Tensor | None = getattr(module, "matrix", lambda: None)()
-        if matrix is not None:
-            job.curves.picture(f"connection/{name}", matrix, run.step)
+    for name, matrix in found.matrices.items():
+        job.curves.picture(name, matrix, run.step)
     job.speed.read()
 
 

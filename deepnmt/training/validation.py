@@ -5,9 +5,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from deepnmt.data.collate import AnyBatch
 from deepnmt.training.config import Metric, Precision
+from deepnmt.training.distributed import in_one_piece
 from deepnmt.training.engine import Objective
 from deepnmt.training.precision import autocast
 
@@ -21,6 +23,7 @@ class Validation:
     scores: dict[str, float] = field(default_factory=dict)
     signatures: dict[str, str] = field(default_factory=dict)
     samples: list[tuple[str, str, str]] = field(default_factory=list)  # source, hypothesis, reference
+    matrices: dict[str, Tensor] = field(default_factory=dict)  # the connection weights of each stack
 
     @property
     def perplexity(self) -> float:
@@ -45,10 +48,18 @@ def mean_loss(
     objective.eval()
     sums = torch.zeros(2, dtype=torch.float64, device=device)
     tokens = 0
-    for batch in batches:
-        with autocast(precision, device):
+    with in_one_piece(objective), autocast(precision, device):
+        for batch in batches:
             sums += torch.stack(objective(batch.to(device)))
-        tokens += batch.num_target_tokens
+            tokens += batch.num_target_tokens
     objective.train(was_training)
     loss, nll = (sums / max(tokens, 1)).tolist()
     return loss, nll
+
+
+def connection_matrices(objective: Objective) -> dict[str, Tensor]:
+    """The weights with which the layers of each stack are connected, where they are learned."""
+    with in_one_piece(objective):
+        asked = ((name, getattr(module, "matrix", None)) for name, module in objective.model.named_modules())
+        found = {name: ask() for name, ask in asked if ask is not None}
+    return {name: matrix for name, matrix in found.items() if matrix is not None}

@@ -23,7 +23,7 @@ from deepnmt.training.engine import EagerEngine, Objective
 from deepnmt.training.interruption import Interruption
 from deepnmt.training.run import Run
 from deepnmt.training.trainer import Job, train
-from deepnmt.training.validation import Validation, mean_loss
+from deepnmt.training.validation import Validation, connection_matrices, mean_loss
 
 # Other load on the cores makes threads wait for each other; these models are too small to need any.
 torch.set_num_threads(1)
@@ -80,7 +80,7 @@ def make_job(
     held_out = held_out_batches(corpus(10, seed=1), 64)
 
     def validate(model) -> Validation:
-        return Validation(*mean_loss(objective, held_out, "fp32", CPU))
+        return Validation(*mean_loss(objective, held_out, "fp32", CPU), matrices=connection_matrices(objective))
 
     def open_updates(state):
         stream = BatchStream(

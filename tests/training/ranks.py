@@ -1,0 +1,57 @@
+"""Run a function in several processes that are the ranks of one world, and collect what each returns."""
+
+import multiprocessing
+import os
+import socket
+import traceback
+
+SECONDS = 240
+# The server imports torch once; the ranks are forks of it.
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["small"])
+
+
+def run_ranks(size, function, *arguments):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    pipes, processes = [], []
+    for rank in range(size):
+        receiving, sending = CONTEXT.Pipe(duplex=False)
+        process = CONTEXT.Process(target=_main, args=(sending, rank, size, port, function, arguments), daemon=True)
+        process.start()
+        sending.close()
+        pipes.append(receiving)
+        processes.append(process)
+    try:
+        results = [_receive(pipe, rank) for rank, pipe in enumerate(pipes)]
+        for process in processes:
+            process.join(SECONDS)
+    finally:
+        for process, pipe in zip(processes, pipes, strict=True):
+            process.kill()
+            process.join()
+            process.close()
+            pipe.close()
+    failures = [text for kind, text in results if kind == "failed"]
+    if failures:
+        raise AssertionError("\n".join(failures))
+    return [value for _, value in results]
+
+
+def _receive(pipe, rank):
+    if not pipe.poll(SECONDS):
+        return "failed", f"rank {rank} hangs"
+    try:
+        return pipe.recv()
+    except EOFError:
+        return "failed", f"rank {rank} died"
+
+
+def _main(pipe, rank, size, port, function, arguments):
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    try:
+        pipe.send(("done", function(*arguments)))
+    except BaseException:
+        pipe.send(("failed", f"rank {rank}: {traceback.format_exc()}"))

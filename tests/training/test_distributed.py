@@ -1,0 +1,162 @@
+"""Any number of ranks trains like one: same losses, same checkpoints, and failures are told once."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from ranks import run_ranks
+from safetensors.torch import load_file
+from small import BATCHING, CONFIG_MODEL, TRAINING, corpus, make_job, run_to_end, without_dropout
+
+from deepnmt.errors import InputError, RunError
+from deepnmt.training.curves import read_log
+from deepnmt.training.distributed import join_world
+from deepnmt.training.trainer import train
+
+FIFTY = replace(TRAINING, max_steps=50, tokens_per_update=256, log_every=1, validate_every=25, save_every=25)
+SHARDED = replace(FIFTY, max_steps=12, parallel="fsdp", save_every=6, validate_every=6)
+
+
+def train_rank(folder, config, model_config=CONFIG_MODEL):
+    """What every rank does: join, go on from the newest checkpoint, train."""
+    with join_world("cpu", 120) as world:
+        run, data, job = make_job(folder, config, world=world, model_config=model_config)
+        train(run, data, job)
+        job.curves.close()
+        return run.step
+
+
+def losses(folder):
+    return [line["loss"] for line in read_log(folder) if line["kind"] in ("train", "validation")]
+
+
+def train_ranks(size, folder, config, model_config=CONFIG_MODEL):
+    assert run_ranks(size, train_rank, folder, config, model_config) == [config.max_steps] * size
+
+
+def train_alone(folder, config, model_config=CONFIG_MODEL):
+    run_to_end(folder, config, model_config=model_config)
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one")
+    train_alone(folder, FIFTY)
+    return folder
+
+
+def test_two_ranks_give_the_losses_of_one_with_dropout(tmp_path, one_rank):
+    """The noise belongs to the batch, whoever computes it (unless ranks must share a batch by rows)."""
+    train_ranks(2, tmp_path, FIFTY)
+    assert len(losses(one_rank)) == 52
+    assert losses(tmp_path) == pytest.approx(losses(one_rank), abs=1e-5)
+
+
+def test_two_and_four_ranks_give_the_losses_of_one(tmp_path):
+    train_alone(tmp_path / "1", FIFTY, without_dropout())
+    for size in (2, 4):
+        train_ranks(size, tmp_path / str(size), FIFTY, without_dropout())
+        assert losses(tmp_path / str(size)) == pytest.approx(losses(tmp_path / "1"), abs=1e-5)
+
+
+def test_more_ranks_than_batches_and_uneven_shares(tmp_path):
+    """One batch for two ranks (shared by rows), three for two, and an epoch that ends with fewer."""
+    config = replace(TRAINING, max_steps=12, log_every=1)
+    for tokens_per_update in (64, 192):
+        config = replace(config, tokens_per_update=tokens_per_update)
+        alone, ranks = tmp_path / f"alone{tokens_per_update}", tmp_path / f"ranks{tokens_per_update}"
+        train_alone(alone, config, without_dropout())
+        train_ranks(2, ranks, config, without_dropout())
+        assert losses(ranks) == pytest.approx(losses(alone), abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sharded")
+    train_ranks(2, folder, SHARDED)
+    return folder
+
+
+def test_sharded_ranks_give_the_losses_of_one(sharded, one_rank):
+    mine, theirs = (
+        [(line["step"], line["loss"]) for line in read_log(folder) if line["kind"] == "train"][:12]
+        for folder in (sharded, one_rank)
+    )
+    assert mine == [(step, pytest.approx(loss, abs=1e-5)) for step, loss in theirs]
+
+
+def test_sharded_run_goes_on_with_any_number_of_ranks_sharded_or_not(sharded, tmp_path, one_rank):
+    for size, parallel in ((1, "ddp"), (2, "fsdp"), (2, "ddp")):
+        folder = tmp_path / f"{size}-{parallel}"
+        shutil.copytree(sharded / "checkpoints" / "step-00000012", folder / "checkpoints" / "step-00000012")
+        config = replace(FIFTY, max_steps=20, parallel=parallel, save_every=50, validate_every=50)
+        if size == 1:
+            train_alone(folder, config)
+        else:
+            train_ranks(size, folder, config)
+        found = {line["step"]: line["loss"] for line in read_log(folder) if line["kind"] == "train"}
+        wanted = {line["step"]: line["loss"] for line in read_log(one_rank) if line["kind"] == "train"}
+        assert found == {step: pytest.approx(wanted[step], abs=1e-5) for step in range(13, 21)}
+
+
+def test_sharded_checkpoint_is_a_whole_model_and_holds_no_pickled_weights(sharded, one_rank):
+    folder = sharded / "checkpoints" / "step-00000012"
+    weights = load_file(folder / "model.safetensors")
+    assert weights.keys() == load_file(one_rank / "checkpoints" / "step-00000050" / "model.safetensors").keys()
+    assert (folder / "shards").is_dir() and not (folder / "optimizer.safetensors").exists()
+    listed = json.loads((folder / "manifest.json").read_text())["sha256"]
+    assert any(name.startswith("shards/") for name in listed)
+
+
+def test_run_goes_on_with_another_number_of_ranks(tmp_path, one_rank):
+    """What an elastic restart does after a lost worker."""
+    train_ranks(2, tmp_path, replace(FIFTY, max_steps=20))
+    train_alone(tmp_path, replace(FIFTY, max_steps=35))
+    train_ranks(2, tmp_path, FIFTY)
+    steps = {line["step"]: line["loss"] for line in read_log(one_rank) if line["kind"] == "train"}
+    found = {line["step"]: line["loss"] for line in read_log(tmp_path) if line["kind"] == "train"}
+    assert found == {step: pytest.approx(loss, abs=1e-5) for step, loss in steps.items()}
+
+
+def fail_on(rank, error):
+    """One rank fails inside of the loop; returns how this one ended."""
+    try:
+        with join_world("cpu", 60) as world:
+            _ = world.agree(None)
+            for step in range(5):
+                if step == 3 and world.rank == rank:
+                    raise error
+                world.sum(torch.ones(3))
+    except (InputError, RunError) as told:
+        return type(told).__name__, str(told)
+    except SystemExit as ended:
+        return "SystemExit", ended.code
+
+
+def test_error_of_one_rank_ends_all_and_is_told_once_by_the_main_one():
+    results = run_ranks(2, fail_on, 1, RunError("the disk is full"))
+    assert results == [("RunError", "rank 1 failed: the disk is full"), ("SystemExit", 1)]
+
+
+def test_error_of_every_rank_is_told_once():
+    results = run_ranks(2, refuse_everywhere)
+    assert results == [("InputError", "no such setting"), ("SystemExit", 2)]
+
+
+def refuse_everywhere():
+    try:
+        with join_world("cpu", 60):
+            raise InputError("no such setting")
+    except InputError as told:
+        return "InputError", str(told)
+    except SystemExit as ended:
+        return "SystemExit", ended.code
+
+
+def test_settings_of_the_tests_do_accumulate():
+    from deepnmt.data.batching import BatchStream
+
+    stream = BatchStream({"train": corpus()}, BATCHING, seed=1, tokens_per_update=FIFTY.tokens_per_update)
+    assert stream.batches_per_update == 4
