@@ -52,11 +52,13 @@ def _mix(History, W, Out, size, row, num_columns, BLOCK: tl.constexpr):
 
 @triton.jit
 def _gather(
-    Gradients, Entered, W, Y, Gain, Mean, Rstd, dY, dColumn, dGain, dBias,
-    count, dim, depth, num_rows, rows_each, NORM: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+    Gradients, Entered, W, Y, Gain, Mean, Rstd, dY, Shares,
+    count, dim, depth, num_rows, rows_each, NORM: tl.constexpr, R: tl.constexpr, D: tl.constexpr, L: tl.constexpr,
 ):  # fmt: skip
-    """dY of layer `depth`, and this program's share of the gradients of W[:, depth] and of the LayerNorm."""
+    """dY of layer `depth`, and this program's share of the gradients of gain, bias and W[:, depth], in a row."""
     program = tl.program_id(0)
+    lanes = tl.arange(0, L)
+    d_column = tl.zeros((L,), tl.float32)
     columns = tl.arange(0, D)
     size = count.to(tl.int64) * dim
     gain = tl.load(Gain + columns, mask=columns < dim, other=0.0).to(tl.float32)
@@ -71,8 +73,7 @@ def _gather(
         for row in range(depth, num_rows):
             g = tl.load(Gradients + row * size + place, mask=inside, other=0.0).to(tl.float32)
             gathered += tl.load(W + row * num_rows + depth) * g
-            share = dColumn + program * num_rows + row
-            tl.atomic_add(share, tl.sum(g * entered), sem="relaxed")
+            d_column += tl.where(lanes == row, tl.sum(g * entered), 0.0)
         if NORM:
             y = tl.load(Y + place, mask=inside, other=0.0).to(tl.float32)
             mean = tl.load(Mean + rows, mask=rows < count, other=0.0)
@@ -85,9 +86,10 @@ def _gather(
             level = tl.sum(d_normed, 1) / dim
             gathered = (d_normed - normed * along[:, None] - level[:, None]) * rstd[:, None]
         tl.store(dY + place, gathered.to(dY.dtype.element_ty), mask=inside)
-    if NORM:
-        tl.store(dGain + program * dim + columns, d_gain, mask=columns < dim)
-        tl.store(dBias + program * dim + columns, d_bias, mask=columns < dim)
+    share = Shares + program * (2 * dim + num_rows)
+    tl.store(share + columns, d_gain, mask=columns < dim)
+    tl.store(share + dim + columns, d_bias, mask=columns < dim)
+    tl.store(share + 2 * dim + lanes, d_column, mask=lanes < num_rows)
 
 
 class FusedMixtureTape:
@@ -158,15 +160,15 @@ class _Enter(torch.autograd.Function):
         programs = min(PROGRAMS, triton.cdiv(count, ROWS_AT_ONCE))
         rows_each = triton.cdiv(triton.cdiv(count, programs), ROWS_AT_ONCE) * ROWS_AT_ONCE
         d_output = torch.empty_like(entered)
-        d_column = torch.zeros(programs, num_rows, dtype=torch.float32, device=entered.device)
-        d_gain, d_bias = (torch.zeros(programs if norm else 0, dim, device=entered.device) for _ in range(2))
+        shares = torch.empty(programs, 2 * dim + num_rows, device=entered.device)
         _gather[(programs,)](
             tape.gradients, entered, tape.matrix, output if norm else entered, gain if norm else entered, mean, rstd,
-            d_output, d_column, d_gain, d_bias, count, dim, depth, num_rows, rows_each,
-            NORM=norm, R=ROWS_AT_ONCE, D=triton.next_power_of_2(dim), num_warps=1,
+            d_output, shares, count, dim, depth, num_rows, rows_each,
+            NORM=norm, R=ROWS_AT_ONCE, D=triton.next_power_of_2(dim), L=triton.next_power_of_2(num_rows), num_warps=1,
         )  # fmt: skip
-        d_norm = (d_gain.sum(0).to(gain.dtype), d_bias.sum(0).to(gain.dtype)) if norm else (None, None)
-        return d_output, *d_norm, d_column.sum(0), None, None
+        d_gain, d_bias, d_column = shares.sum(0).split([dim, dim, num_rows])
+        d_norm = (d_gain.to(gain.dtype), d_bias.to(gain.dtype)) if norm else (None, None)
+        return d_output, *d_norm, d_column, None, None
 
 
 class _Mix(torch.autograd.Function):
