@@ -1,8 +1,10 @@
 """The number formats a model can translate in. Packing and quantising happen once, when the model is loaded."""
 
 import warnings
+from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepnmt.decoding.engine import Engine
@@ -10,25 +12,61 @@ from deepnmt.errors import InputError
 from deepnmt.model.transformer import Transformer
 
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
+TYPICAL_ROWS = 128  # the packing may depend on it, the result does not
 
 
 def prepare(model: Transformer, precision: str) -> Engine:
-    """An engine that computes with `model` in this precision. The model is changed."""
+    """An engine that computes with `model` in this precision. The model is changed for good."""
     if precision not in PRECISIONS:
         raise InputError(f"precision {precision!r} is not known: one of {', '.join(PRECISIONS)}")
     device = model.output_weight.device.type
-    if precision == "int8":
-        if device != "cpu":
-            raise InputError(f"precision int8 is for the CPU; on {device} use fp16 or bf16")
-        return Engine(_quantised(model), _Int8Linear(model.output_weight, None))
+    if precision == "int8" and device != "cpu":
+        raise InputError(f"precision int8 is for the CPU; on {device} use fp16 or bf16")
     if precision == "fp16" and device == "cpu":
         raise InputError("precision fp16 is for the GPU; on the CPU use bf16 or int8")
-    if precision != "fp32":
+    if precision in ("bf16", "fp16"):
         model.to({"bf16": torch.bfloat16, "fp16": torch.float16}[precision])
-    return Engine(model)
+    if device != "cpu":
+        return Engine(model)
+    kind = Int8Linear if precision == "int8" else PackedLinear
+    project = kind(model.output_weight, None)
+    _replace_linears(model, kind)
+    # Beside int8 products, bf16 is no loss.
+    return Engine(model, project, cache_dtype=torch.bfloat16 if precision == "int8" else None)
 
 
-class _Int8Linear(nn.Module):
+def _replace_linears(model: Transformer, kind: Callable[[Tensor, Tensor | None], nn.Module]) -> None:
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                setattr(parent, name, kind(child.weight, child.bias))
+
+
+class PackedLinear(nn.Module):
+    """A linear layer whose weights are laid out for the CPU once instead of at every call; fp32 or bf16.
+
+    The operators are those that `torch.compile` uses when it freezes a model. Where they are missing the weights stay.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
+        try:
+            packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, TYPICAL_ROWS)
+            torch.ops.mkldnn._linear_pointwise(self.weight[:1], packed, self.bias, "none", [], "")
+        except (AttributeError, NotImplementedError, RuntimeError):
+            self.is_packed = False
+        else:
+            self.weight, self.is_packed = packed, True
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.is_packed:
+            return F.linear(x, self.weight, self.bias)
+        output: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return output
+
+
+class Int8Linear(nn.Module):
     """A linear layer with int8 weights, one scale for each output; inputs are quantised as they come.
 
     The scale of an output is the largest of its weights over 127; that of the input is chosen by the kernel from the
@@ -53,16 +91,7 @@ class _Int8Linear(nn.Module):
 
 
 def _quantised_engine() -> str:
-    for engine in ("x86", "onednn", "fbgemm", "qnnpack"):
+    for engine in ("onednn", "x86", "fbgemm", "qnnpack"):
         if engine in torch.backends.quantized.supported_engines:
             return engine
     raise InputError("precision int8 is not supported by this build of torch on this machine; use bf16 or fp32")
-
-
-def _quantised(module: Transformer) -> Transformer:
-    """Replace every linear layer inside."""
-    for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                setattr(parent, name, _Int8Linear(child.weight, child.bias))
-    return module

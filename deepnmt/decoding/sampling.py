@@ -45,7 +45,7 @@ class Greedy:
     """The most probable symbol."""
 
     def choose(self, logits: Tensor, position: Tensor) -> Tensor:
-        return logits.argmax(1)
+        return top_symbols(logits, 1)[1].squeeze(1)
 
     def select(self, sentences: Tensor) -> None:
         pass

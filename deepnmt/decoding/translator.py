@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -117,8 +118,7 @@ class Translator:
         config = from_table(TranslationConfig, settings)
         warn = warn or _warn
         pieces = self._pieces(texts, prefixes, config, warn)
-        for batch in self._batches(pieces, config):
-            self._translate_batch(batch, config)
+        for batch in self._translated(list(self._batches(pieces, config)), config):
             if done is not None:
                 done(sum(piece.is_first for piece in batch))
         results = [[Hypothesis("", 0.0, 0.0, [])] for _ in texts]
@@ -170,6 +170,29 @@ class Translator:
             batch.append(piece)
         if batch:
             yield batch
+
+    def _translated(self, batches: list[list[_Piece]], config: TranslationConfig) -> Iterator[list[_Piece]]:
+        """Translate the batches, and yield each one when it is done.
+
+        On a CPU several batches side by side, one core each, are faster than one batch on several cores: no layer is
+        large enough to share. Torch lets go of the interpreter's lock inside its operators, and the weights are shared.
+        """
+        cores = torch.get_num_threads()
+        if self.device.type != "cpu" or cores == 1 or len(batches) < 2 * cores:
+            for batch in batches:
+                self._translate_batch(batch, config)
+                yield batch
+            return
+        torch.set_num_threads(1)
+        pool = ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,))
+        try:
+            futures = {pool.submit(self._translate_batch, batch, config): batch for batch in batches}
+            for future in as_completed(futures):
+                future.result()
+                yield futures[future]
+        finally:
+            pool.shutdown(cancel_futures=True)
+            torch.set_num_threads(cores)
 
     def _translate_batch(self, batch: list[_Piece], config: TranslationConfig) -> None:
         try:

@@ -24,7 +24,6 @@ def digit_tokenizers() -> TokenizerPair:
         subwords="bpe",
         byte_fallback=False,
         character_coverage=1.0,
-        num_threads=1,
     )
     return TokenizerPair(*(Tokenizer(SentencePieces(model), Writing(language)) for language in ("de", "en")))
 

@@ -73,10 +73,11 @@ def test_cached_is_uncached(model, beam):
     assert_same(search(engine.step, engine.start(source, beam), beam), expected)
 
 
-def test_the_buffers_grow_without_a_trace(model, monkeypatch):
+@pytest.mark.parametrize("room", [1, 100])
+def test_unused_slots_are_dropped_without_a_trace(model, monkeypatch, room):
     engine = Engine(model)
     expected = search(engine.step, engine.start(padded(SENTENCES), 3), 3)
-    monkeypatch.setattr(engine_module, "FIRST_CAPACITY", 1)
+    monkeypatch.setattr(engine_module, "ROOM", room)
     assert_same(search(engine.step, engine.start(padded(SENTENCES), 3), 3), expected)
 
 

@@ -211,7 +211,6 @@ def test_an_ensemble_of_strangers_is_refused_by_name(digits_model, tmp_path):
         subwords="bpe",
         byte_fallback=False,
         character_coverage=1.0,
-        num_threads=1,
     )
     tokenizer = Tokenizer(SentencePieces(model), Writing("en"))
     TokenizerPair(TokenizerPair.load(digits_model).source, tokenizer).save(other)
@@ -266,3 +265,16 @@ def test_one_long_text_among_many_short_ones_is_cheap(translator):
         del engine.start
     assert seen[0][0] == 1
     assert sum(rows * width for rows, width in seen) < 600
+
+
+def test_batches_side_by_side_give_what_one_after_the_other_gives(unsure):
+    settings = {"beam": 3, "nbest": 2, "min_length": 4, "max_length": 9, "batch_tokens": 16, "alignments": True}
+    expected, counted = unsure.translate_nbest(SOURCES, **settings), []
+    torch.set_num_threads(3)
+    try:
+        found = unsure.translate_nbest(SOURCES, done=counted.append, **settings)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(1)
+    assert pieces(found) == pieces(expected)
+    assert sum(counted) == len(SOURCES)
