@@ -68,9 +68,12 @@ def resolve_recipe(arguments: argparse.Namespace, dataset: "Dataset") -> "Recipe
 def train_run(recipe: "Recipe", dataset: "Dataset", out: Path, world: "World", resume: bool) -> None:
     """Begin or go on with a run, to its end; leaves RUN/model."""
     from deepnmt.training.assembly import Settings, assemble
+    from deepnmt.training.curves import require_wandb
     from deepnmt.training.interruption import Interruption
     from deepnmt.training.trainer import INTERRUPTED, train
 
+    if recipe.training.wandb_project is not None:
+        require_wandb()
     recipe = open_folder(recipe, dataset, out, world, resume)
     settings = Settings(recipe.model, recipe.batching, recipe.training)
     with Interruption() as interruption:

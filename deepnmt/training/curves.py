@@ -138,14 +138,19 @@ class TensorBoard:
         self.writer.close()
 
 
+def require_wandb() -> Any:
+    try:
+        import wandb
+    except ImportError as error:
+        raise InputError("training.wandb_project is set, but wandb is not installed: pip install wandb") from error
+    return wandb
+
+
 class WeightsAndBiases:
     """The same scalars on wandb.ai, under one id per run folder, so that a restart goes on in the same curves."""
 
     def __init__(self, folder: Path, project: str, settings: Mapping[str, Any]) -> None:
-        try:
-            import wandb
-        except ImportError as error:
-            raise InputError("training.wandb_project is set, but wandb is not installed: pip install wandb") from error
+        wandb = require_wandb()
         self.run: Any = wandb.init(
             project=project,
             name=folder.name,

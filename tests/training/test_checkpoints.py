@@ -1,0 +1,150 @@
+"""What is kept, what is refused, and what an average of checkpoints is."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small import CONFIG_MODEL, TRAINING, make_job, run_to_end
+
+from deepnmt.errors import InputError
+from deepnmt.model.storage import load_model
+from deepnmt.training.averaging import (
+    average_weights,
+    best_checkpoints,
+    best_window,
+    checkpoints_at,
+    last_checkpoints,
+    write_model,
+)
+from deepnmt.training.checkpoint import fill, read_weights
+from deepnmt.training.trainer import train
+from deepnmt.training.validation import Validation
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """20 steps, validated every 2 with scores that rise, fall and rise again; an epoch is 8 steps."""
+    folder = tmp_path_factory.mktemp("run")
+    config = replace(TRAINING, max_steps=20, validate_every=2, save_every=3, keep_last=3, keep_best=2, keep_epochs=5)
+    run, data, job = make_job(folder, config)
+    scores = iter([1, 5, 3, 9, 2, 8, 4, 7, 0, 6])
+    job.validate = lambda model: Validation(1.0, 1.0, {"bleu": float(next(scores))})
+    train(run, data, job)
+    job.curves.close()
+    return folder
+
+
+def names(paths):
+    return [path.name for path in paths]
+
+
+def test_last_best_and_epochs_are_kept_and_nothing_else(finished):
+    kept = {path.name for path in (finished / "checkpoints").iterdir()}
+    assert kept == {
+        *("step-00000015", "step-00000018", "step-00000020"),  # the last three
+        *("step-00000008", "step-00000012"),  # scores 9 and 8
+        *("epoch-00001", "epoch-00002"),
+    }
+
+
+def test_pointers_name_the_best_and_the_last(finished):
+    best, last = (json.loads((finished / f"{name}.json").read_text()) for name in ("best", "last"))
+    assert best == {"checkpoint": "checkpoints/step-00000008", "score": 9.0}
+    assert last == {"checkpoint": "checkpoints/step-00000020"}
+
+
+def test_fewer_epochs_than_are_to_be_kept_are_all_kept(tmp_path):
+    run_to_end(tmp_path, replace(TRAINING, max_steps=34, keep_epochs=5))
+    assert len(list((tmp_path / "checkpoints").glob("epoch-*"))) == 4
+
+
+def test_checkpoint_is_a_model_folder(finished):
+    path = finished / "checkpoints" / "step-00000020"
+    model = load_model(path)
+    assert model.config == CONFIG_MODEL
+    assert torch.equal(model.output_weight, load_file(path / "model.safetensors")["source_embedding.tokens.weight"])
+
+
+def test_average_of_one_is_the_identity(finished, tmp_path):
+    (path,) = last_checkpoints(finished, 1, "step")
+    write_model(finished, [path], tmp_path / "model")
+    stored, averaged = load_file(path / "model.safetensors"), load_file(tmp_path / "model" / "model.safetensors")
+    assert stored.keys() == averaged.keys()
+    assert all(torch.equal(stored[name], averaged[name]) for name in stored)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 7])
+def test_average_of_equal_checkpoints_is_that_checkpoint_to_the_last_bit(finished, count):
+    path = finished / "checkpoints" / "step-00000020"
+    stored, averaged = load_file(path / "model.safetensors"), average_weights([path] * count)
+    assert all(torch.equal(stored[name], averaged[name]) for name in stored)
+
+
+def test_average_is_the_mean(finished):
+    paths = last_checkpoints(finished, 3, "step")
+    stored = [load_file(path / "model.safetensors") for path in paths]
+    for name, averaged in average_weights(paths).items():
+        mean = torch.stack([weights[name].double() for weights in stored]).mean(0)
+        torch.testing.assert_close(averaged.double(), mean, rtol=1e-6, atol=1e-7)
+
+
+def test_average_is_of_the_moving_average_where_there_is_one(tmp_path):
+    run = run_to_end(tmp_path, replace(TRAINING, max_steps=5, ema_decay=0.5))
+    weights = read_weights(tmp_path / "checkpoints" / "step-00000005")
+    assert all(torch.equal(weights[name], tensor) for name, tensor in run.ema.shadow.items())
+
+
+def test_model_says_where_it_comes_from(finished, tmp_path):
+    write_model(finished, last_checkpoints(finished, 2), tmp_path / "model", {"valid_bleu": 30.0})
+    meta = json.loads((tmp_path / "model" / "meta.json").read_text())
+    assert meta["averaged"] == ["epoch-00001", "epoch-00002"]
+    assert (meta["step"], meta["valid_bleu"]) == (16, 30.0)
+    load_model(tmp_path / "model")
+
+
+def test_choices_of_checkpoints(finished):
+    assert names(last_checkpoints(finished, 2)) == ["epoch-00001", "epoch-00002"]
+    assert names(last_checkpoints(finished, 2, "step")) == ["step-00000018", "step-00000020"]
+    assert names(best_checkpoints(finished, 2)) == ["step-00000008", "step-00000012"]
+    assert names(checkpoints_at(finished, [20, 12])) == ["step-00000020", "step-00000012"]
+
+
+def test_best_window_is_the_one_the_judge_likes_best(finished):
+    paths = last_checkpoints(finished, 3, "step")
+    opinions = iter([1.0, 3.0, 2.0])
+    window, scores = best_window(paths, lambda weights: next(opinions))
+    assert names(window) == ["step-00000018", "step-00000020"]
+    assert scores == [1.0, 3.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "choose, message",
+    [
+        (lambda run: last_checkpoints(run, 5), r"has 2 epoch checkpoints, not 5; .*training\.keep_epochs"),
+        (lambda run: last_checkpoints(run, 9, "step"), r"has 5 step checkpoints, not 9; .*training\.keep_last"),
+        (lambda run: best_checkpoints(run, 9), r"validated checkpoints, not 9; .*training\.keep_best"),
+        (lambda run: checkpoints_at(run, [7]), r"has no checkpoint of step 7; there are .*16, 18, 20"),
+        (lambda run: last_checkpoints(run / "nowhere", 1), "holds no checkpoint"),
+    ],
+)
+def test_impossible_choices_are_refused(choose, message, finished):
+    with pytest.raises(InputError, match=message):
+        choose(finished)
+
+
+def test_damaged_checkpoint_is_not_averaged(tmp_path):
+    run_to_end(tmp_path, replace(TRAINING, max_steps=5))
+    (path,) = last_checkpoints(tmp_path, 1, "step")
+    weights = path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    with pytest.raises(InputError, match=r"step-00000005 is damaged \(the checksum of model.safetensors differs\)"):
+        average_weights([path])
+
+
+def test_tensors_of_another_model_are_refused(tmp_path):
+    with pytest.raises(InputError, match="here lacks tensor b"):
+        fill({"a": torch.zeros(1), "b": torch.zeros(1)}, {"a": torch.zeros(1)}, tmp_path / "here")
+    with pytest.raises(InputError, match=r"a has shape \(2,\), not \(1,\)"):
+        fill({"a": torch.zeros(1)}, {"a": torch.zeros(2)}, tmp_path)

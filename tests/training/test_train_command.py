@@ -1,0 +1,292 @@
+"""`deepnmt train` and `average` as their users meet them: whole runs, kills, signals, refusals, torchrun, two hosts."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import small  # one thread, here as in the processes that are started: the number of threads decides the last bit
+from safetensors.torch import load_file
+
+from deepnmt.cli import main
+from deepnmt.decoding.translator import Translator
+from deepnmt.training.curves import read_log
+
+ROOT = Path(__file__).parents[2]
+WORDS = ["the", "a", "cat", "dog", "man", "house", "tree", "sees", "likes", "takes", "red", "green", "big", "and", "or"]
+RECIPE = """
+[model]
+source_vocab_size = 10
+target_vocab_size = 10
+share_embeddings = true
+[model.encoder]
+num_layers = 2
+dim = 16
+ffn_dim = 32
+num_heads = 2
+connection = "dlcl"
+[model.decoder]
+num_layers = 1
+dim = 16
+ffn_dim = 32
+num_heads = 2
+[batching]
+tokens_per_batch = 128
+[training]
+max_steps = 60
+tokens_per_update = 256
+lr = 5e-3
+warmup_steps = 10
+log_every = 5
+validate_every = 30
+save_every = 10
+validation_lines = 5
+"""
+assert small.torch.get_num_threads() == 1
+TIMES = ("tokens_per_second", "memory_gib")
+
+
+def write_text(folder, name, pairs):
+    chosen = random.Random(name)
+    lines = [[chosen.choice(WORDS) for _ in range(chosen.randint(3, 8))] for _ in range(pairs)]
+    (folder / f"{name}.en").write_text("".join(" ".join(line) + "\n" for line in lines))
+    (folder / f"{name}.de").write_text("".join(" ".join(word[::-1] for word in line[::-1]) + "\n" for line in lines))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a prepared dataset, a recipe, and a finished run."""
+    folder = tmp_path_factory.mktemp("place")
+    for name, pairs in (("train", 300), ("valid", 20)):
+        write_text(folder, name, pairs)
+    for kind in ("joint", "separate"):
+        given = [
+            "--source",
+            "train.en",
+            "--target",
+            "train.de",
+            "--valid-source",
+            "valid.en",
+            "--valid-target",
+            "valid.de",
+        ]
+        files = [str(folder / name) if "." in name else name for name in given]
+        options = ["--source-lang", "en", "--target-lang", "de", "--vocab-size", "340", "--min-frequency", "1"]
+        assert main(["prepare", *files, *options, f"--{kind}", "--out", str(folder / kind)]) == 0
+    (folder / "tiny.toml").write_text(RECIPE)
+    assert main(arguments(folder, "run")) == 0
+    return folder
+
+
+def arguments(place, run, *more, data="joint"):
+    return ["train", str(place / "tiny.toml"), *more, "--data", str(place / data), "--out", str(place / run)]
+
+
+def start(command, **environment):
+    return subprocess.Popen(
+        command,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment},
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        cwd=ROOT,
+    )
+
+
+def start_train(place, run, *more):
+    return start([sys.executable, "-m", "deepnmt", *arguments(place, run, *more)])
+
+
+def wait_for_step(run, step, process):
+    """Until the log of the run has come as far as a step."""
+    for _ in range(6000):
+        if (run / "log.jsonl").exists() and any(line["step"] >= step for line in read_log(run)):
+            return
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.02)
+    raise AssertionError("it does not get on")
+
+
+def curves(run):
+    return [{name: value for name, value in line.items() if name not in TIMES} for line in read_log(run)]
+
+
+def weights(run, name="checkpoints/step-00000060"):
+    return {key: value.tolist() for key, value in load_file(run / name / "model.safetensors").items()}
+
+
+def test_finished_run_leaves_a_model_that_translates(place):
+    run = place / "run"
+    translator = Translator(run / "model")
+    assert len(translator.translate(["the cat sees a dog", ""], beam=2)) == 2
+    meta = json.loads((run / "model" / "meta.json").read_text())
+    assert meta["averaged"] == [json.loads((run / "best.json").read_text())["checkpoint"].partition("/")[2]]
+    validations = [line for line in read_log(run) if line["kind"] == "validation"]
+    assert [line["step"] for line in validations] == [30, 60]
+    assert "nrefs:1|case:mixed|eff:no|tok:13a" in validations[0]["signatures"]["bleu"]
+    assert validations[0]["signatures"]["bleu"].endswith("|beam:1")
+    assert {"bleu", "chrf", "loss", "nll", "ppl"} < validations[0].keys()
+    assert len(validations[0]["samples"]) == 3
+    assert list((run / "tensorboard").iterdir())
+
+
+def test_run_is_refused_twice_and_a_finished_one_resumes_to_its_end(place, capsys):
+    assert main(arguments(place, "run")) == 2
+    assert "already holds a run; go on with it by --resume" in capsys.readouterr().err
+    before = curves(place / "run")
+    assert main([*arguments(place, "run"), "--resume"]) == 0
+    assert "all 60 steps are done" in capsys.readouterr().err
+    assert curves(place / "run") == before
+
+
+def test_killed_runs_resume_to_the_last_bit(place):
+    """SIGKILL, twice, each time somewhere after a step of the log; the third start finishes."""
+    run = place / "killed"
+    for step in (15, 40):
+        process = start_train(place, "killed", "--resume")
+        wait_for_step(run, step, process)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    process = start_train(place, "killed", "--resume")
+    assert process.wait() == 0, process.stderr.read()
+    process.communicate()
+    assert curves(run) == curves(place / "run")
+    assert weights(run) == weights(place / "run")
+    assert weights(run, "model") == weights(place / "run", "model")
+
+
+@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_signals_save_and_end_with_one_sentence(place, number, status):
+    run = f"signal{number}"
+    process = start_train(place, run, "training.max_steps=100000", "training.save_every=100000", "training.log_every=1")
+    wait_for_step(place / run, 12, process)
+    process.send_signal(number)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == status
+    last = told.strip().splitlines()[-1]
+    assert last.startswith("deepnmt: stopped after step ") and "--resume goes on from there" in last
+    step = int(last.split()[4].replace(",", ""))
+    assert (place / run / "checkpoints" / f"step-{step:08d}" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    "more, data, message",
+    [
+        (["model.norms=pre"], "joint", "unknown setting model.norms; did you mean norm?"),
+        (["training.lr=-1"], "joint", "training: lr is -1.0: it must be above 0"),
+        ([], "nowhere", "is not a dataset: there is no such folder"),
+        ([], "separate", "shares embeddings, but"),
+        (["training.wandb_project=x"], "joint", "wandb is not installed"),
+    ],
+)
+def test_refusals_leave_nothing_behind(more, data, message, place, capsys):
+    assert main(arguments(place, "refused", *more, data=data)) == 2
+    told = capsys.readouterr().err
+    assert message in told and told.startswith("deepnmt: ") and told.count("\n") == 1
+    assert not (place / "refused").exists()
+
+
+def test_changed_recipe_is_refused_by_name(place, capsys):
+    assert main([*arguments(place, "run", "training.label_smoothing=0.2"), "--resume"]) == 2
+    assert "was started with training.label_smoothing = 0.1, and now" in capsys.readouterr().err
+
+
+def test_separate_vocabularies_train_without_sharing(place, capsys):
+    more = ["model.share_embeddings=false", "training.max_steps=3", "training.tensorboard=false"]
+    assert main(arguments(place, "separated", *more, data="separate")) == 0
+    assert "model is the best checkpoint" in capsys.readouterr().err
+
+
+def test_averaging_a_run(place, capsys):
+    run = str(place / "run")
+    assert main(["average", run, "--last", "2", "--out", str(place / "averaged")]) == 0
+    assert "the mean of epoch-0000" in capsys.readouterr().err
+    Translator(place / "averaged").translate(["a cat"], beam=1)
+    assert main(["average", run, "--last", "2", "--out", str(place / "averaged")]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert main(["average", run, "--last", "99", "--out", str(place / "more")]) == 2
+    assert "epoch checkpoints, not 99" in capsys.readouterr().err
+    assert main(["average", run, "--last", "0", "--out", str(place / "more")]) == 2
+    assert "at least 1" in capsys.readouterr().err
+    assert main(["average", str(place), "--out", str(place / "more")]) == 2
+    assert "is not a RUN folder" in capsys.readouterr().err
+
+
+def test_average_by_validation_bleu_tries_every_window(place, capsys):
+    given = ["average", str(place / "run"), "--last", "2", "--of", "steps", "--best-on-valid", "--beam", "1"]
+    assert main([*given, "--out", str(place / "chosen")]) == 0
+    told = capsys.readouterr().err
+    assert "the last 1: BLEU" in told and "the last 2: BLEU" in told
+    assert "valid_bleu" in json.loads((place / "chosen" / "meta.json").read_text())
+
+
+def torchrun(*options):
+    return [sys.executable, "-m", "torch.distributed.run", *options, "-m", "deepnmt"]
+
+
+def children(process):
+    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=True)
+    return [int(number) for number in found.stdout.split()]
+
+
+def test_lost_worker_is_replaced_and_the_run_goes_on_from_its_checkpoint(place):
+    run = place / "elastic"
+    options = ["--nproc-per-node=2", "--max-restarts=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
+    process = start([*torchrun(*options), *arguments(place, "elastic"), "--resume", "--device", "cpu"])
+    wait_for_step(run, 15, process)
+    os.kill(children(process)[-1], signal.SIGKILL)
+    _, told = process.communicate(timeout=240)
+    assert process.returncode == 0, told
+    assert "all 60 steps are done" in told
+    lines = [line for line in read_log(run) if line["kind"] == "train"]
+    assert [line["step"] for line in lines] == list(range(5, 61, 5))
+    alone = [line["loss"] for line in read_log(place / "run") if line["kind"] == "train"]
+    assert [line["loss"] for line in lines] == pytest.approx(alone, rel=2e-3)
+
+
+@pytest.fixture
+def two_hosts():
+    """Two network namespaces joined by a cable; each has its own 10.77.0.x and nothing else."""
+
+    def ip(*words):
+        return subprocess.run(["ip", *words], capture_output=True, check=True)
+
+    names = [f"deepnmt-{os.getpid()}-{number}" for number in (1, 2)]
+    cable = [f"dn{os.getpid() % 100000}{side}" for side in "ab"]
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", cable[0], "type", "veth", "peer", "name", cable[1])
+        for number, (name, end) in enumerate(zip(names, cable, strict=True), start=1):
+            ip("link", "set", end, "netns", name)
+            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", end)
+            ip("-n", name, "link", "set", end, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+    except (OSError, subprocess.CalledProcessError) as error:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+        pytest.skip(f"network namespaces cannot be made here: {error}")
+    yield list(zip(names, cable, strict=True))
+    for name in names:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+@pytest.mark.skipif(shutil.which("ip") is None, reason="network namespaces need the `ip` command")
+def test_two_hosts_train_as_one(place, two_hosts):
+    processes = []
+    for number, (name, end) in enumerate(two_hosts):
+        options = ["--nnodes=2", "--nproc-per-node=1", f"--node-rank={number}", "--master-addr=10.77.0.1"]
+        command = [*torchrun(*options, "--master-port=29577"), *arguments(place, "hosts", "training.max_steps=20")]
+        processes.append(start(["ip", "netns", "exec", name, *command, "--device", "cpu"], GLOO_SOCKET_IFNAME=end))
+    for process in processes:
+        _, told = process.communicate(timeout=240)
+        assert process.returncode == 0, told
+    alone = [line["loss"] for line in read_log(place / "run") if line["kind"] == "train"]
+    found = [line["loss"] for line in read_log(place / "hosts") if line["kind"] == "train"]
+    assert found == pytest.approx(alone[:4], rel=2e-3)
