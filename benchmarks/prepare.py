@@ -125,22 +125,27 @@ def bare(paths: tuple[Path, Path], arguments: argparse.Namespace, folder: Path) 
 
 
 def chain(paths: tuple[Path, Path], arguments: argparse.Namespace, folder: Path) -> None:
+    moses = [sys.executable, "-m", "sacremoses", "-j", str(arguments.workers)]
+    subword_nmt = [str(Path(sys.executable).parent / "subword-nmt")]
     tokenised = [folder / f"{path.name}.tok" for path in paths]
     for path, out, language in zip(paths, tokenised, arguments.languages, strict=True):
-        call(["-m", "sacremoses", "-l", language, "-j", str(arguments.workers), "tokenize"], path, out)
+        call([*moses, "-l", language, "tokenize"], path, out)
     codes = folder / "codes"
     vocabularies = [str(folder / f"vocabulary{side}") for side in (1, 2)]
     learn = ["learn-joint-bpe-and-vocab", "--input", *map(str, tokenised), "-s", str(VOCAB_SIZE), "-o", str(codes)]
     learn += ["--write-vocabulary", *vocabularies, "--num-workers", str(arguments.workers)]
-    call(["-m", "subword_nmt.subword_nmt", *learn])
+    call([*subword_nmt, *learn])
     for path in tokenised:
         apply = ["apply-bpe", "-c", str(codes), "--num-workers", str(arguments.workers)]
-        call(["-m", "subword_nmt.subword_nmt", *apply, "--input", str(path), "--output", f"{path}.bpe"])
+        call([*subword_nmt, *apply, "--input", str(path), "--output", f"{path}.bpe"])
+    made = [sum(1 for _ in read_lines(Path(f"{path}.bpe"))) for path in tokenised]
+    if made[0] != made[1] or not made[0]:
+        raise SystemExit(f"the chain made {made} lines: it did not run as it should")
 
 
 def call(command: list[str], source: Path | None = None, target: Path | None = None) -> None:
     with (source or Path("/dev/null")).open("rb") as stdin, (target or Path("/dev/null")).open("wb") as stdout:
-        subprocess.run([sys.executable, *command], stdin=stdin, stdout=stdout, stderr=subprocess.DEVNULL, check=True)
+        subprocess.run(command, stdin=stdin, stdout=stdout, stderr=subprocess.DEVNULL, check=True)
 
 
 if __name__ == "__main__":

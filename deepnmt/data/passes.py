@@ -11,6 +11,7 @@ from deepnmt.data.dataset import Flat
 from deepnmt.data.spool import Numbers, SpoolChunk
 from deepnmt.data.text import RawChunk
 from deepnmt.data.tokenizer import Tokenizer, TokenizerPair, Writing
+from deepnmt.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -97,9 +98,13 @@ def _raw_pairs(chunk: RawChunk) -> Iterable[list[bytes]]:
 
 
 def held_out_pairs(chunk: RawChunk) -> list[tuple[str, str]]:
-    """The pairs of a held-out chunk. None is ever dropped: a line of one column gets an empty target."""
-    pairs = ((*pair, b"")[:2] for pair in _raw_pairs(chunk))
-    return [(_lenient(source), _lenient(target)) for source, target in pairs]
+    """The pairs of a held-out chunk, of which none may be dropped: a line that is not a pair is refused."""
+    pairs = []
+    for number, pair in enumerate(_raw_pairs(chunk), start=chunk.first_line):
+        if len(pair) != 2:
+            raise InputError(f"line {number:,} of {chunk.file} has {len(pair)} columns, not source, tab, target")
+        pairs.append((_lenient(pair[0]), _lenient(pair[1])))
+    return pairs
 
 
 def _lenient(line: bytes) -> str:

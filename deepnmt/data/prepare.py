@@ -247,9 +247,10 @@ class _Preparation:
         elif self.num_workers == 1:
             subwords = learning.learn(words, how)
         else:
-            with progress("learning subwords", unit="words") as shown:
+            different = len(words[0]) + len(words[1])
+            with progress("learning subwords", different, unit="words") as shown:
                 subwords = apart(learning.learn, words, how, waiting=lambda: shown.advance(0))
-                shown.advance(len(words[0]) + len(words[1]))
+                shown.advance(different)
         source, target = (
             Tokenizer(side, writing, self.tags) for side, writing in zip(subwords, self.writings, strict=True)
         )

@@ -261,6 +261,9 @@ def bad_input(folder: Path, case: str) -> tuple[list[str], str]:
     if case == "empty":
         odd.touch()
         return [*arguments, "--valid-source", str(odd), "--valid-target", str(odd)], f"{odd} is empty"
+    if case == "held-out columns":
+        odd.write_text("a\tb\nno tab\n")
+        return [*arguments, "--test-tsv", str(odd)], f"line 2 of {odd} has 1 columns"
     if case == "nothing left":
         odd.write_text("\n" * 50)
         return [
@@ -290,7 +293,18 @@ def bad_input(folder: Path, case: str) -> tuple[list[str], str]:
 
 
 CASES = [
-    *["unequal", "directory", "empty", "nothing left", "number of files", "no text", "missing", "ratio", "keep"],
+    *[
+        "held-out columns",
+        "unequal",
+        "directory",
+        "empty",
+        "nothing left",
+        "number of files",
+        "no text",
+        "missing",
+        "ratio",
+        "keep",
+    ],
     *["tag of nobody", "tag of two words", "weight", "negative weight", "one code", "pretokenizer", "tokenizer"],
     *["workers", "corpus name"],
 ]
