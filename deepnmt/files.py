@@ -1,5 +1,6 @@
 """Writing that a kill at any instant cannot leave half done: everything is written aside and renamed."""
 
+import ctypes
 import hashlib
 import json
 import os
@@ -8,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
 
 @contextmanager
@@ -24,16 +27,27 @@ def replacing(path: Path) -> Iterator[Path]:
         yield aside
         _sync(aside)
         if path.is_dir():
-            outgoing = path.with_name(f".{path.name}.{os.getpid()}.outgoing")
-            _remove(outgoing)
-            path.rename(outgoing)
-            aside.rename(path)
-            _remove(outgoing)
+            _exchange(aside, path)  # what was there is now aside, and goes with it
         else:
             aside.replace(path)
         _sync_folder(path.parent)
     finally:
         _remove(aside)
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Let two folders change names, at once where the system can: then there is no instant without either."""
+    try:
+        exchange = ctypes.CDLL(None, use_errno=True).renameat2
+    except (AttributeError, OSError, TypeError):
+        swapped = False
+    else:
+        swapped = exchange(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0
+    if not swapped:
+        between = one.with_name(f"{one.name}.outgoing")
+        other.rename(between)
+        one.rename(other)
+        between.rename(one)
 
 
 def write_json(path: Path, content: Any) -> None:
