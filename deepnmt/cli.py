@@ -18,6 +18,7 @@ COMMANDS = {
     "backtranslate": "make synthetic parallel text from monolingual text",
     "evaluate": "translate a test set and score it",
     "inspect": "print what a model is made of",
+    "bench": "measure how fast a preset generates or trains on this machine",
     "convert": "turn a checkpoint of another toolkit into a MODEL folder",
     "score": "score translations: BLEU of every kind, chrF, TER, each with its signature",
 }

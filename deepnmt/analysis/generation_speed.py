@@ -1,0 +1,114 @@
+"""How fast a model generates: random weights and a forced length, so that every engine does the same work."""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
+from deepnmt.decoding.engine import Engine
+from deepnmt.decoding.precision import prepare
+from deepnmt.decoding.rules import Rules
+from deepnmt.decoding.sampling import Greedy, generate
+from deepnmt.decoding.search import SearchConfig, Shrinking, beam_search
+from deepnmt.model.config import ModelConfig
+from deepnmt.model.transformer import Transformer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """`workers` batches at a time, each of `batch` sentences, source and target `length` subwords long."""
+
+    batch: int = 32
+    beam: int = 4
+    length: int = 32
+    workers: int = 1
+    repeats: int = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationSpeed:
+    encoder_layers: int
+    decoder_layers: int
+    tokens_per_second: float  # of the best hypotheses, the end not counted
+    encoder_share: float  # of the time
+    milliseconds_per_step: float
+    memory_gib: float  # on a GPU
+
+
+def measure_generation(config: ModelConfig, workload: Workload, *, device: str, precision: str) -> GenerationSpeed:
+    torch.manual_seed(1)
+    on_gpu = torch.device(device).type == "cuda"
+    if on_gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    engine = prepare(Transformer(config).to(device).eval(), precision)
+    source = torch.randint(UNK + 1, config.source_vocab_size, (workload.batch, workload.length), device=device)
+    source[:, -1] = EOS
+    run = _runner(engine, source, workload)
+    seconds = _best_of(run, workload, on_gpu)
+    encoder_seconds = _best_of(lambda: engine.start(source, workload.beam), workload, on_gpu)
+    tokens = workload.workers * workload.batch * workload.length
+    return GenerationSpeed(
+        encoder_layers=config.encoder.num_layers,
+        decoder_layers=config.decoder.num_layers,
+        tokens_per_second=tokens / seconds,
+        encoder_share=encoder_seconds / seconds,
+        milliseconds_per_step=1000 * (seconds - encoder_seconds) / (workload.length + 1),
+        memory_gib=torch.cuda.max_memory_allocated() / 2**30 if on_gpu else 0.0,
+    )
+
+
+def _runner(engine: Engine, source: Tensor, workload: Workload) -> Callable[[], object]:
+    def run() -> object:
+        rules = Rules(
+            max_lengths=torch.full((workload.batch,), workload.length, device=source.device),
+            eos=EOS,
+            banned=(BOS, PAD, UNK),
+            min_length=workload.length,
+        )
+        state = engine.start(source, workload.beam)
+        # Nothing ends before the last step: looking would only make the host wait.
+        never = Shrinking(every=workload.length + 2)
+        if workload.beam == 1:
+            return generate(engine.step, state, rules, Greedy(), shrinking=never)
+        return beam_search(engine.step, state, rules, SearchConfig(beam=workload.beam), never)
+
+    return run
+
+
+def _best_of(run: Callable[[], object], workload: Workload, on_gpu: bool) -> float:
+    """Seconds for all workers to run once, after a warm-up: the best of several, for machines are noisy."""
+    threads = torch.get_num_threads()
+    times = []
+    with ThreadPoolExecutor(workload.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        if workload.workers > 1:
+            torch.set_num_threads(1)
+        for _ in range(workload.repeats + 1):
+            _synchronise(on_gpu)
+            started = time.perf_counter()
+            if workload.workers == 1:
+                run()
+            else:
+                list(pool.map(lambda _: run(), range(workload.workers)))
+            _synchronise(on_gpu)
+            times.append(time.perf_counter() - started)
+    torch.set_num_threads(threads)
+    return min(times[1:])
+
+
+def _synchronise(on_gpu: bool) -> None:
+    if on_gpu:
+        torch.cuda.synchronize()
+
+
+def with_depth(
+    config: ModelConfig, encoder_layers: Sequence[int], decoder_layers: Sequence[int]
+) -> "list[ModelConfig]":
+    """The model itself, or variants of it: each encoder depth with its decoder, each decoder depth with its encoder."""
+    variants = [replace(config, encoder=replace(config.encoder, num_layers=depth)) for depth in encoder_layers]
+    variants += [replace(config, decoder=replace(config.decoder, num_layers=depth)) for depth in decoder_layers]
+    return variants or [config]

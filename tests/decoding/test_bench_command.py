@@ -1,0 +1,61 @@
+"""`deepnmt bench generate`: it measures what it says; how fast that is, is no business of a test."""
+
+import json
+
+import pytest
+
+from deepnmt.analysis.generation_speed import with_depth
+from deepnmt.cli import main
+from deepnmt.config import load_recipe
+
+TINY = [
+    *(
+        f"model.{side}.{name}={value}"
+        for side in ("encoder", "decoder")
+        for name, value in (("dim", 16), ("ffn_dim", 32))
+    ),
+    *(f"model.{side}.num_heads=2" for side in ("encoder", "decoder")),
+    *(f"model.{side}_vocab_size=300" for side in ("source", "target")),
+]
+QUICK = ["--batch", "2", "--length", "3", "--repeats", "1", "--threads", "1"]
+
+
+@pytest.mark.parametrize("options", [["--beam", "1"], ["--precision", "int8"], ["--workers", "2", "--beam", "2"]])
+def test_every_depth_is_measured(capsys, options):
+    depths = ["--encoder-layers", "1", "3", "--decoder-layers", "2"]
+    command = ["bench", "generate", "en-de-pre-dlcl-30l", *TINY, *QUICK, *depths, *options, "--device", "cpu", "--json"]
+    assert main(command) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [(s["encoder_layers"], s["decoder_layers"]) for s in report["speeds"]] == [(1, 6), (3, 6), (30, 2)]
+    assert all(speed["tokens_per_second"] > 0 for speed in report["speeds"])
+    assert report["batch"] == 2
+
+
+def test_the_table_has_a_line_for_the_preset(capsys):
+    assert main(["bench", "generate", "en-de-pre-base", *TINY, *QUICK, "--device", "cpu"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert lines[2].split()[:2] == ["6", "6"]
+
+
+def test_depths_change_one_side_at_a_time():
+    config = load_recipe("en-de-pre-base").model
+    assert with_depth(config, [], []) == [config]
+    variants = with_depth(config, [16, 30], [4])
+    assert [(v.encoder.num_layers, v.decoder.num_layers) for v in variants] == [(16, 6), (30, 6), (6, 4)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generate", "en-de-pre-bas"], "did you mean en-de-pre-base"),
+        (["generate", "en-de-pre-base", "--beam", "0"], "--beam must be at least 1, not 0"),
+        (["generate", "en-de-pre-base", "--encoder-layers", "0"], "num_layers = 0 must be at least 1"),
+        (["generat", "en-de-pre-base"], "argument MODE: invalid choice: 'generat'"),
+    ],
+)
+def test_refusals_are_one_sentence(capsys, arguments, message):
+    assert main(["bench", *arguments, "--device", "cpu"]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
