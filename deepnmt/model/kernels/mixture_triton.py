@@ -4,6 +4,10 @@ the weights is one pass over memory.
 The outputs lie in one buffer. The gradient of y_k is sum_{l >= k} W[l, k] * g_l over the rows that read it: the g_l are
 kept in a second buffer, and gathered once, when the backward pass reaches layer k, together with the gradients of
 column k of W and with the backward of the LayerNorm that y_k went through.
+
+A row reads all outputs before it, so deep stacks wait for memory. Every fourth row looks ahead: while it reads the
+history it also adds up what the next rows will need of it, and those then read only what came since. The gradients are
+gathered in the same way. That nearly halves the bytes at thirty layers.
 """
 
 from collections.abc import Sequence
@@ -16,6 +20,7 @@ from torch import Tensor, nn
 
 ROWS_AT_ONCE = 4  # by one warp, so that the sums over a tile need no barrier
 PROGRAMS = 1056  # each keeps a share of the sums over all rows
+AHEAD = 4
 
 
 @triton.jit
@@ -39,23 +44,70 @@ def _enter(Y, Gain, Bias, Out, Mean, Rstd, count, dim, eps, NORM: tl.constexpr, 
 
 
 @triton.jit
-def _mix(History, W, Out, size, row, num_columns, BLOCK: tl.constexpr):
-    """Out = sum_k W[row, k] * History[k]"""
+def _mix(History, W, Partial, Out, size, first, row, num_columns, PARTIAL: tl.constexpr, BLOCK: tl.constexpr):
+    """Out = sum_{first <= k <= row} W[row, k] * History[k], on top of a partial sum"""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < size
     mixed = tl.zeros((BLOCK,), tl.float32)
-    for k in range(row + 1):
+    if PARTIAL:
+        mixed = tl.load(Partial + place, mask=inside, other=0.0)
+    for k in range(first, row + 1):
         weight = tl.load(W + row * num_columns + k)
         mixed += weight * tl.load(History + k * size + place, mask=inside, other=0.0).to(tl.float32)
     tl.store(Out + place, mixed.to(Out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
-def _gather(
-    Gradients, Entered, W, Y, Gain, Mean, Rstd, dY, Shares,
-    count, dim, depth, num_rows, rows_each, NORM: tl.constexpr, R: tl.constexpr, D: tl.constexpr, L: tl.constexpr,
+def _mix_ahead(History, W, Partial, size, row, num_columns, J: tl.constexpr, BLOCK: tl.constexpr):
+    """Partial[j] = sum_{k <= row} W[row + j, k] * History[k] for the rows from `row` on"""
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = place < size
+    ahead = tl.arange(0, J)
+    exists = row + ahead < num_columns
+    mixed = tl.zeros((J, BLOCK), tl.float32)
+    for k in range(row + 1):
+        weights = tl.load(W + (row + ahead) * num_columns + k, mask=exists, other=0.0)
+        output = tl.load(History + k * size + place, mask=inside, other=0.0).to(tl.float32)
+        mixed += weights[:, None] * output[None, :]
+    tl.store(Partial + ahead[:, None] * size + place[None, :], mixed, mask=exists[:, None] & inside[None, :])
+
+
+@triton.jit
+def _gather_ahead(
+    Gradients, History, W, Partial, Shares,
+    count, dim, depth, num_rows, rows_each, J: tl.constexpr, D: tl.constexpr, L: tl.constexpr,
 ):  # fmt: skip
-    """dY of layer `depth`, and this program's share of the gradients of gain, bias and W[:, depth], in a row."""
+    """Partial[j] = sum_{l >= depth} W[l, depth - j] * g_l, and shares of W[l, depth - j]'s gradients: (J, num_rows)"""
+    program = tl.program_id(0)
+    columns, lanes, ahead = tl.arange(0, D), tl.arange(0, L), tl.arange(0, J)
+    size = count.to(tl.int64) * dim
+    exists = ahead <= depth
+    inside = exists[:, None] & (columns < dim)[None, :]
+    d_columns = tl.zeros((J, L), tl.float32)
+    for token in range(program * rows_each, tl.minimum((program + 1) * rows_each, count)):
+        place = tl.cast(token, tl.int64) * dim + columns
+        entered = tl.load(History + (depth - ahead)[:, None] * size + place[None, :], mask=inside, other=0.0)
+        entered = entered.to(tl.float32)
+        gathered = tl.zeros((J, D), tl.float32)
+        for row in tl.range(depth, num_rows, loop_unroll_factor=4):
+            g = tl.load(Gradients + row * size + place, mask=columns < dim, other=0.0).to(tl.float32)
+            weights = tl.load(W + row * num_rows + depth - ahead, mask=exists, other=0.0)
+            gathered += weights[:, None] * g[None, :]
+            products = tl.sum(g[None, :] * entered, 1)
+            d_columns += tl.where(lanes[None, :] == row, products[:, None], 0.0)
+        tl.store(Partial + ahead[:, None] * size + place[None, :], gathered, mask=inside)
+    share = Shares + program * J * num_rows + ahead[:, None] * num_rows + lanes[None, :]
+    tl.store(share, d_columns, mask=(lanes < num_rows)[None, :] & (ahead < J)[:, None])
+
+
+@triton.jit
+def _gather(
+    Gradients, Entered, W, Partial, Y, Gain, Mean, Rstd, dY, Shares,
+    count, dim, depth, stop, num_rows, rows_each,
+    PARTIAL: tl.constexpr, NORM: tl.constexpr, R: tl.constexpr, D: tl.constexpr, L: tl.constexpr,
+):  # fmt: skip
+    """dY of layer `depth` from the rows before `stop`, on top of a partial sum; and this program's share of the
+    gradients of gain, bias and W[:, depth], in a row."""
     program = tl.program_id(0)
     lanes = tl.arange(0, L)
     d_column = tl.zeros((L,), tl.float32)
@@ -70,7 +122,9 @@ def _gather(
         place = rows[:, None].to(tl.int64) * dim + columns[None, :]
         entered = tl.load(Entered + place, mask=inside, other=0.0).to(tl.float32)
         gathered = tl.zeros((R, D), tl.float32)
-        for row in range(depth, num_rows):
+        if PARTIAL:
+            gathered = tl.load(Partial + place, mask=inside, other=0.0)
+        for row in range(depth, stop):
             g = tl.load(Gradients + row * size + place, mask=inside, other=0.0).to(tl.float32)
             gathered += tl.load(W + row * num_rows + depth) * g
             d_column += tl.where(lanes == row, tl.sum(g * entered), 0.0)
@@ -102,6 +156,9 @@ class FusedMixtureTape:
         self.history: Tensor | None = None
         self.gradients: Tensor | None = None
         self.first_gradient = len(matrix)
+        self.mixed_ahead: Tensor | None = None  # (AHEAD, ...) fp32: of the rows from the last look ahead on
+        self.gathered_ahead: Tensor | None = None  # the same of the columns down from the last look ahead
+        self.columns_ahead: Tensor | None = None  # (AHEAD, rows): what it found of their gradients
 
     def enter(self, output: Tensor, norm: nn.Module) -> Tensor:
         gain, bias = (norm.weight, norm.bias) if isinstance(norm, nn.LayerNorm) else (None, None)
@@ -124,6 +181,58 @@ class FusedMixtureTape:
             self.gradients = torch.empty(shape, dtype=gradient.dtype, device=gradient.device)
         self.gradients[row].copy_(gradient)
         self.first_gradient = row
+
+    def look_ahead(self, row: int) -> tuple[int, Tensor | None]:
+        """From which output on row `row` has to be mixed, and the sum of those before."""
+        if row < AHEAD:
+            return 0, None
+        assert self.history is not None
+        start = row - row % AHEAD
+        if row == start:
+            size, block = self.history[0].numel(), 1024
+            self.mixed_ahead = _partial(self.mixed_ahead, self.history)
+            _mix_ahead[(triton.cdiv(size, block),)](
+                self.history,
+                self.matrix,
+                self.mixed_ahead,
+                size,
+                row,
+                len(self.matrix),
+                J=AHEAD,
+                BLOCK=block,
+                num_warps=4,
+            )
+        assert self.mixed_ahead is not None
+        return start + 1, self.mixed_ahead[row - start]
+
+    def gather_ahead(self, depth: int) -> tuple[int, Tensor | None, Tensor | None]:
+        """Before which row column `depth` has to be gathered, and what was found of the rows from there on."""
+        assert self.history is not None
+        num_rows = len(self.matrix)
+        distance = num_rows - 1 - depth
+        if distance < AHEAD:
+            return num_rows, None, None
+        start = depth + distance % AHEAD
+        if depth == start:
+            dim = self.history.shape[-1]
+            count = self.history[0].numel() // dim
+            programs = min(4 * PROGRAMS, count)
+            shares = torch.empty(programs, AHEAD, num_rows, device=self.history.device)
+            self.gathered_ahead = _partial(self.gathered_ahead, self.history)
+            _gather_ahead[(programs,)](
+                self.gradients, self.history, self.matrix, self.gathered_ahead, shares,
+                count, dim, depth, num_rows, triton.cdiv(count, programs),
+                J=AHEAD, D=triton.next_power_of_2(dim), L=triton.next_power_of_2(num_rows), num_warps=1,
+            )  # fmt: skip
+            self.columns_ahead = shares.sum(0)
+        assert self.gathered_ahead is not None and self.columns_ahead is not None
+        return start, self.gathered_ahead[start - depth], self.columns_ahead[start - depth]
+
+
+def _partial(buffer: Tensor | None, history: Tensor) -> Tensor:
+    if buffer is not None:
+        return buffer
+    return torch.empty(AHEAD, *history.shape[1:], dtype=torch.float32, device=history.device)
 
 
 class _Enter(torch.autograd.Function):
@@ -160,13 +269,18 @@ class _Enter(torch.autograd.Function):
         programs = min(PROGRAMS, triton.cdiv(count, ROWS_AT_ONCE))
         rows_each = triton.cdiv(triton.cdiv(count, programs), ROWS_AT_ONCE) * ROWS_AT_ONCE
         d_output = torch.empty_like(entered)
+        stop, partial, column = tape.gather_ahead(depth)
         shares = torch.empty(programs, 2 * dim + num_rows, device=entered.device)
         _gather[(programs,)](
-            tape.gradients, entered, tape.matrix, output if norm else entered, gain if norm else entered, mean, rstd,
-            d_output, shares, count, dim, depth, num_rows, rows_each,
-            NORM=norm, R=ROWS_AT_ONCE, D=triton.next_power_of_2(dim), L=triton.next_power_of_2(num_rows), num_warps=1,
+            tape.gradients, entered, tape.matrix, entered if partial is None else partial,
+            output if norm else entered, gain if norm else entered, mean, rstd,
+            d_output, shares, count, dim, depth, stop, num_rows, rows_each,
+            PARTIAL=partial is not None, NORM=norm,
+            R=ROWS_AT_ONCE, D=triton.next_power_of_2(dim), L=triton.next_power_of_2(num_rows), num_warps=1,
         )  # fmt: skip
         d_gain, d_bias, d_column = shares.sum(0).split([dim, dim, num_rows])
+        if column is not None:
+            d_column = d_column + column
         d_norm = (d_gain.to(gain.dtype), d_bias.to(gain.dtype)) if norm else (None, None)
         return d_output, *d_norm, d_column, None, None
 
@@ -178,10 +292,12 @@ class _Mix(torch.autograd.Function):
     def forward(ctx: Any, tape: FusedMixtureTape, row: int, *history: Tensor) -> Tensor:
         assert tape.history is not None
         mixed = torch.empty_like(history[0])
+        first, partial = tape.look_ahead(row)
         block = 2048
         _mix[(triton.cdiv(mixed.numel(), block),)](
-            tape.history, tape.matrix, mixed, mixed.numel(), row, len(tape.matrix), BLOCK=block, num_warps=4
-        )
+            tape.history, tape.matrix, mixed if partial is None else partial, mixed, mixed.numel(), first, row,
+            len(tape.matrix), PARTIAL=partial is not None, BLOCK=block, num_warps=4,
+        )  # fmt: skip
         ctx.tape, ctx.row, ctx.count = tape, row, len(history)
         return mixed
 
