@@ -13,6 +13,7 @@ from deepnmt.data.passes import flatten, held_out_pairs
 from deepnmt.data.text import ParallelFile, parallel_chunks
 from deepnmt.data.tokenizer import TokenizerPair, Writing
 
+Lengths = npt.NDArray[np.integer[Any]]
 _CHUNK_PAIRS = 10_000
 
 
@@ -49,7 +50,7 @@ class HeldOut:
         """True for a training pair one side of which is a sentence of this set."""
         return self.seen[0].contains(source) | self.seen[1].contains(target)
 
-    def write(self, folder: Path, tokenizers: TokenizerPair, max_length: int) -> dict[str, Any]:
+    def write(self, folder: Path, tokenizers: TokenizerPair, limits: Limits) -> dict[str, Any]:
         """Store ids and text; returns the entry of dataset.json."""
         source = flatten(tokenizers.source.subwords.encode_lines(self.words[0]))
         target = flatten(tokenizers.target.subwords.encode_lines(self.words[1]))
@@ -59,8 +60,7 @@ class HeldOut:
         for side, lines in zip(("source", "target"), self.text, strict=True):
             with (folder / f"{self.split}.{side}.txt").open("w", encoding="utf-8", newline="\n") as file:
                 file.writelines(f"{line}\n" for line in lines)
-        if max_length:
-            self._note_long(np.maximum(source[1], target[1]) > max_length)
+        self._note_long(source[1], target[1], limits)
         return {
             "files": [
                 [str(file.source), str(file.target)] if file.target else [str(file.source)] for file in self.files
@@ -71,6 +71,8 @@ class HeldOut:
             "noted": self.account.table(),
         }
 
-    def _note_long(self, too_long: npt.NDArray[np.bool_]) -> None:
-        for i in np.flatnonzero(too_long):
+    def _note_long(self, source: Lengths, target: Lengths, limits: Limits) -> None:
+        if limits.length_unit == "words":
+            source, target = (np.array([len(line.split()) for line in side]) for side in self.words)
+        for i in np.flatnonzero(np.maximum(source, target) > (limits.max_length or np.inf)):
             self.account.add("too-long", f"{self.split} pair {i + 1}", self.text[0][i], self.text[1][i])

@@ -180,7 +180,7 @@ class _Preparation:
             tokenizers.save(self.folder)
             train = [self._encode(corpus, spools[corpus.name], tokenizers) for corpus in self.corpora]
         splits = {
-            split: one.write(self.folder, tokenizers, self.settings.max_length) if one else None
+            split: one.write(self.folder, tokenizers, self.settings.limits) if one else None
             for split, one in held_out.items()
         }
         return self._describe(tokenizers, train, splits, time.monotonic() - started)
