@@ -4,10 +4,11 @@ import argparse
 import signal
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deepnmt.errors import InputError
+from deepnmt.errors import InputError, RunError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,6 +68,8 @@ def resolve_recipe(arguments: argparse.Namespace, dataset: "Dataset") -> "Recipe
 
 def train_run(recipe: "Recipe", dataset: "Dataset", out: Path, world: "World", resume: bool) -> None:
     """Begin or go on with a run, to its end; leaves RUN/model."""
+    import torch
+
     from deepnmt.training.assembly import Settings, assemble
     from deepnmt.training.curves import require_wandb
     from deepnmt.training.interruption import Interruption
@@ -80,6 +83,11 @@ def train_run(recipe: "Recipe", dataset: "Dataset", out: Path, world: "World", r
         state, data, job = assemble(settings, dataset, out, world, interruption, validator(recipe, dataset, world))
         try:
             ending = train(state, data, job)
+        except torch.OutOfMemoryError as error:
+            raise RunError(
+                "out of memory: lower batching.tokens_per_batch (training.tokens_per_update stays what the optimiser "
+                "sees), set training.plan_memory = true or training.activation_checkpointing = true"
+            ) from error
         finally:
             job.curves.close()
     if ending is INTERRUPTED:
@@ -131,7 +139,7 @@ def validator(recipe: "Recipe", dataset: "Dataset", world: "World") -> "MakeVali
     from deepnmt.decoding.translator import Translator
     from deepnmt.evaluation.scores import quick_scores
     from deepnmt.model.transformer import Transformer
-    from deepnmt.training.distributed import in_one_piece
+    from deepnmt.training.distributed import in_one_piece, is_sharded
     from deepnmt.training.precision import autocast
     from deepnmt.training.validation import Validation, connection_matrices, mean_loss
 
@@ -153,7 +161,9 @@ def validator(recipe: "Recipe", dataset: "Dataset", world: "World") -> "MakeVali
                 return Validation(loss, nll, matrices=matrices)
             with in_one_piece(objective), autocast(precision, world.device):
                 translator = Translator.of(model, dataset.tokenizers)
-                hypotheses = translator.translate(sources, beam=beam, length_penalty=penalty)
+                translate = partial(translator.translate, beam=beam, length_penalty=penalty)
+                # Sharded ranks must all do the same; others share the lines out.
+                hypotheses = translate(sources) if is_sharded(objective) else world.spread(translate, sources)
             scores = quick_scores(hypotheses, references, dataset.tokenizers.target.writing.language)
             return Validation(
                 loss,

@@ -27,8 +27,9 @@ from deepnmt.training.curves import Curves, JsonLines, Sink, TensorBoard, Weight
 from deepnmt.training.diagnosis import Diagnosis
 from deepnmt.training.display import open_display
 from deepnmt.training.distributed import World, shard
-from deepnmt.training.engine import EagerEngine, Noise, Objective, zero_gradients
+from deepnmt.training.engine import EagerEngine, Engine, Noise, Objective, zero_gradients
 from deepnmt.training.folder import CHECKPOINTS
+from deepnmt.training.graph_engine import GraphEngine
 from deepnmt.training.interruption import Interruption
 from deepnmt.training.memory import largest_that_fits
 from deepnmt.training.optimizer import optimizer_tensors
@@ -67,7 +68,7 @@ def assemble(
     checkpoints = Checkpoints(out / CHECKPOINTS, world, config, partial(describe_model, settings.model))
     data = go_on(run, checkpoints)
 
-    engine = EagerEngine(objective, config, precision, world)
+    engine = build_engine(settings, objective, precision, world)
     engine.splitter.limit = run.split_limit
     job = Job(
         config=config,
@@ -98,6 +99,15 @@ def build_objective(settings: Settings, precision: Precision, world: World) -> O
     if config.parallel == "fsdp" and world.size > 1:
         shard(objective, precision)
     return objective
+
+
+def build_engine(settings: Settings, objective: Objective, precision: Precision, world: World) -> Engine:
+    """Packed batches on a GPU are replayed from a graph; all else, and what is sharded, is computed as it comes."""
+    config = settings.training
+    sharded = config.parallel == "fsdp" and world.size > 1
+    if world.device.type == "cuda" and settings.batching.layout == "packed" and not sharded:
+        return GraphEngine(objective, config, precision, world)
+    return EagerEngine(objective, config, precision, world)
 
 
 def go_on(run: Run, checkpoints: Checkpoints) -> StreamState | None:

@@ -14,13 +14,13 @@ class Display:
         self.started, self.first_step, self.max_steps = time.monotonic(), step, max_steps
 
     def write(self, line: Mapping[str, Any]) -> None:
-        self.show(describe(line, self.max_steps, self._left(line["step"])), line)
+        self.show(line, self._left(line["step"]))
 
     def rewind(self, step: int) -> None:
         self.started, self.first_step = time.monotonic(), step
 
-    def show(self, text: str, line: Mapping[str, Any]) -> None:
-        print(text, file=sys.stderr, flush=True)
+    def show(self, line: Mapping[str, Any], left: timedelta | None) -> None:
+        print(describe(line, self.max_steps, left), file=sys.stderr, flush=True)
 
     def close(self) -> None:
         pass
@@ -41,16 +41,20 @@ class LiveDisplay(Display):
         from rich.progress import BarColumn, Progress, TextColumn
 
         super().__init__(step, max_steps)
-        columns = (TextColumn("training"), BarColumn(bar_width=24), TextColumn("{task.description}"))
+        columns = (BarColumn(bar_width=10), TextColumn("{task.description}"))
         self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
         self.task = self.bar.add_task("starting", total=max_steps, completed=step)
         self.bar.start()
 
-    def show(self, text: str, line: Mapping[str, Any]) -> None:
+    def show(self, line: Mapping[str, Any], left: timedelta | None) -> None:
         if line["kind"] == "train":
+            text = (
+                f"{line['step']:,}/{self.max_steps:,} loss {line['loss']:.3f} ppl {line['ppl']:.2f} "
+                f"lr {line['lr']:.1e} {line['tokens_per_second']:,.0f} tokens/s eta {'?' if left is None else left}"
+            )
             self.bar.update(self.task, completed=line["step"], description=text)
         else:
-            self.bar.console.print(text, highlight=False, markup=False)
+            self.bar.console.print(describe(line, self.max_steps, left), highlight=False, markup=False)
 
     def close(self) -> None:
         self.bar.stop()

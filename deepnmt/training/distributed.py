@@ -8,7 +8,7 @@ Sharded (FSDP2): parameters, gradients and optimiser state are spread over the r
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -23,6 +23,7 @@ from deepnmt.training.config import Precision
 from deepnmt.training.precision import DTYPES
 
 T = TypeVar("T")
+R = TypeVar("R")
 BUCKET_BYTES = 64 * 2**20
 FAILURE_KEY = "deepnmt/failure"
 FAILURE_WAIT = timedelta(seconds=10)
@@ -62,6 +63,17 @@ class World:
         box: list[Any] = [value]
         dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return cast(T, box[0])
+
+    def spread(self, work: Callable[[list[T]], list[R]], items: list[T]) -> list[R]:
+        """`work(items)`, each rank doing its share; the results of all, in order, on every rank."""
+        if self.size == 1:
+            return work(items)
+        parts: list[Any] = [None] * self.size
+        dist.all_gather_object(parts, work(items[self.rank :: self.size]))
+        results: list[Any] = [None] * len(items)
+        for rank, part in enumerate(parts):
+            results[rank :: self.size] = part
+        return results
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Add up the gradients over the ranks. Sharded ones have been already, by the backward pass."""
@@ -183,6 +195,10 @@ def await_gradients(module: nn.Module, wanted: bool) -> None:
     """Whether the next backward pass of a sharded module ends with the exchange of gradients."""
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(wanted)
+
+
+def is_sharded(module: nn.Module) -> bool:
+    return isinstance(module, FSDPModule)
 
 
 @contextmanager

@@ -135,6 +135,18 @@ def fail_on(rank, error):
         return "SystemExit", ended.code
 
 
+def spread_work():
+    with join_world("cpu", 60) as world:
+        done = []
+        results = world.spread(lambda items: [done.append(item) or item * item for item in items], list(range(7)))
+        return results, done
+
+
+def test_work_is_spread_over_ranks_and_comes_back_in_order():
+    squares = [0, 1, 4, 9, 16, 25, 36]
+    assert run_ranks(2, spread_work) == [(squares, [0, 2, 4, 6]), (squares, [1, 3, 5])]
+
+
 def test_error_of_one_rank_ends_all_and_is_told_once_by_the_main_one():
     results = run_ranks(2, fail_on, 1, RunError("the disk is full"))
     assert results == [("RunError", "rank 1 failed: the disk is full"), ("SystemExit", 1)]

@@ -3,7 +3,8 @@
 import io
 import math
 import tomllib
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -251,3 +252,9 @@ def test_job_of_the_tests_is_complete(tmp_path):
     run, data, job = make_job(tmp_path)
     job.curves.close()
     assert (run.step, data) == (0, None)
+
+
+def test_every_setting_is_documented():
+    text = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    missing = [field.name for field in fields(TrainingConfig) if f"`{field.name}`" not in text]
+    assert not missing
