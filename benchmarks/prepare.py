@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -56,27 +57,29 @@ def compare(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         copy_lines(given, path, arguments.lines)
         for given, path in zip((arguments.source, arguments.target), paths, strict=True)
     )
-    seconds = {"deepnmt prepare": 0.0, "SentencePiece": 0.0}
+    runs: dict[str, list[Taken]] = {}
     # Alternately, so that other load on the machine meets both.
     for _ in range(arguments.repeat):
         for name, run in (("deepnmt prepare", ours), ("SentencePiece", bare)):
-            taken = timed(run, paths, arguments, folder)
-            seconds[name] = min(taken, seconds[name] or taken)
+            runs.setdefault(name, []).append(timed(run, paths, arguments, folder))
     if arguments.without_chain:
         pass
     elif find_spec("subword_nmt") is None:
         print("subword-nmt is not installed (pip install subword-nmt): its chain is left out", file=sys.stderr)
     else:
-        seconds["sacremoses + subword-nmt"] = timed(chain, paths, arguments, folder)
-    mine = seconds["deepnmt prepare"]
+        runs["sacremoses + subword-nmt"] = [timed(chain, paths, arguments, folder)]
+    wall = {name: min(taken.wall for taken in listed) for name, listed in runs.items()}
+    cpu = {name: min(taken.cpu for taken in listed) for name, listed in runs.items()}
     return {
         "pairs": pairs,
         "vocabulary": VOCAB_SIZE,
         "workers": arguments.workers,
         "machine": f"{platform.machine()}, {available_cores()} cores",
-        "seconds": {name: round(taken, 1) for name, taken in seconds.items()},
-        "sentences_per_second": {name: round(2 * pairs / taken) for name, taken in seconds.items()},
-        "times_as_fast_as": {name: round(taken / mine, 2) for name, taken in seconds.items() if taken != mine},
+        "seconds": {name: round(taken, 1) for name, taken in wall.items()},
+        "cpu_seconds": {name: round(taken, 1) for name, taken in cpu.items()},
+        "sentences_per_second": {name: round(2 * pairs / taken) for name, taken in wall.items()},
+        "times_as_fast_as": {name: round(wall[name] / wall["deepnmt prepare"], 2) for name in runs},
+        "times_less_cpu_than": {name: round(cpu[name] / cpu["deepnmt prepare"], 2) for name in runs},
         "peak_memory_mib": {
             "this process": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
             "largest child": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss // 1024,
@@ -93,10 +96,23 @@ def copy_lines(given: Path, path: Path, lines: int | None) -> int:
     return copied
 
 
-def timed(run: Callable[..., None], *arguments: Any) -> float:
-    started = time.monotonic()
+@dataclass(frozen=True)
+class Taken:
+    """Seconds by the clock, and of all processors together: the latter say more on a machine that does other things."""
+
+    wall: float
+    cpu: float
+
+
+def timed(run: Callable[..., None], *arguments: Any) -> Taken:
+    started = time.monotonic(), cpu_seconds()
     run(*arguments)
-    return time.monotonic() - started
+    return Taken(time.monotonic() - started[0], cpu_seconds() - started[1])
+
+
+def cpu_seconds() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def ours(paths: tuple[Path, Path], arguments: argparse.Namespace, folder: Path) -> None:
