@@ -32,7 +32,7 @@ class BatchingConfig:
     """The recipe's [batching] section."""
 
     tokens_per_batch: int = 4096  # on either side, padding and eos counted
-    layout: Literal["padded", "packed"] = "padded"
+    layout: Literal["auto", "padded", "packed"] = "auto"  # auto: packed on a GPU, else padded
     max_shapes: int = 256  # padded: how many shapes at most; fewer shapes, more padding
     max_length: int | None = None  # longer sentences (either side, eos not counted) are skipped in training
     weights: dict[str, float] = field(default_factory=dict)  # by corpus; those not named keep the dataset's

@@ -26,6 +26,7 @@ REASONS = {
 }
 UNAVOIDABLE = ("columns", "utf8", "empty")
 EXAMPLES_PER_REASON = 3
+RATIO_FREE_LENGTH = 10  # lengths of a few words say nothing: "shopping list" is one long word in German
 _EXAMPLE_CHARACTERS = 200
 _LANGUAGE_CHARACTERS = 40  # a shorter line is not judged by language: the guess would be worth little
 # Tabs, line and form feeds are spaces to us; other C0 and C1 controls and the sign of a failed conversion are dirt.
@@ -87,7 +88,8 @@ class Limits:
         shorter, longer = min(source, target), max(source, target)
         if self.max_length and longer > self.max_length and "too-long" not in self.keep:
             return "too-long"
-        if self.max_ratio and longer > self.max_ratio * shorter and "ratio" not in self.keep:
+        unequal = longer > max(self.max_ratio * shorter, RATIO_FREE_LENGTH)
+        if self.max_ratio and unequal and "ratio" not in self.keep:
             return "ratio"
         return None
 

@@ -38,7 +38,7 @@ class HeldOut:
                 pairs.append((source, target))
                 reason = judge(source, target)
                 if reason is not None:
-                    account.add(reason, f"{chunk.file}:{number}", source, target)
+                    account.add(reason, f"{chunk.file.source}:{number}", source, target)
         source_text, target_text = map(list, zip(*pairs, strict=True))
         words = ([writings[0].split(line) for line in source_text], [writings[1].split(line) for line in target_text])
         seen = (SeenKeys(), SeenKeys())

@@ -51,14 +51,14 @@ class Cleaner:
         for number, pair in enumerate(_raw_pairs(chunk), start=chunk.first_line):
             kept = self._clean(pair)
             if isinstance(kept, Rejected):
-                account.add(kept.reason, f"{chunk.file}:{number}", kept.source, kept.target)
+                account.add(kept.reason, f"{chunk.file.source}:{number}", kept.source, kept.target)
             else:
                 numbers.append(number)
                 sides[0].append(kept[0])
                 sides[1].append(kept[1])
         source, target = (b"".join(line + b"\n" for line in side) for side in sides)
         return CleanChunk(
-            str(chunk.file),
+            str(chunk.file.source),
             np.array(numbers, np.uint32),
             source,
             target,

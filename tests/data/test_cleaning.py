@@ -8,7 +8,7 @@ from deepnmt.errors import InputError
 
 
 def limits(**changes: object) -> Limits:
-    return Limits(**{"max_length": 10, "max_ratio": 2.0, "length_unit": "words", **changes})  # type: ignore[arg-type]
+    return Limits(**{"max_length": 40, "max_ratio": 2.0, "length_unit": "words", **changes})  # type: ignore[arg-type]
 
 
 @given(st.lists(st.lists(st.integers(0, 50), max_size=20), max_size=20))
@@ -58,7 +58,8 @@ def test_the_judge_names_the_reason(source: str, target: str, reason: str | None
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "reason"), [(10, 10, None), (11, 10, "too-long"), (5, 10, None), (4, 9, "ratio"), (1, 2, None)]
+    ("source", "target", "reason"),
+    [(40, 40, None), (41, 40, "too-long"), (20, 40, None), (19, 39, "ratio"), (5, 11, "ratio"), (1, 10, None)],
 )
 def test_lengths_at_the_limit_stay(source: int, target: int, reason: str | None) -> None:
     assert limits().judge_lengths(source, target) == reason

@@ -76,7 +76,7 @@ def test_every_dropped_pair_is_counted_with_its_reason_and_shown(tmp_path: Path)
     assert {reason: entry["count"] for reason, entry in cleaning.items()} == {
         key: len(value) for key, value in bad.items()
     }
-    assert cleaning["empty"]["examples"][0]["where"].endswith(f"train.de:{len(good) + 1}")
+    assert cleaning["empty"]["examples"][0]["where"].endswith(f"train.en:{len(good) + 1}")
     assert cleaning["overlap"]["examples"][0]["source"] == valid[0][0]
     assert text_of(dataset) == good
     kept_and_dropped = len(dataset.train["train"]) + sum(entry["count"] for entry in cleaning.values())
