@@ -20,6 +20,7 @@ COMMANDS = {
     "inspect": "print what a model is made of",
     "bench": "measure how fast a preset generates or trains on this machine",
     "convert": "turn a checkpoint of another toolkit into a MODEL folder",
+    "serve": "serve models over HTTP, with a page to translate on",
     "score": "score translations: BLEU of every kind, chrF, TER, each with its signature",
 }
 

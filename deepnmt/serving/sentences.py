@@ -1,0 +1,103 @@
+"""A text as its sentences and what stands between them, so that a translation keeps lines, paragraphs and indents.
+
+Every pattern here is linear in the text, whatever a client sends.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from deepnmt.decoding.splitting import UNSPACED_LANGUAGES
+
+MAX_SENTENCE = 600  # characters; what is longer is cut at a space, so that no sentence holds up a batch
+# A run of stops is looked at once, from its beginning: without the lookbehind a line of dots takes quadratic time.
+_END = re.compile(
+    r"(?<![.!?…])[.!?…]+[\"'”’»)\]]*(?=\s)|[。！？]+[」』”’）]*|[।॥؟۔]+(?=\s)",
+)
+_SPACE = re.compile(r"\s*")
+_ABBREVIATION = re.compile(
+    r"(?:^|[\s(\[\"'„“«])(?:[^\W\d_]|\d{1,2}|Mrs?|Ms|Drs?|Prof|St|Sr|Jr|vs|etc|No|Nr|Fig|Inc|Ltd|Co|e\.g|i\.e|cf|approx|"
+    r"z\.\s?B|d\.\s?h|u\.\s?a|bzw|usw|ca|evtl|ggf|vgl|Abs|Art|Bd|Hr|Fr|Str|Mme|Mlle|M|Sra?|Dña)$",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """Only the first of a text may be empty: then its gap is what the text begins with."""
+
+    text: str
+    gap: str  # the spaces and line breaks that follow
+
+
+def split_sentences(text: str) -> list[Sentence]:
+    """Law: the sentences and their gaps, end to end, are the text."""
+    found: list[Sentence] = []
+    gap = ""
+    for line in text.splitlines(keepends=True):
+        content = line.strip()
+        if not content:
+            gap += line
+            continue
+        start = line.index(content)
+        if found:
+            found[-1] = Sentence(found[-1].text, found[-1].gap + gap + line[:start])
+        elif gap or start:
+            found.append(Sentence("", gap + line[:start]))
+        found += _in_line(content)
+        gap = line[start + len(content) :]
+    if gap:
+        last = found.pop() if found else Sentence("", "")
+        found.append(Sentence(last.text, last.gap + gap))
+    return found
+
+
+def _in_line(line: str) -> Iterator[Sentence]:
+    start = 0
+    for match in _END.finditer(line):
+        following = _space_end(line, match.end())
+        if following < len(line) and _is_end(line, match, following):
+            yield from _cut(line[start : match.end()], line[match.end() : following])
+            start = following
+    yield from _cut(line[start:], "")
+
+
+def _space_end(line: str, start: int) -> int:
+    match = _SPACE.match(line, start)
+    return match.end() if match else start
+
+
+def _is_end(line: str, match: re.Match[str], following: int) -> bool:
+    """A stop ends a sentence unless what follows goes on in lower case or what stands before it is an abbreviation."""
+    if line[following].islower():
+        return False
+    before = line[max(match.start() - 12, 0) : match.start()]
+    return match.group() != "." or not _ABBREVIATION.search(before)
+
+
+def _cut(text: str, gap: str) -> Iterator[Sentence]:
+    start = 0
+    while len(text) - start > MAX_SENTENCE:
+        end = text.rfind(" ", start + MAX_SENTENCE // 2, start + MAX_SENTENCE)
+        end = end if end > 0 else start + MAX_SENTENCE
+        following = _space_end(text, end)
+        yield Sentence(text[start:end], text[end:following])
+        start = following
+    if start < len(text):
+        yield Sentence(text[start:], gap)
+
+
+def join_sentences(sentences: Sequence[Sentence], translations: Sequence[str], language: str) -> str:
+    """The translations with the gaps of the source between them, as `language` writes them."""
+    gaps = [fitted_gap(sentence, language) for sentence in sentences[:-1]] + [s.gap for s in sentences[-1:]]
+    return "".join(translation + gap for translation, gap in zip(translations, gaps, strict=True))
+
+
+def fitted_gap(sentence: Sentence, language: str) -> str:
+    """The gap after a sentence that another follows: with a space between them or without one."""
+    unspaced = language.split("-")[0].lower() in UNSPACED_LANGUAGES
+    if unspaced and sentence.gap == " ":
+        return ""
+    if not unspaced and not sentence.gap and sentence.text:
+        return " "
+    return sentence.gap
