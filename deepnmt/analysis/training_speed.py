@@ -4,7 +4,7 @@ import math
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -106,7 +106,7 @@ def make_engine(objective: Objective, training: TrainingConfig, world: World, gr
     if graphed:
         from deepnmt.training.graph_engine import GraphEngine
 
-        return GraphEngine(objective, replace(training, compile=True), precision, world)
+        return GraphEngine(objective, training, precision, world)
     return EagerEngine(objective, training, precision, world)
 
 

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from deepnmt.errors import InputError, RunError
 
@@ -115,6 +115,9 @@ def open_folder(recipe: "Recipe", dataset: "Dataset", out: Path, world: "World",
     from deepnmt.training import folder
     from deepnmt.training.assembly import Settings, plan_memory
 
+    if recipe.batching.layout == "auto":
+        layout: Literal["packed", "padded"] = "packed" if world.device.type == "cuda" else "padded"
+        recipe = replace(recipe, batching=replace(recipe.batching, layout=layout))
     going_on = folder.check_folder(out, resume) if world.is_main else False
     going_on = world.agree(going_on)
     stored = read_table(out / folder.RECIPE) if going_on else {}

@@ -118,7 +118,8 @@ class BatchStream:
         self.batches_per_update = max(1, round((tokens_per_update or 0) / config.tokens_per_batch))
         if config.bpe_dropout > 0 and resample is None:
             raise ValueError("bpe_dropout needs the functions that segment a sentence anew")
-        self._resampler = Resampler(resample, seed, config.layout) if resample and config.bpe_dropout > 0 else None
+        layout: Literal["packed", "padded"] = "packed" if config.layout == "packed" else "padded"
+        self._resampler = Resampler(resample, seed, layout) if resample and config.bpe_dropout > 0 else None
         source, target = (_with_eos([corpus.sides[side].lengths for corpus in self.corpora]) for side in SIDES)
         self._limit = min(config.tokens_per_batch, (config.max_length or config.tokens_per_batch) + 1)
         usable = (source <= self._limit) & (target <= self._limit)

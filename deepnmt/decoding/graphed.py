@@ -72,6 +72,7 @@ class GraphedSearch:
         self.beams = Beams(rules, shape.config)
         self.buffers = {name: value for name, value in vars(self.beams).items() if isinstance(value, Tensor)}
         del self.buffers["penalties"]
+        self.beginning = {name: buffer.clone() for name, buffer in self.buffers.items()}
 
         beam, stack = shape.config.beam, engine.model.config.decoder
         capacity = (shape.target_length + 1) * beam
@@ -124,9 +125,8 @@ class GraphedSearch:
         cache = self.engine.model.start(self.engine.model.encode(self.source), beam=self.shape.config.beam)
         self.memory, self.padding = cache.memory, cache.padding
         self.ancestors.zero_()
-        fresh = Beams(self.beams.rules, self.shape.config)
         for name, buffer in self.buffers.items():
-            buffer.copy_(getattr(fresh, name))
+            buffer.copy_(self.beginning[name])
 
     def _step(self) -> None:
         beams, beam = self.beams, self.shape.config.beam

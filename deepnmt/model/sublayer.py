@@ -11,7 +11,7 @@ class LayerNorm(nn.LayerNorm):
     """Computes in fp32 under mixed precision and returns the type it was given: the stack stays in half precision."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).to(x.dtype)
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
 
 
 class Sublayer(nn.Module):

@@ -35,7 +35,7 @@ class TrainingConfig:
     decay_steps: int | None = None
 
     precision: Precision = "auto"
-    compile: bool = False
+    compile: bool = True  # the layers, for packed batches on a GPU
     activation_checkpointing: bool = False
     ema_decay: float | None = None
     parallel: Literal["ddp", "fsdp"] = "ddp"

@@ -5,6 +5,8 @@ the host is out of the way, which is most of the time of a small model and a goo
 is the plain twin.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from deepnmt.data.batching import Update
 from deepnmt.data.collate import AnyBatch
+from deepnmt.model.transformer import Transformer
 from deepnmt.training.config import Precision, TrainingConfig
 from deepnmt.training.distributed import World
 from deepnmt.training.engine import Noise, Objective, zero_gradients
@@ -30,8 +33,7 @@ class GraphEngine:
         self.factor = torch.zeros((), device=world.device)
         self.batch: AnyBatch | None = None
         self.graph = torch.cuda.CUDAGraph()
-        if config.compile:
-            compile_layers(objective)
+        self.compiles = config.compile
 
     def accumulate(self, update: Update, scale: Tensor, noise: Noise) -> Tensor:
         if self.batch is None:
@@ -48,14 +50,15 @@ class GraphEngine:
     def _record(self, example: AnyBatch) -> None:
         self.batch = example.to(self.world.device)
         zero_gradients(self.parameters)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UPS):
+        with compiled_layers(self.objective) if self.compiles else nullcontext():
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UPS):
+                    self._pass(self.batch)
+            torch.cuda.current_stream().wait_stream(side)
+            with torch.cuda.graph(self.graph):
                 self._pass(self.batch)
-        torch.cuda.current_stream().wait_stream(side)
-        with torch.cuda.graph(self.graph):
-            self._pass(self.batch)
 
     def _pass(self, batch: AnyBatch) -> None:
         with autocast(self.precision, self.world.device):
@@ -71,8 +74,19 @@ class GraphEngine:
                 getattr(self.batch, field.name).copy_(value, non_blocking=True)
 
 
-def compile_layers(objective: Objective) -> None:
-    """Layer by layer: one compilation serves all layers of a stack, however deep."""
-    for stack in (objective.model.encoder, objective.model.decoder):  # type: ignore[union-attr]
-        for layer in stack.layers:  # type: ignore[union-attr]
-            layer.compile(dynamic=False)
+@contextmanager
+def compiled_layers(objective: Objective) -> Iterator[None]:
+    """Layer by layer: one compilation serves all layers of a stack, however deep.
+
+    Only while recording: the recording holds the compiled kernels, and validation, with a shape for every batch, would
+    be compiled again and again.
+    """
+    model: Transformer = objective.model  # type: ignore[assignment]
+    layers = [*model.encoder.layers, *model.decoder.layers]
+    for layer in layers:
+        layer.compile(dynamic=False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._compiled_call_impl = None

@@ -1,0 +1,74 @@
+"""The engine of a GPU computes what plain torch does, and its noise follows the seed."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from small import CONFIG_MODEL, TRAINING, corpus
+
+from deepnmt.data.batching import BatchingConfig, BatchStream, Update
+from deepnmt.model.connections.dlcl import DlclConfig
+from deepnmt.model.transformer import Transformer
+from deepnmt.training.distributed import World
+from deepnmt.training.engine import EagerEngine, Noise, Objective
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+
+def updates(count: int) -> list[Update]:
+    config = BatchingConfig(layout="packed", tokens_per_batch=256)
+    stream = BatchStream({"train": corpus()}, config, seed=1, tokens_per_update=512)
+    return [next(stream) for _ in range(count)]
+
+
+def engine(graphed: bool, dropout: float, precision: Any, compiled: bool = True) -> tuple[Any, Transformer]:
+    from deepnmt.training.graph_engine import GraphEngine
+
+    torch.manual_seed(1)
+    connected = {
+        side: replace(getattr(CONFIG_MODEL, side), connection=DlclConfig(), num_layers=6)
+        for side in ("encoder", "decoder")
+    }
+    config = replace(CONFIG_MODEL, dropout=dropout, attention_dropout=dropout, ffn_dropout=dropout, **connected)
+    model = Transformer(config).cuda().train()
+    kind = GraphEngine if graphed else EagerEngine
+    world = World(0, 1, torch.device("cuda"))
+    return kind(Objective(model, 0.1, 1), replace(TRAINING, compile=compiled), precision, world), model
+
+
+def run(made: tuple[Any, Transformer], update: Update, seed: int = 1) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    sums = made[0].accumulate(update, torch.ones((), device="cuda"), Noise(seed))
+    return sums, [p.grad.clone() for p in made[1].parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-3), ("bf16", 0.05)])
+def test_gradients_are_those_of_plain_torch(precision: str, tolerance: float, compiled: bool) -> None:
+    torch._dynamo.reset()
+    graphed, plain = engine(True, 0.0, precision, compiled), engine(False, 0.0, "fp32")
+    for update in updates(3):
+        (sums, gradients), (plain_sums, plain_gradients) = run(graphed, update), run(plain, update)
+        torch.testing.assert_close(sums, plain_sums, rtol=tolerance / 5, atol=0)
+        for gradient, expected in zip(gradients, plain_gradients, strict=True):
+            assert (gradient - expected).norm() <= tolerance * expected.norm() + 1e-6
+
+
+def test_the_same_seed_gives_the_same_noise_and_another_seed_another() -> None:
+    torch._dynamo.reset()
+    made = engine(True, 0.3, "bf16")
+    update = updates(1)[0]
+    (first, gradients), (again, same), (other, _) = run(made, update), run(made, update), run(made, update, seed=2)
+    assert torch.equal(first, again)
+    assert all(torch.equal(left, right) for left, right in zip(gradients, same, strict=True))
+    assert not torch.equal(first, other)
+
+
+def test_evaluation_is_not_compiled_after_training() -> None:
+    torch._dynamo.reset()
+    made = engine(True, 0.1, "bf16")
+    run(made, updates(1)[0])
+    assert all(layer._compiled_call_impl is None for layer in made[1].encoder.layers)
