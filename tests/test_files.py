@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 from pytest import fixture, mark, raises
 
@@ -62,6 +63,40 @@ def test_what_an_earlier_crash_left_aside_is_no_hindrance(tmp_path, write):
         assert not aside.exists()
         write(aside, "whole")
     assert read(path) == "whole"
+    assert names(tmp_path) == ["thing"]
+
+
+def replace_folder(path, content):
+    with replacing(path) as aside:
+        aside.mkdir()
+        (aside / "inside").write_text(content)
+
+
+@mark.skipif(sys.platform != "linux", reason="only Linux can swap two folders at once")
+def test_a_folder_is_swapped_at_once(tmp_path, monkeypatch):
+    """A reader that looks all the time never misses it."""
+    path, missed, done = tmp_path / "thing", [], threading.Event()
+    replace_folder(path, "0")
+
+    def look():
+        while not done.is_set():
+            if not path.exists():
+                missed.append(True)
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    for i in range(30):
+        replace_folder(path, str(i))
+    done.set()
+    reader.join()
+    assert not missed
+
+
+def test_a_folder_is_replaced_where_the_system_cannot_swap(tmp_path, monkeypatch):
+    replace_folder(tmp_path / "thing", "old")
+    monkeypatch.setattr("deepnmt.files.ctypes.CDLL", lambda *_, **__: object())
+    replace_folder(tmp_path / "thing", "new")
+    assert read(tmp_path / "thing") == "new"
     assert names(tmp_path) == ["thing"]
 
 

@@ -57,10 +57,9 @@ def _to_authors_names(foreign: ForeignModel) -> dict[str, Tensor]:
     for name, tensor in foreign.state.items():
         if match := re.fullmatch(r"(.+_attn)\.([qkv])_proj\.(weight|bias)", name):
             if match[2] == "q":
-                parts = [foreign.tensor(f"{match[1]}.{part}_proj.{match[3]}") for part in "qkv"]
-                if len({part.shape for part in parts}) > 1:
-                    raise InputError(f"{foreign.path}: {match[1]} has keys of another width, which is not understood")
-                state[f"{match[1]}.in_proj_{match[3]}"] = torch.cat(parts)
+                state |= _packed(
+                    match[1], match[3], [foreign.tensor(name.replace("q_proj", f"{p}_proj")) for p in "qkv"]
+                )
         elif match := re.fullmatch(r"(encoder|decoder)\.(layers\.\d+)\.(\w+_layer_norm)\.(weight|bias)", name):
             number = _MODERN_NORMS[match[1]].get(match[3], match[3])
             state[f"{match[1]}.{match[2]}.layer_norms.{number}.{match[4]}"] = tensor
@@ -70,6 +69,13 @@ def _to_authors_names(foreign: ForeignModel) -> dict[str, Tensor]:
         else:
             state[name] = tensor
     return state
+
+
+def _packed(attention: str, kind: str, parts: list[Tensor]) -> dict[str, Tensor]:
+    """The projections of one attention as one tensor; as two where the source has another width."""
+    if len({part.shape for part in parts}) == 1:
+        return {f"{attention}.in_proj_{kind}": torch.cat(parts)}
+    return {f"{attention}.query_{kind}": parts[0], f"{attention}.key_value_{kind}": torch.cat(parts[1:])}
 
 
 def _renumber_norms(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -153,6 +159,8 @@ _LAYER = {
     "self_attn.in_proj_": "attention.input.",
     "self_attn.out_proj.": "attention.output.",
     "encoder_attn.out_proj.": "cross_attention.output.",
+    "encoder_attn.query_": "cross_attention.query.",
+    "encoder_attn.key_value_": "cross_attention.key_value.",
     "fc1.": "feed_forward.expand.",
     "fc2.": "feed_forward.contract.",
 }

@@ -69,7 +69,9 @@ _METERS = [
 
 
 def read_torch(path: Path) -> ForeignModel:
-    """A checkpoint of fairseq or of a fork of it: `args`, an argparse.Namespace, and `model`, a state dict.
+    """A checkpoint of fairseq or of a fork of it: `model`, a state dict, and its settings in `args`, a Namespace.
+
+    Since fairseq 0.10 the settings are under `cfg` and `model`, as a Namespace or a table.
 
     torch rebuilds tensors, plain containers and the classes named here, and refuses any other name in the pickle.
     """
@@ -80,13 +82,23 @@ def read_torch(path: Path) -> ForeignModel:
         raise InputError(f"{path} does not exist") from error
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
         raise InputError(f"{path} is not a torch file that is safe to load: {_reason(error)}") from error
-    arguments, state = (stored.get(key) if isinstance(stored, dict) else None for key in ("args", "model"))
-    if not isinstance(arguments, argparse.Namespace) or not isinstance(state, dict):
-        raise InputError(f"{path} is not a checkpoint of fairseq's trainer: it needs args (a Namespace) and model")
+    stored = stored if isinstance(stored, dict) else {}
+    state, settings = stored.get("model"), _settings(stored)
+    if settings is None or not isinstance(state, dict):
+        raise InputError(f"{path} is not a checkpoint of fairseq's trainer: it needs model, and args or cfg")
     for name, tensor in state.items():
         if not isinstance(tensor, Tensor):
             raise InputError(f"{path}: {name} of its model is not a tensor")
-    return ForeignModel(path, dict(state), vars(arguments))
+    return ForeignModel(path, dict(state), settings)
+
+
+def _settings(stored: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    found = stored.get("args")
+    if found is None and isinstance(stored.get("cfg"), dict):
+        found = stored["cfg"].get("model")
+    if isinstance(found, argparse.Namespace):
+        return vars(found)
+    return found if isinstance(found, dict) else None
 
 
 def _reason(error: Exception) -> str:

@@ -65,6 +65,9 @@ def authors_layer(ours, side, layer, part, kind, tensor):
         return {f"{prefix}.{plain[part]}": tensor}
     if part == "cross_attention.query":
         key_value = ours[f"{prefix}.cross_attention.key_value.{kind}"]
+        if tensor.shape[1:] != key_value.shape[1:]:  # only fairseq's own names have this
+            parts = (tensor, *key_value.chunk(2))
+            return {f"{prefix}.encoder_attn.{p}_proj.{kind}": part for p, part in zip("qkv", parts, strict=True)}
         return {f"{prefix}.encoder_attn.in_proj_{kind}": torch.cat([tensor, key_value])}
     return {}
 
@@ -280,7 +283,7 @@ class TestRefusals:
 
     @mark.parametrize("content", [{"model": {}}, {"args": 3, "model": {}}, {"args": None, "model": 3}, [1], "text"])
     def test_other_torch_files(self, tmp_path, content):
-        expected = "FILE is not a checkpoint of fairseq's trainer: it needs args (a Namespace) and model"
+        expected = "FILE is not a checkpoint of fairseq's trainer: it needs model, and args or cfg"
         assert refusal(tmp_path, content) == expected
 
     def test_files_that_are_not_torchs(self, tmp_path):
@@ -365,6 +368,22 @@ class TestFairseq:
         converted = convert_fairseq(tmp_path / "c.pt")
         assert_same(converted, model)
         assert converted.config == replace(model.config, dropout=0.1, attention_dropout=0.2, ffn_dropout=0.3)
+
+    @mark.parametrize("table", [dict, lambda **entries: argparse.Namespace(**entries)], ids=["table", "Namespace"])
+    def test_settings_under_cfg(self, tmp_path, table):
+        model = scrambled(tiny_config(), torch.float32)
+        stored = checkpoint(model, fairseq_state(model))
+        stored["cfg"] = {"_name": None, "model": table(**vars(stored["args"]))}
+        stored["args"] = None
+        torch.save(stored, tmp_path / "c.pt")
+        assert_same(convert_fairseq(tmp_path / "c.pt"), model)
+
+    def test_stacks_of_two_widths(self, tmp_path):
+        config = tiny_config(share_embeddings=False)
+        wide = StackConfig(num_layers=2, dim=24, ffn_dim=32, num_heads=2)
+        model = scrambled(replace(config, encoder=wide), torch.float32)
+        torch.save(checkpoint(model, fairseq_state(model)), tmp_path / "c.pt")
+        assert_same(convert_fairseq(tmp_path / "c.pt"), model)
 
     @mark.parametrize("setting", ["no_token_positional_embeddings", "no_scale_embedding", "cross_self_attention"])
     def test_refuses_what_no_shape_shows(self, tmp_path, setting):
