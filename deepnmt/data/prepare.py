@@ -28,7 +28,7 @@ from deepnmt.data.spool import Spool
 from deepnmt.data.subword_nmt import Codes
 from deepnmt.data.text import ParallelFile, parallel_chunks
 from deepnmt.data.tokenizer import NORMALIZATIONS, Tokenizer, TokenizerPair, Writing
-from deepnmt.data.workers import apart, available_cores, in_order
+from deepnmt.data.workers import Workers, apart, available_cores
 from deepnmt.errors import InputError, RunError
 from deepnmt.files import replacing, write_json
 from deepnmt.progress import progress
@@ -143,8 +143,8 @@ def prepare(
     _remove_leftovers(out)
     with _explaining_full_disk(out), replacing(out) as folder:
         folder.mkdir()
-        preparation = _Preparation(corpora, settings, folder, num_workers or available_cores())
-        meta = preparation.run({"valid": valid, "test": test})
+        with Workers(num_workers or available_cores()) as workers:
+            meta = _Preparation(corpora, settings, folder, workers).run({"valid": valid, "test": test})
         write_json(folder / "dataset.json", meta)
     return meta
 
@@ -152,8 +152,8 @@ def prepare(
 class _Preparation:
     """One call of `prepare`: what the passes hand to each other."""
 
-    def __init__(self, corpora: list[CorpusInput], settings: PrepareSettings, folder: Path, num_workers: int) -> None:
-        self.corpora, self.settings, self.folder, self.num_workers = corpora, settings, folder, num_workers
+    def __init__(self, corpora: list[CorpusInput], settings: PrepareSettings, folder: Path, workers: Workers) -> None:
+        self.corpora, self.settings, self.folder, self.workers = corpora, settings, folder, workers
         self.accounts = {corpus.name: Account() for corpus in corpora}
         self.read = dict.fromkeys(self.accounts, 0)
         self.tags = tuple(dict.fromkeys(corpus.tag for corpus in corpora if corpus.tag))
@@ -192,7 +192,7 @@ class _Preparation:
             for corpus in self.corpora:
                 chunks = parallel_chunks(corpus.files, CHUNK_PAIRS)
                 spool, account = spools[corpus.name], self.accounts[corpus.name]
-                for chunk in in_order(Cleaner, (self.settings.limits, self.writings), chunks, self.num_workers):
+                for chunk in self.workers.in_order(Cleaner, (self.settings.limits, self.writings), chunks):
                     account.merge(chunk.account)
                     self.read[corpus.name] += chunk.pairs_read
                     self._spool(chunk, spool, seen, held_out, account)
@@ -244,7 +244,7 @@ class _Preparation:
         }
         if self.codes:
             subwords = learning.from_codes(self.codes, words, how)
-        elif self.num_workers == 1:
+        elif self.workers.num_workers == 1:
             subwords = learning.learn(words, how)
         else:
             different = len(words[0]) + len(words[1])
@@ -265,7 +265,7 @@ class _Preparation:
         # Several chunks at a time: most of the work here is adding up the counts of the workers.
         groups = [chunks[start : start + _CHUNKS_COUNTED] for start in range(0, len(chunks), _CHUNKS_COUNTED)]
         with progress("counting words", total, unit="pairs") as shown:
-            for *sides, counted, pairs in in_order(WordCounter, (stride,), groups, self.num_workers):
+            for *sides, counted, pairs in self.workers.in_order(WordCounter, (stride,), groups):
                 for table, counts in zip(words, sides, strict=True):
                     for word, count in counts.items():
                         table[word] = table.get(word, 0) + count
@@ -283,7 +283,7 @@ class _Preparation:
             progress(f"encoding {corpus.name}", spool.pairs, unit="pairs") as shown,
             CorpusWriter(self.folder, train_file_name(corpus.name), sizes) as writer,
         ):
-            for chunk in in_order(Encoder, arguments, spool, self.num_workers):
+            for chunk in self.workers.in_order(Encoder, arguments, spool):
                 writer.append_flat(chunk.source, chunk.target)
                 account.merge(chunk.account)
                 unknown += chunk.unknown

@@ -2,12 +2,16 @@
 
 import multiprocessing
 import os
+import pickle
 import signal
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
 from typing import Any, TypeVar
 
 from deepnmt.errors import RunError
@@ -24,55 +28,77 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+class Workers:
+    """Processes that stay for several passes. One worker means this process, and no other."""
+
+    def __init__(self, num_workers: int) -> None:
+        self.num_workers = num_workers
+        self._pool = ProcessPoolExecutor(num_workers, _context, _ignore_interrupts) if num_workers > 1 else None
+
+    def in_order(
+        self, make: Callable[..., Callable[[Task], Result]], arguments: tuple[Any, ...], tasks: Iterable[Task]
+    ) -> Iterator[Result]:
+        """Results of `make(*arguments)(task)` in the order of `tasks`; each process makes the function once.
+
+        Few tasks are in flight at a time, so memory stays bounded.
+        """
+        if self._pool is None:
+            yield from map(make(*arguments), tasks)
+            return
+        # By way of a file, since what a function is made of may be large: each worker reads it once.
+        with tempfile.NamedTemporaryFile(prefix="deepnmt-") as file:
+            pickle.dump((make, arguments), file)
+            file.flush()
+            yield from self._in_order(self._pool, file.name, tasks)
+
+    def _in_order(self, pool: ProcessPoolExecutor, made: str, tasks: Iterable[Any]) -> Iterator[Any]:
+        flying: deque[Future[Any]] = deque()
+        try:
+            for task in tasks:
+                flying.append(pool.submit(_work, made, task))
+                if len(flying) > 2 * self.num_workers:
+                    yield flying.popleft().result()
+            while flying:
+                yield flying.popleft().result()
+        except BrokenProcessPool as error:
+            raise RunError(_DIED) from error
+        finally:
+            for future in flying:
+                future.cancel()
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the pool
+
+
+_function: tuple[str, Callable[[Any], Any]] = ("", lambda task: None)
+
+
+def _work(made: str, task: Any) -> Any:
+    """In a worker: make the function of a pass when its first task comes, and keep it for the next ones."""
+    global _function
+    if _function[0] != made:
+        with Path(made).open("rb") as file:
+            make, arguments = pickle.load(file)
+        _function = (made, make(*arguments))
+    return _function[1](task)
+
+
 def in_order(
     make: Callable[..., Callable[[Task], Result]], arguments: tuple[Any, ...], tasks: Iterable[Task], num_workers: int
 ) -> Iterator[Result]:
-    """Results of `make(*arguments)(task)` in the order of `tasks`; each process makes the function once.
-
-    Few tasks are in flight at a time, so memory stays bounded. One worker means this process, and no other.
-    """
-    if num_workers == 1:
-        yield from map(make(*arguments), tasks)
-        return
-    pool = ProcessPoolExecutor(num_workers, _context, _initialise, (make, arguments))
-    flying: deque[Future[Result]] = deque()
-    try:
-        for task in tasks:
-            flying.append(pool.submit(_work, task))
-            if len(flying) > 2 * num_workers:
-                yield flying.popleft().result()
-        while flying:
-            yield flying.popleft().result()
-    except BrokenProcessPool as error:
-        raise RunError(_DIED) from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-_function: Callable[[Any], Any]
-
-
-def _initialise(make: Callable[..., Callable[[Any], Any]], arguments: tuple[Any, ...]) -> None:
-    global _function
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the pool
-    try:
-        _function = make(*arguments)
-    except Exception as error:
-        _function = _Failing(error)
-
-
-class _Failing:
-    """Hands an error of the making to whoever waits for a result: raised in an initialiser it would break the pool."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-    def __call__(self, task: Any) -> Any:
-        raise self.error
-
-
-def _work(task: Any) -> Any:
-    return _function(task)
+    """One pass with workers of its own."""
+    with Workers(num_workers) as workers:
+        yield from workers.in_order(make, arguments, tasks)
 
 
 def apart(function: Callable[..., Result], *arguments: Any, waiting: Callable[[], None]) -> Result:
@@ -101,7 +127,7 @@ def apart(function: Callable[..., Result], *arguments: Any, waiting: Callable[[]
 
 
 def _send_result(sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _ignore_interrupts()
     try:
         sender.send(("result", function(*arguments)))
     except Exception as error:
