@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.transformer import Transformer
@@ -32,13 +34,24 @@ _ORDER = ["self-attention", "cross-attention", "feed-forward", "norms", "connect
 
 def measure(config: ModelConfig) -> list[Part]:
     """Every parameter once: a table with several uses stands under the first."""
-    with torch.device("meta"):
+    with torch.device("meta"), _OnlyShapes():
         model = Transformer(config)
     counted = [_part(config, name, parameter) for name, parameter in model.named_parameters()]
     output_flops = 2 * config.target_vocab_size * config.decoder.dim
     if config.tie_output:
         counted.append(Part("output", "projection (tied)", 0, output_flops))
     return _sum(counted)
+
+
+class _OnlyShapes(TorchFunctionMode):
+    """Leaves out what changes no shape and would make torch import its compiler, for seconds."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in (torch.nn.init.normal_, torch.Tensor.tril, torch.Tensor.triu):
+            return args[0] if args else None
+        return func(*args, **(kwargs or {}))
 
 
 def total(parts: Iterable[Part]) -> Part:
