@@ -45,15 +45,15 @@ def _generate(arguments: argparse.Namespace) -> None:
 
     from deepnmt.analysis.generation_speed import Workload, measure_generation, with_depth
     from deepnmt.config import load_recipe
+    from deepnmt.decoding.translator import check_device
 
     for name in ("batch", "beam", "length", "workers", "repeats"):
         if getattr(arguments, name) < 1:
             raise InputError(f"--{name} must be at least 1, not {getattr(arguments, name)}")
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise InputError(f"device {device} is not there: torch sees no GPU (use cpu)")
-    torch.set_num_threads(arguments.threads or len(os.sched_getaffinity(0)))
+    check_device(device)
     config = load_recipe(arguments.preset, arguments.overrides).model
+    torch.set_num_threads(arguments.threads or len(os.sched_getaffinity(0)))
     workload = Workload(
         **{name: getattr(arguments, name) for name in ("batch", "beam", "length", "workers", "repeats")}
     )

@@ -25,8 +25,8 @@ _LINE_BREAKS = re.compile("[\t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]+")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="+", type=Path, metavar="MODEL", help="a model folder; several are an ensemble")
-    parser.add_argument("--input", type=Path, metavar="F", help="text, one sentence a line (default: standard input)")
-    parser.add_argument("--output", type=Path, metavar="F", help="where to (default: standard output)")
+    parser.add_argument("--input", type=_path, metavar="F", help="text, one sentence a line (default: standard input)")
+    parser.add_argument("--output", type=_path, metavar="F", help="where to (default: standard output)")
     output = parser.add_argument_group("what is written (one line for each line, unless --nbest)")
     output.add_argument("--scores", action="store_true", help="the score before each translation, and a tab")
     output.add_argument(
@@ -42,6 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sampling_arguments(parser)
     add_search_arguments(parser)
     add_machine_arguments(parser)
+
+
+def _path(text: str) -> Path | None:
+    return None if text == "-" else Path(text)
 
 
 def add_search_arguments(parser: argparse.ArgumentParser) -> None:

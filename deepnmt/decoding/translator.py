@@ -22,7 +22,7 @@ from deepnmt.decoding.sampling import Draw, Greedy, generate, random_numbers
 from deepnmt.decoding.search import Found, Shrinking, beam_search
 from deepnmt.decoding.splitting import join_translations, split_long
 from deepnmt.errors import InputError
-from deepnmt.model.storage import load_model
+from deepnmt.model.storage import load_meta, load_model
 from deepnmt.model.transformer import Transformer
 from deepnmt.settings import from_table
 
@@ -69,9 +69,9 @@ class Translator:
         folders = [Path(folder) for folder in ([model] if isinstance(model, str | Path) else model)]
         if not folders:
             raise InputError("a translator needs at least one model")
-        self.device = torch.device(device)
-        if self.device.type == "cuda" and not torch.cuda.is_available():
-            raise InputError(f"device {device} is not there: torch sees no GPU (use cpu)")
+        self.device = check_device(device)
+        for folder in folders:
+            load_meta(folder)
         self.tokenizers = [TokenizerPair.load(folder) for folder in folders]
         for folder, pair in zip(folders[1:], self.tokenizers[1:], strict=True):
             if pair.target.pieces != self.tokenizers[0].target.pieces:
@@ -293,6 +293,21 @@ class Translator:
                 )
             )
         return sorted(joined, key=lambda hypothesis: -hypothesis.score)
+
+
+def check_device(name: str) -> torch.device:
+    """The device of this name, or a refusal where it is not one or not there."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise InputError(f"device {name!r} is not known: cpu, cuda, or cuda:1 for the second GPU") from error
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if count == 0:
+            raise InputError(f"device {name} is not there: torch sees no GPU (use cpu)")
+        if (device.index or 0) >= count:
+            raise InputError(f"device {name} is not there: torch sees {count}, cuda:0 to cuda:{count - 1}")
+    return device
 
 
 def _joined_alignment(alignments: list[Alignment | None]) -> Alignment | None:

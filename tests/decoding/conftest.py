@@ -71,18 +71,18 @@ def train_tiny(model: Transformer, tokenizers: TokenizerPair, steps: int) -> Non
         schedule.step()
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(autouse=True)
 def one_thread():
-    """Tiny models on a busy machine: a second thread only waits."""
-    before = torch.get_num_threads()
+    """Tiny models on a busy machine: a second thread only waits. Commands choose their own number of threads."""
     torch.set_num_threads(1)
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def digits_model(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "digits"
+    torch.set_num_threads(1)
     tokenizers = digit_tokenizers()
     model = tiny_model(tokenizers)
     train_tiny(model, tokenizers, steps=240)

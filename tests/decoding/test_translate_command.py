@@ -119,7 +119,7 @@ def test_columns_and_json_say_the_same(digits_model, feed, capsysbinary):
         assert row[1:3] == [f"{hypothesis['score']:.4f}", hypothesis["text"]]
         assert row[3] == " ".join(f"{s}-{t}" for s, t in hypothesis["alignment"]["links"])
     feed(f"{SOURCES[0]}\n".encode())
-    assert run("translate", digits_model, "--scores") == 0
+    assert run("translate", digits_model, "--scores", "--input", "-", "--output", "-") == 0
     score, text = capsysbinary.readouterr().out.decode().rstrip("\n").split("\t")
     assert (score, text) == tuple(rows[0][1:3])
 

@@ -240,8 +240,12 @@ def test_senseless_machines_are_refused(digits_model):
         Translator(digits_model, precision="int4")
     with pytest.raises(InputError, match="fp16 is for the GPU"):
         Translator(digits_model, precision="fp16")
+    with pytest.raises(InputError, match=r"is not a MODEL folder: it has no meta\.json"):
+        Translator(digits_model.parent)
     with pytest.raises(InputError, match="at least one model"):
         Translator([])
+    with pytest.raises(InputError, match="device 'gpu' is not known"):
+        Translator(digits_model, device="gpu")
     if not torch.cuda.is_available():
         with pytest.raises(InputError, match="torch sees no GPU"):
             Translator(digits_model, device="cuda")
@@ -268,7 +272,7 @@ def test_one_long_text_among_many_short_ones_is_cheap(translator):
 
 
 def test_batches_side_by_side_give_what_one_after_the_other_gives(unsure):
-    settings = {"beam": 3, "nbest": 2, "min_length": 4, "max_length": 9, "batch_tokens": 16, "alignments": True}
+    settings = {"beam": 3, "nbest": 2, "min_length": 4, "max_length": 9, "batch_tokens": 40}
     expected, counted = unsure.translate_nbest(SOURCES, **settings), []
     torch.set_num_threads(3)
     try:
