@@ -10,6 +10,7 @@ from deepnmt import __version__
 from deepnmt.errors import InputError, RunError
 
 COMMANDS = {
+    "demo": "the whole way on a small real corpus: a model of your own in minutes",
     "corpus": "fetch a small real parallel corpus to try things on",
     "prepare": "clean raw parallel text, learn subwords, and make a DATASET",
     "train": "train a model by a recipe on a DATASET, or go on with a run",

@@ -1,0 +1,88 @@
+"""What the demo shows at its end: scores, examples, and a page with the curves and what the layers listen to."""
+
+import json
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from deepnmt.files import replacing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo:
+    target: str
+    folder: Path
+    corpus: Path
+    run: Path
+    model: Path
+    seconds: float
+
+    @property
+    def hypotheses(self) -> Path:
+        return self.run / f"test.{self.target}"
+
+    @property
+    def report(self) -> Path:
+        return self.folder / f"report-{self.target}.html"
+
+    def triples(self, count: int) -> list[tuple[str, str, str]]:
+        """Source, translation and reference of some test sentences, evenly spread over those of middling length."""
+        files = self.corpus / "test.en", self.hypotheses, self.corpus / f"test.{self.target}"
+        lines = list(zip(*(path.read_text(encoding="utf-8").splitlines() for path in files), strict=True))
+        chosen = [line for line in lines if 5 <= len(line[0].split()) <= 14]
+        return chosen[:: max(1, len(chosen) // count)][:count]
+
+
+def show(demo: Demo, result: dict[str, Any], count: int) -> None:
+    print(f"\nTest set: {result['num_lines']:,} sentences of components the model has never seen")
+    for score in result["scores"].values():
+        interval = score.get("confidence")
+        spread = f" ({interval['low']:.1f} to {interval['high']:.1f} with 95 % confidence)" if interval else ""
+        print(f"  {score['name']} {score['value']:.1f}{spread}   {score['signature']}")
+    for source, hypothesis, reference in demo.triples(count):
+        print(f"\n  {source}\n  > {hypothesis}\n  = {reference}")
+    print(f"\nCurves, examples and the layers' weights: {demo.report}")
+
+
+def write_report(demo: Demo, result: dict[str, Any], count: int) -> None:
+    from deepnmt.analysis.charts import heat_map, page
+    from deepnmt.analysis.weights import read_weights
+
+    scores = "".join(
+        f"<tr><td>{escape(score['name'])}<td class=n>{score['value']:.2f}<td><code>{escape(score['signature'])}</code>"
+        for score in result["scores"].values()
+    )
+    examples = "".join(
+        f"<tr><td>{escape(source)}<td>{escape(hypothesis)}<td>{escape(reference)}"
+        for source, hypothesis, reference in demo.triples(count)
+    )
+    maps = []
+    for weights in read_weights(demo.model):
+        shown = weights.shown(mask=True)
+        maps.append(heat_map(shown.tolist(), weights.rows, weights.columns, weights.title))
+    sections = [
+        f"<p>English to {escape(demo.target)}, trained here. Model: <code>{escape(str(demo.model))}</code></p>",
+        f"<h2>Scores</h2><p>{result['num_lines']:,} test sentences of components that training never saw.</p>"
+        f"<table><tr><th>score<th class=n>value<th>signature{scores}</table>",
+        f"<h2>Examples</h2><table><tr><th>source<th>translation<th>reference{examples}</table>",
+        f"<h2>Curves</h2>{_curves(demo.run)}",
+        "<h2>What each layer listens to</h2><p>A row shows how much each earlier output counts in what follows that "
+        "layer; small weights are blank, as in figure 6 of the paper.</p>" + "".join(maps),
+    ]
+    with replacing(demo.report) as aside:
+        aside.write_text(page(f"deepnmt demo: English to {demo.target}", sections), encoding="utf-8")
+
+
+def _curves(run: Path) -> str:
+    from deepnmt.analysis.charts import Axes, Series, line_chart
+
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    training = [(line["step"], line["ppl"]) for line in lines if line["kind"] == "train"]
+    validation = [(line["step"], line["ppl"]) for line in lines if line["kind"] == "validation"]
+    bleu = [(line["step"], line["bleu"]) for line in lines if line["kind"] == "validation" and "bleu" in line]
+    axes = Axes(title="perplexity", x_label="step", y_label="perplexity", log_y=True)
+    chart = line_chart([Series("training", training), Series("validation", validation)], axes)
+    if bleu:
+        chart += line_chart([Series("validation", bleu)], Axes(title="BLEU", x_label="step", y_label="BLEU"))
+    return chart

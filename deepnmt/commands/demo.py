@@ -1,0 +1,134 @@
+"""`deepnmt demo`: from nothing to a translation model of one's own, by the commands a user would type."""
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from deepnmt.errors import InputError
+from deepnmt.files import write_json
+
+if TYPE_CHECKING:
+    from deepnmt.analysis.demo_report import Demo
+
+EXAMPLE = "deepnmt demo --target fr --out demo-fr"
+TRAINING_SECONDS = {"cpu": 500, "cuda": 60}
+RECIPES = {"cpu": "demo", "cuda": "demo-gpu"}
+STEPS = {"cpu": (300, 6000), "cuda": (2000, 8000)}  # at least and at most
+EXAMPLES = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--target", default="de", metavar="LANGUAGE", help="translate English to this (%(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("demo"), metavar="DIR", help="default: demo")
+    parser.add_argument("--seconds", type=int, metavar="N", help="for training (500 on a CPU, 60 on a GPU)")
+    parser.add_argument("--recipe", metavar="RECIPE", help="train this recipe instead of the demo's")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    from deepnmt.analysis.demo_report import Demo, show, write_report
+
+    begun = time.monotonic()
+    target = arguments.target
+    if target == "en":
+        raise InputError("--target en: the demo translates from English; choose another language, such as de or fr")
+    out: Path = arguments.out
+    corpus, data, run_folder = out / f"corpus-{target}", out / f"data-{target}", out / f"run-{target}"
+
+    if not (corpus / "corpus.json").is_file():
+        _call("corpus", "homeassistant", "--languages", "en", target, "--out", corpus)
+    if not (data / "dataset.json").is_file():
+        files = [(f"--{prefix}{side}", corpus / f"{split}.{language}")
+                 for split, prefix in (("train", ""), ("valid", "valid-"), ("test", "test-"))
+                 for side, language in (("source", "en"), ("target", target))]  # fmt: skip
+        given = [part for pair in files for part in pair]
+        _call("prepare", *given, "--source-lang", "en", "--target-lang", target, "--vocab-size", 4000, "--joint",
+              "--min-frequency", 2, "--out", data)  # fmt: skip
+    model = run_folder / "model"
+    if not (model / "meta.json").is_file():
+        plan = _plan(arguments, data, out / f"plan-{target}.json")
+        _say(f"training {plan['steps']:,} steps, about {plan['seconds'] / 60:.0f} minutes on this machine")
+        overrides = [f"training.max_steps={plan['steps']}", f"training.decay_steps={plan['steps'] // 2}"]
+        _call("train", plan["recipe"], *overrides, "--data", data, "--out", run_folder, "--device", plan["device"],
+              "--resume")  # fmt: skip
+    demo = Demo(target=target, folder=out, corpus=corpus, run=run_folder, model=model, seconds=time.monotonic() - begun)
+    result = _evaluate(demo, arguments.device)
+    show(demo, result, EXAMPLES)
+    write_report(demo, result, EXAMPLES)
+    _next_commands(demo)
+
+
+def _plan(arguments: argparse.Namespace, data: Path, path: Path) -> dict[str, Any]:
+    """How many steps fit into the time, by trying a few; decided once, so that an interrupted demo goes on."""
+    if path.is_file():
+        return cast(dict[str, Any], json.loads(path.read_text(encoding="utf-8")))
+    import torch
+
+    from deepnmt.analysis.training_speed import measure_training
+    from deepnmt.config import load_recipe
+    from deepnmt.data.dataset import Dataset
+
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    name = arguments.recipe or RECIPES[device]
+    recipe = load_recipe(name)
+    corpus = Dataset.open(data).train["train"]
+    seconds = arguments.seconds or TRAINING_SECONDS[device]
+    _say("trying how fast this machine trains")
+    speed = measure_training(
+        recipe.model,
+        recipe.training,
+        (corpus.source_lengths, corpus.target_lengths),
+        tokens_per_batch=recipe.training.tokens_per_update,
+        device=device,
+        graphed=device == "cuda",
+        steps=8,
+        warm_ups=3,
+    )
+    least, most = STEPS[device]
+    steps = int(max(least, min(most, 1000 * seconds / speed.milliseconds_per_step)) // 10 * 10)
+    plan = {"recipe": name, "device": device, "steps": steps, "seconds": steps * speed.milliseconds_per_step / 1000}
+    write_json(path, plan)
+    return plan
+
+
+def _evaluate(demo: "Demo", device: str | None) -> dict[str, Any]:
+    """The scores of the model on the test set, as `deepnmt evaluate --json` gives them; kept beside the model."""
+    path = demo.run / "scores.json"
+    if not path.is_file():
+        import contextlib
+        import io
+
+        printed = io.StringIO()
+        on_device = ["--device", device] if device else []
+        with contextlib.redirect_stdout(printed):
+            _call("evaluate", demo.model, "--source", demo.corpus / "test.en", "--reference",
+                  demo.corpus / f"test.{demo.target}", "--output", demo.hypotheses, "--metrics", "bleu", "chrf",
+                  "--confidence", "--length-penalty", 1.0, "--json", *on_device)  # fmt: skip
+        write_json(path, json.loads(printed.getvalue()))
+    return cast(dict[str, Any], json.loads(path.read_text(encoding="utf-8")))
+
+
+def _call(name: str, *words: object) -> None:
+    """Show a command as a user would type it, and run it here."""
+    given = [str(word) for word in words]
+    print(f"\n$ deepnmt {name} {shlex.join(given)}", file=sys.stderr, flush=True)
+    command = import_module(f"deepnmt.commands.{name}")
+    parser = argparse.ArgumentParser(prog=f"deepnmt {name}")
+    command.add_arguments(parser)
+    command.run(parser.parse_args(given))
+
+
+def _next_commands(demo: "Demo") -> None:
+    print("\nNext:")
+    print(f"  echo 'Turn on the light.' | deepnmt translate {demo.model}")
+    print(f"  deepnmt serve {demo.model}          # a page to translate on")
+    print("  deepnmt prepare --help               # the same with your own text")
+
+
+def _say(text: str) -> None:
+    print(f"deepnmt: {text}", file=sys.stderr, flush=True)
