@@ -34,7 +34,7 @@ _ORDER = ["self-attention", "cross-attention", "feed-forward", "norms", "connect
 
 def measure(config: ModelConfig) -> list[Part]:
     """Every parameter once: a table with several uses stands under the first."""
-    with torch.device("meta"), _OnlyShapes():
+    with _OnlyShapes():
         model = Transformer(config)
     counted = [_part(config, name, parameter) for name, parameter in model.named_parameters()]
     output_flops = 2 * config.target_vocab_size * config.decoder.dim
@@ -44,14 +44,14 @@ def measure(config: ModelConfig) -> list[Part]:
 
 
 class _OnlyShapes(TorchFunctionMode):
-    """Leaves out what changes no shape and would make torch import its compiler, for seconds."""
+    """Gives the large tensors no memory, and no normal numbers: without memory, torch imports its compiler for them."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in (torch.nn.init.normal_, torch.Tensor.tril, torch.Tensor.triu):
-            return args[0] if args else None
-        return func(*args, **(kwargs or {}))
+        if func is torch.empty:
+            return func(*args, **{**(kwargs or {}), "device": "meta"})
+        return None if func is torch.nn.init.normal_ else func(*args, **(kwargs or {}))
 
 
 def total(parts: Iterable[Part]) -> Part:
