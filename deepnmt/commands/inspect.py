@@ -14,6 +14,9 @@ from deepnmt.files import replacing
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from deepnmt.analysis.gradients import Gradients
+    from deepnmt.analysis.weights import ConnectionWeights
+    from deepnmt.data.dataset import Corpus
     from deepnmt.model.config import ModelConfig, StackConfig
 
 EXAMPLE = "deepnmt inspect size en-de-pre-dlcl-30l model.encoder.num_layers=25"
@@ -27,7 +30,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "overrides", nargs="*", default=[], metavar="section.field=value", help="settings that replace a recipe's"
     )
     parser.add_argument("--json", action="store_true", help="JSON instead of a table")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="into this file instead of standard output")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="into this file instead of standard output; weights and gradients: .png .svg .pdf .html .csv",
+    )
+    weights = parser.add_argument_group("weights")
+    weights.add_argument("--column", type=int, metavar="K", help="whose weights over depth are drawn too (y10)")
+    weights.add_argument(
+        "--all", action="store_true", help="also the small weights, which the paper's figure leaves out"
+    )
+    gradients = parser.add_argument_group("gradients")
+    gradients.add_argument("--data", type=Path, metavar="DATASET", help="real sentences (default: random ones)")
+    gradients.add_argument("--steps", type=_count, default=40, help="updates after initialisation (40); 0: only that")
+    gradients.add_argument("--tokens", type=_count, default=256, help="tokens of each (256)")
+    gradients.add_argument("--width", type=_count, default=64, help="width of the model (64); 0: the recipe's own")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of zero or more")
+    return int(text)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -77,7 +101,145 @@ def _size(arguments: argparse.Namespace) -> None:
     _show(arguments.out, _describe(arguments.model, config), [head, *rows, row(whole)], note)
 
 
-LOOKS = {"size": Look("the parameters and the arithmetic of each part", _size)}
+def _weights(arguments: argparse.Namespace) -> None:
+    from deepnmt.analysis import weights
+
+    if arguments.overrides:
+        raise InputError(f"{arguments.overrides[0]}: inspect weights takes a MODEL folder and no settings")
+    if not Path(arguments.model).is_dir():
+        raise InputError(f"{arguments.model} is not a MODEL folder; learned weights are those of a trained model")
+    found = weights.read_weights(Path(arguments.model))
+    column = weights.default_column(found[0]) if arguments.column is None else arguments.column
+    profile = found[0].profile(column)
+    mask, out = not arguments.all, arguments.out
+    if arguments.json:
+        content = [{**asdict(part), "matrix": part.matrix.round(6).tolist()} for part in found]
+        _write(out, json.dumps(content, indent=2))
+    elif out is None:
+        _show_weights(found, mask, arguments.column is not None, profile)
+    elif out.suffix == ".csv":
+        _write(out, weights.to_csv(found).removesuffix("\n"))
+    elif out.suffix == ".html":
+        _write(out, weights.to_page(found, column, mask, f"Connection weights of {arguments.model}"))
+    else:
+        from deepnmt.analysis.figures import weights_figure
+
+        weights_figure(found, column, mask, _drawable(out))
+
+
+def _show_weights(
+    found: "list[ConnectionWeights]", mask: bool, with_profile: bool, profile: list[tuple[str, float]]
+) -> None:
+    from deepnmt.analysis.weights import RULE, to_text
+
+    if sys.stdout.isatty():
+        from rich.console import Console
+
+        from deepnmt.analysis.terminal import coloured
+
+        console = Console(highlight=False)
+        for weights in found:
+            console.print(coloured(weights, mask, console.width), soft_wrap=True)
+    else:
+        print("\n\n".join(to_text(weights, mask) for weights in found))
+    if with_profile:
+        print("\n" + "  ".join(f"{name} {value:.2f}" for name, value in profile))
+    if mask:
+        print(f"\n{RULE} --all shows every weight; --out FILE.png draws them.")
+
+
+def _gradients(arguments: argparse.Namespace) -> None:
+    from contextlib import nullcontext
+
+    from deepnmt.analysis import gradients
+    from deepnmt.config import load_recipe
+    from deepnmt.progress import progress
+
+    if arguments.out is not None and not arguments.json:
+        _drawable(arguments.out, ".html", ".csv")
+    if not arguments.tokens:
+        raise InputError("--tokens is 0: a step needs some")
+    overrides = [*arguments.overrides, *_vocabulary(arguments)]
+    recipe = load_recipe(arguments.model, overrides)
+    try:
+        model = gradients.narrowed(recipe.model, arguments.width) if arguments.width else recipe.model
+    except ValueError as error:
+        raise InputError(f"--width {arguments.width}: {error}") from error
+    training = gradients.hurried(recipe.training, arguments.steps)
+    arms = gradients.arms(model)
+    found = []
+    with (
+        nullcontext(_open_train(arguments.data)) if arguments.data else gradients.random_corpora(model) as corpora,
+        progress("gradients", total=len(arms) * (arguments.steps + 1), unit="steps") as shown,
+    ):
+        for name, arm in arms.items():
+            shown.note = name
+            found.append(
+                gradients.measure_gradients(
+                    name, arm, training, corpora, tokens=arguments.tokens, steps=arguments.steps, done=shown.advance
+                )
+            )
+    _report_gradients(arguments, found, _describe(arguments.model, model))
+
+
+def _vocabulary(arguments: argparse.Namespace) -> list[str]:
+    """The dataset's; for random sentences a small one, which changes nothing but the time."""
+    from deepnmt.analysis.gradients import RANDOM_WORDS
+
+    sizes = {"source": RANDOM_WORDS, "target": RANDOM_WORDS}
+    if arguments.data is not None:
+        from deepnmt.data.dataset import Dataset
+
+        pair = Dataset.open(arguments.data).tokenizers
+        sizes = {"source": pair.source.vocab_size, "target": pair.target.vocab_size}
+    return [f"model.{side}_vocab_size={size}" for side, size in sizes.items()]
+
+
+def _open_train(folder: Path) -> "dict[str, Corpus]":
+    from deepnmt.data.dataset import Dataset
+
+    return Dataset.open(folder).train
+
+
+def _report_gradients(arguments: argparse.Namespace, found: "list[Gradients]", described: str) -> None:
+    from deepnmt.analysis import gradients
+
+    out = arguments.out
+    if arguments.json:
+        _write(out, json.dumps([asdict(one) for one in found], indent=2))
+    elif out is not None and out.suffix == ".csv":
+        _write(out, gradients.to_csv(found).removesuffix("\n"))
+    elif out is not None and out.suffix == ".html":
+        from deepnmt.analysis.charts import line_chart, page
+
+        drawn = [line_chart(*chart) for chart in gradients.charts(found)]
+        _write(out, page(f"Gradients of {arguments.model}", [f"<pre>{described}</pre>", *drawn]))
+    elif out is not None:
+        from deepnmt.analysis.figures import lines_figure
+
+        lines_figure(gradients.charts(found), out)
+    if not arguments.json:
+        rows = [[first, "", *rest] for first, *rest in gradients.table(found)]
+        note = (
+            "Norms of the gradient of each encoder layer's parameters;\n"
+            "bottom/top is the norm of dE/dy at the embedding over that at the top layer."
+        )
+        _show(None, described, rows, note)
+
+
+def _drawable(out: Path, *more: str) -> Path:
+    from deepnmt.analysis.figures import SUFFIXES
+
+    if out.suffix not in (*SUFFIXES, *more):
+        raise InputError(f"--out {out}: its name must end in {', '.join((*SUFFIXES, '.html', '.csv'))}")
+    return out
+
+
+LOOKS = {
+    "size": Look("the parameters and the arithmetic of each part", _size),
+    "weights": Look("the learned connection weights of a MODEL", _weights),
+    "gradients": Look("how far the gradient comes, pre-norm against post-norm", _gradients),
+}
 
 
 def _mega(number: int) -> str:

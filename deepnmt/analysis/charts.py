@@ -1,0 +1,280 @@
+"""Charts as SVG text, for pages that need nothing else: heat maps with values on hover, lines with error bars, bars."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+# Light to dark for weights that are all positive; blue through white to red, symmetric about zero, for the others.
+SEQUENTIAL = ((247, 251, 255), (158, 202, 225), (49, 130, 189), (8, 48, 107))
+DIVERGING = ((5, 48, 97), (67, 147, 195), (247, 247, 247), (214, 96, 77), (103, 0, 31))
+PALETTE = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#17becf", "#7f7f7f")
+DASHES = ("", "6 3", "2 2", "8 3 2 3")
+FONT = "font-family='Helvetica, Arial, sans-serif'"
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line: points (x, y), each with an optional spread (half the length of its error bar) and text on hover."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    spread: Sequence[float] = ()
+    hover: Sequence[str] = ()
+    dashed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axes:
+    title: str
+    x_label: str
+    y_label: str
+    log_y: bool = False
+    width: int = 640
+    height: int = 380
+    levels: Sequence[tuple[str, float]] = field(default_factory=tuple)  # dashed horizontal lines
+
+
+def colour(value: float, largest: float, diverging: bool) -> str:
+    """`value` from -largest to largest on the diverging scale, from 0 to largest on the sequential one."""
+    place = (value / largest + 1) / 2 if diverging else value / largest
+    stops = DIVERGING if diverging else SEQUENTIAL
+    position = min(max(place, 0.0), 1.0) * (len(stops) - 1)
+    low = min(int(position), len(stops) - 2)
+    mixed = (round(a + (b - a) * (position - low)) for a, b in zip(stops[low], stops[low + 1], strict=True))
+    return "#{:02x}{:02x}{:02x}".format(*mixed)
+
+
+def heat_map(
+    matrix: Sequence[Sequence[float]],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    title: str,
+    hover: Sequence[Sequence[str]] | None = None,
+) -> str:
+    """One square a value; NaN is blank. `hover` replaces the text that a square shows under the pointer."""
+    shown = [value for row in matrix for value in row if not math.isnan(value)]
+    largest = max((abs(value) for value in shown), default=1.0) or 1.0
+    diverging = any(value < 0 for value in shown)
+    cell = max(14, min(34, 620 // max(len(columns), 1)))
+    left, top = 16 + 7 * max(map(len, rows)), 46
+    width, height = left + cell * len(columns) + 110, top + cell * len(rows) + 34
+    parts = [_text(left, 20, title, size=14, weight="bold")]
+    every = 1 if cell >= 18 else 2
+    for j, name in enumerate(columns):
+        if j % every == 0:
+            parts.append(_text(left + (j + 0.5) * cell, top - 6, name, anchor="middle", size=10))
+    for i, name in enumerate(rows):
+        y = top + i * cell
+        parts.append(_text(left - 6, y + cell / 2 + 4, name, anchor="end", size=10))
+        for j, value in enumerate(matrix[i]):
+            note = hover[i][j] if hover else ("" if math.isnan(value) else f"{name} ← {columns[j]}: {value:.3f}")
+            if not math.isnan(value):
+                parts.append(_square(left + j * cell, y, cell, colour(value, largest, diverging), note))
+            elif note:
+                parts.append(_square(left + j * cell, y, cell, "#fff", note))
+    size = f"width='{cell * len(columns)}' height='{cell * len(rows)}'"
+    frame = f"<rect x='{left}' y='{top}' {size} fill='none' stroke='#444'/>"
+    bar = _colour_bar(left + cell * len(columns) + 24, top, max(min(cell * len(rows), 220), 60), largest, diverging)
+    return _svg(width, max(height, top + 110), [*parts, frame, *bar])
+
+
+def bar_chart(bars: Sequence[tuple[str, float]], title: str, y_label: str) -> str:
+    """One bar a value with the value above it, negative ones below the line."""
+    step, left, top, plot = max(26, min(60, 700 // max(len(bars), 1))), 60, 50, 200
+    high = max([value for _, value in bars] + [0.0])
+    low = min([value for _, value in bars] + [0.0])
+    scale = plot / ((high - low) or 1.0)
+    zero = top + high * scale
+    parts = [_text(left, 22, title, size=14, weight="bold"), _label_y(16, top + plot / 2, y_label)]
+    for i, (name, value) in enumerate(bars):
+        x, size = left + i * step, abs(value) * scale
+        y = zero - size if value >= 0 else zero
+        parts.append(
+            f"<rect x='{x + 3}' y='{y:.1f}' width='{step - 6}' height='{max(size, 0.5):.1f}' fill='#6baed6'>"
+            f"<title>{escape(name)}: {value:.3f}</title></rect>"
+        )
+        parts.append(
+            _text(x + step / 2, y - 4 if value >= 0 else y + size + 11, f"{value:.1f}", anchor="middle", size=9)
+        )
+        parts.append(_text(x + step / 2, top + plot + 22, name, anchor="middle", size=10))
+    parts.append(f"<line x1='{left}' x2='{left + step * len(bars)}' y1='{zero:.1f}' y2='{zero:.1f}' stroke='#444'/>")
+    return _svg(left + step * len(bars) + 20, top + plot + 40, parts)
+
+
+def line_chart(series: Sequence[Series], axes: Axes) -> str:
+    """Lines with error bars and a legend; values that a logarithm cannot show are left out."""
+    drawn = [_drawable(line, axes.log_y) for line in series]
+    points = [(x, y, s) for line in drawn for (x, y), s in zip(line.points, _spreads(line), strict=True)]
+    if not points:
+        return _svg(axes.width, 60, [_text(20, 30, f"{axes.title}: nothing to draw yet", size=14)])
+    frame = _Frame.around(points, axes)
+    parts = [_text(frame.left, 22, axes.title, size=14, weight="bold"), *frame.grid(axes)]
+    for name, level in axes.levels:
+        y = frame.y(level)
+        parts.append(_across(frame, y, "stroke='#888' stroke-dasharray='6 4'"))
+        parts.append(_text(frame.right - 4, y - 4, name, anchor="end", size=10))
+    for number, line in enumerate(drawn):
+        parts += _line(line, PALETTE[number % len(PALETTE)], DASHES[(number // len(PALETTE)) % len(DASHES)], frame)
+    legend = frame.bottom + 54
+    for number, line in enumerate(drawn):
+        x, y = frame.left + (number % 2) * (axes.width // 2 - 40), legend + 18 * (number // 2)
+        stroke = PALETTE[number % len(PALETTE)]
+        parts.append(f"<line x1='{x}' x2='{x + 24}' y1='{y - 4}' y2='{y - 4}' stroke='{stroke}' stroke-width='2.5'/>")
+        parts.append(_text(x + 30, y, line.name, size=11))
+    return _svg(axes.width, legend + 18 * ((len(drawn) + 1) // 2), parts)
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """Where values lie on the paper."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+    xs: tuple[float, float]
+    ys: tuple[float, float]
+    log: bool
+
+    @classmethod
+    def around(cls, points: Sequence[tuple[float, float, float]], axes: Axes) -> "_Frame":
+        xs = [x for x, _, _ in points]
+        lows = [y if axes.log_y else y - s for _, y, s in points] + [level for _, level in axes.levels]
+        highs = [y if axes.log_y else y + s for _, y, s in points] + [level for _, level in axes.levels]
+        low, high = min(lows), max(highs)
+        if axes.log_y:
+            ys = (math.floor(math.log10(low)), math.ceil(math.log10(high)))
+            ys = ys if ys[0] < ys[1] else (ys[0] - 1, ys[1] + 1)
+        else:
+            room = 0.08 * ((high - low) or abs(high) or 1.0)
+            ys = (low - room, high + room)  # type: ignore[assignment]
+        wide = (min(xs), max(xs)) if min(xs) < max(xs) else (min(xs) - 1, max(xs) + 1)
+        return cls(70, axes.width - 20, 40, axes.height - 50, wide, ys, axes.log_y)
+
+    def x(self, value: float) -> float:
+        return self.left + 8 + (value - self.xs[0]) / (self.xs[1] - self.xs[0]) * (self.right - self.left - 16)
+
+    def y(self, value: float) -> float:
+        place = math.log10(value) if self.log else value
+        return self.bottom - (place - self.ys[0]) / (self.ys[1] - self.ys[0]) * (self.bottom - self.top)
+
+    def grid(self, axes: Axes) -> list[str]:
+        parts = [
+            f"<rect x='{self.left}' y='{self.top}' width='{self.right - self.left}' height='{self.bottom - self.top}' "
+            "fill='none' stroke='#999'/>",
+            _text((self.left + self.right) / 2, self.bottom + 34, axes.x_label, anchor="middle", size=12),
+            _label_y(18, (self.top + self.bottom) / 2, axes.y_label),
+        ]
+        for tick in _ticks(*self.xs):
+            parts.append(_text(self.x(tick), self.bottom + 16, f"{tick:g}", anchor="middle", size=10))
+        for value, label in self._y_ticks():
+            y = self.y(value)
+            parts.append(_across(self, y, "stroke='#e4e4e4'"))
+            parts.append(_text(self.left - 6, y + 4, label, anchor="end", size=10))
+        return parts
+
+    def _y_ticks(self) -> list[tuple[float, str]]:
+        if not self.log:
+            return [(tick, f"{tick:g}") for tick in _ticks(*self.ys)]
+        low, high = int(self.ys[0]), int(self.ys[1])
+        every = max(1, (high - low) // 8)
+        return [(10.0**power, f"1e{power}") for power in range(low, high + 1, every)]
+
+
+def _across(frame: _Frame, y: float, style: str) -> str:
+    return f"<line x1='{frame.left}' x2='{frame.right}' y1='{y:.1f}' y2='{y:.1f}' {style}/>"
+
+
+def _line(line: Series, stroke: str, dash: str, frame: _Frame) -> list[str]:
+    style = f"stroke='{stroke}' stroke-width='2' fill='none'"
+    dash = "6 4" if line.dashed else dash
+    path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in line.points)
+    dashes = f" stroke-dasharray='{dash}'" if dash else ""
+    parts = [f"<polyline points='{path}' {style}{dashes}/>"]
+    hover = line.hover or [f"{line.name}: {y:.4g} at {x:g}" for x, y in line.points]
+    for (x, y), spread, note in zip(line.points, _spreads(line), hover, strict=True):
+        px = frame.x(x)
+        if spread and not frame.log:
+            low, high = frame.y(y - spread), frame.y(y + spread)
+            parts.append(
+                f"<path d='M{px - 4:.1f} {low:.1f}h8M{px - 4:.1f} {high:.1f}h8M{px:.1f} {low:.1f}V{high:.1f}' {style}/>"
+            )
+        mark = f"<circle cx='{px:.1f}' cy='{frame.y(y):.1f}' r='3.2' fill='{stroke}'>"
+        parts.append(f"{mark}<title>{escape(note)}</title></circle>")
+    return parts
+
+
+def _spreads(line: Series) -> Sequence[float]:
+    return line.spread or [0.0] * len(line.points)
+
+
+def _drawable(line: Series, log: bool) -> Series:
+    kept = [i for i, (_, y) in enumerate(line.points) if math.isfinite(y) and (y > 0 or not log)]
+    take = lambda values: [values[i] for i in kept] if values else ()  # noqa: E731
+    return Series(line.name, take(line.points), take(line.spread), take(line.hover), line.dashed)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    raw = (high - low) / 6
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw)
+    return [round(k * step, 10) for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def _colour_bar(x: float, y: float, height: float, largest: float, diverging: bool) -> list[str]:
+    count = 40
+    lowest = -largest if diverging else 0.0
+    parts = []
+    for i in range(count):
+        value = largest - (largest - lowest) * (i + 0.5) / count
+        fill = colour(value, largest, diverging)
+        top, size = y + i * height / count, height / count + 0.5
+        parts.append(f"<rect x='{x}' y='{top:.1f}' width='14' height='{size:.1f}' fill='{fill}'/>")
+    for share in (0.0, 0.5, 1.0):
+        value = largest - (largest - lowest) * share
+        parts.append(_text(x + 20, y + share * height + 4, f"{value:.2g}", size=10))
+    return parts
+
+
+def _square(x: float, y: float, size: float, fill: str, note: str) -> str:
+    return (
+        f"<rect x='{x:g}' y='{y:g}' width='{size}' height='{size}' fill='{fill}' stroke='#fff' stroke-width='0.5'>"
+        f"<title>{escape(note)}</title></rect>"
+    )
+
+
+def _label_y(x: float, y: float, text: str) -> str:
+    turned = f"text-anchor='middle' transform='rotate(-90 {x} {y})'"
+    return f"<text x='{x}' y='{y}' {FONT} font-size='12' {turned}>{escape(text)}</text>"
+
+
+def _text(x: float, y: float, text: str, *, size: int, anchor: str = "start", weight: str = "normal") -> str:
+    return (
+        f"<text x='{x:.1f}' y='{y:.1f}' {FONT} font-size='{size}' text-anchor='{anchor}' font-weight='{weight}' "
+        f"fill='#222'>{escape(text)}</text>"
+    )
+
+
+def _svg(width: float, height: float, parts: Sequence[str]) -> str:
+    body = "\n".join(parts)
+    size = f"viewBox='0 0 {width:g} {height:g}' width='{width:g}' height='{height:g}'"
+    return (
+        f"<svg xmlns='http://www.w3.org/2000/svg' {size}>"
+        f"\n<rect width='100%' height='100%' fill='#fff'/>\n{body}\n</svg>"
+    )
+
+
+def page(title: str, sections: Sequence[str]) -> str:
+    """A whole HTML page that loads nothing."""
+    style = (
+        "body{font:15px/1.5 Helvetica,Arial,sans-serif;max-width:1100px;margin:2em auto;padding:0 1em;color:#222}"
+        "svg{max-width:100%;height:auto}table{border-collapse:collapse;margin:1em 0}td,th{padding:.25em .7em;"
+        "border-bottom:1px solid #ddd;text-align:left}td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}"
+        "code{font-size:13px}rect:hover{stroke:#000}"
+    )
+    body = "\n".join(sections)
+    return (
+        f"<!doctype html>\n<html lang='en'>\n<meta charset='utf-8'>\n<title>{escape(title)}</title>\n"
+        f"<style>{style}</style>\n<h1>{escape(title)}</h1>\n{body}\n</html>\n"
+    )

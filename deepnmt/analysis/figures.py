@@ -1,0 +1,142 @@
+"""Figures as in a paper, through matplotlib: PNG, SVG or PDF by the name of the file."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from deepnmt.analysis.charts import Axes, Series
+from deepnmt.analysis.weights import ConnectionWeights
+from deepnmt.errors import InputError
+from deepnmt.files import replacing
+
+SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def weights_figure(found: Sequence[ConnectionWeights], column: int, mask: bool, out: Path) -> None:
+    """The paper's figure 6: a heat map for each stack, and the weights of one column of the first over depth."""
+    plt = _pyplot(out)
+    draw = _square_layout if found[0].is_square else _flat_layout
+    _save(plt, draw(plt, found, column, mask), out)
+
+
+def _square_layout(plt: Any, found: Sequence[ConnectionWeights], column: int, mask: bool) -> Any:
+    """The first heat map on the left, the rest beside it."""
+    side = min(max(0.26 * len(found[0].columns), 3.6), 11)
+    figure = plt.figure(figsize=(side + 6.4, max(side + 0.4, 5.2)), layout="constrained")
+    grid = figure.add_gridspec(2, 2, width_ratios=[side, 5.4])
+    _heat_map(figure, figure.add_subplot(grid[:, 0]), found[0], mask, "(a) ")
+    if len(found) > 1:
+        _heat_map(figure, figure.add_subplot(grid[0, 1]), found[1], mask, "(b) ")
+    bars = figure.add_subplot(grid[1, 1] if len(found) > 1 else grid[:, 1])
+    _profile(bars, found[0], column, "(c) " if len(found) > 1 else "(b) ")
+    return figure
+
+
+def _flat_layout(plt: Any, found: Sequence[ConnectionWeights], column: int, mask: bool) -> Any:
+    """Stacks with few rows: one below the other."""
+    heights = [1.1 + 0.36 * len(weights.rows) for weights in found] + [2.6]
+    wide = min(max(2.4 + 0.4 * max(len(weights.columns) for weights in found), 6.0), 14)
+    figure, places = plt.subplots(
+        len(heights), 1, figsize=(wide, sum(heights)), height_ratios=heights, layout="constrained"
+    )
+    for weights, place, mark in zip(found, places[:-1], "ab", strict=False):
+        _heat_map(figure, place, weights, mask, f"({mark}) ")
+    _profile(places[-1], found[0], column, f"({'abc'[len(found)]}) ")
+    return figure
+
+
+def lines_figure(charts: Sequence[tuple[Sequence[Series], Axes]], out: Path) -> None:
+    """Line charts side by side."""
+    plt = _pyplot(out)
+    figure, axes = plt.subplots(1, len(charts), figsize=(6.4 * len(charts), 4.4), layout="constrained", squeeze=False)
+    for place, (series, described) in zip(axes[0], charts, strict=True):
+        for line in series:
+            xs, ys = zip(*line.points, strict=True) if line.points else ((), ())
+            style = "--" if line.dashed else "-"
+            place.errorbar(xs, ys, yerr=line.spread or None, label=line.name, marker="o", ms=3, ls=style, capsize=3)
+        place.set(title=described.title, xlabel=described.x_label, ylabel=described.y_label)
+        if described.log_y:
+            place.set_yscale("log")
+        place.grid(alpha=0.3)
+        place.legend(fontsize=8)
+    _save(plt, figure, out)
+
+
+def _heat_map(figure: Any, place: Any, weights: ConnectionWeights, mask: bool, mark: str) -> None:
+    shown = weights.shown(mask)
+    largest = float(np.nanmax(np.abs(shown))) if not np.isnan(shown).all() else 1.0
+    negative = bool((shown < 0).any())
+    image = place.imshow(
+        shown, cmap="RdBu_r" if negative else "Blues", vmin=-largest if negative else 0.0, vmax=largest, aspect="equal"
+    )
+    place.set_facecolor("white")
+    for axis, labels, name in (
+        (place.xaxis, weights.columns, "output of layer"),
+        (place.yaxis, weights.rows, "input of layer" if weights.is_square else ""),
+    ):
+        every = 1 if len(labels) <= 12 else 2 if len(labels) <= 24 else 5
+        ticks = list(range(0, len(labels), every))
+        axis.set_ticks(ticks, [_math(labels[tick]) for tick in ticks], fontsize=8)
+        axis.set_label_text(name)
+    _grid(place, shown.shape)
+    place.set_title(f"{mark}{weights.title}", fontsize=10)
+    figure.colorbar(image, ax=place, shrink=0.8, label="weight", aspect=30 if weights.is_square else 8)
+
+
+def _grid(place: Any, shape: tuple[int, ...]) -> None:
+    place.set_xticks(np.arange(-0.5, shape[1]), minor=True)
+    place.set_yticks(np.arange(-0.5, shape[0]), minor=True)
+    place.grid(which="minor", color="#eeeeee", linewidth=0.5)
+    place.tick_params(which="minor", length=0)
+
+
+def _profile(place: Any, weights: ConnectionWeights, column: int, mark: str) -> None:
+    bars = weights.profile(column)
+    values = [value for _, value in bars]
+    places = range(len(bars))
+    drawn = place.bar(places, values, color="#6baed6", width=0.8)
+    decimals = 1 if max(map(abs, values)) >= 1 else 2
+    if len(bars) <= 32:
+        place.bar_label(drawn, labels=[f"{value:.{decimals}f}" for value in values], fontsize=6, padding=1)
+    every = 1 if len(bars) <= 18 else 2
+    place.set_xticks(list(places)[::every], [_math(name) for name, _ in bars][::every], fontsize=8)
+    place.axhline(0, color="#444444", linewidth=0.8)
+    place.margins(y=0.15)
+    if len(bars) < 8:
+        place.set_xlim(-1, max(len(bars), 5))
+    of_what = "each output" if len(weights.rows) == 1 else _math(weights.columns[column])
+    place.set_title(f"{mark}weight of {of_what} in the {weights.stack}", fontsize=10)
+    place.set_ylabel("weight")
+
+
+def _math(label: str) -> str:
+    """`y10` as a symbol with its number below."""
+    name, number = label[0], label[1:]
+    return f"${name}_{{{number}}}$" if number.isdecimal() else label
+
+
+def _pyplot(out: Path) -> Any:
+    if out.suffix not in SUFFIXES:
+        raise InputError(f"{out}: a figure ends in {', '.join(SUFFIXES)}")
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise InputError(f"{out} needs matplotlib: pip install 'deepnmt[plot]' (or write .html or .csv)") from error
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def _save(plt: Any, figure: Any, out: Path) -> None:
+    try:
+        with replacing(out) as aside:
+            # The date would make two equal figures differ.
+            metadata = (
+                {"Date": None} if out.suffix == ".svg" else {"CreationDate": None} if out.suffix == ".pdf" else {}
+            )
+            figure.savefig(aside, format=out.suffix[1:], dpi=200, metadata=metadata)
+    finally:
+        plt.close(figure)

@@ -1,0 +1,204 @@
+"""The gradient that reaches each encoder layer, at initialisation and over the first steps, by norm and connection."""
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deepnmt.analysis.charts import Axes, Series
+from deepnmt.analysis.training_speed import corpus_of, typical_lengths
+from deepnmt.data.batching import BatchingConfig, BatchStream
+from deepnmt.data.dataset import Corpus
+from deepnmt.model.config import CONNECTION_CONFIGS, ModelConfig
+from deepnmt.model.transformer import Transformer
+from deepnmt.training.config import TrainingConfig
+from deepnmt.training.distributed import World
+from deepnmt.training.engine import EagerEngine, Noise, Objective
+from deepnmt.training.optimizer import apply_update, build_optimizer, gradient_norms
+from deepnmt.training.schedule import learning_rate
+
+RANDOM_SENTENCES, RANDOM_WORDS = 2000, 1000
+HEAD_DIM = 16
+
+
+@dataclass(frozen=True)
+class Step:
+    """Norms by encoder layer, lowest first: of the gradient of its parameters, and of its output y_l (y_0 first)."""
+
+    step: int
+    loss: float  # per target token, smoothed, in nats
+    parameters: list[float]
+    outputs: list[float]
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """What one model showed: `steps[0]` is at initialisation."""
+
+    name: str
+    steps: list[Step]
+
+    def ratio(self, step: int) -> float:
+        """How much of the gradient is left at the bottom: dE/dy of the embedding over that of the top layer."""
+        outputs = self.steps[step].outputs
+        return outputs[0] / outputs[-1] if outputs[-1] else math.nan
+
+
+def arms(model: ModelConfig) -> dict[str, ModelConfig]:
+    """The recipe's model with either norm; and for post-norm, residual beside DLCL, in both stacks as in the paper."""
+    own = model.encoder.connection.kind
+    found = {f"pre-norm, {own}": replace(model, norm="pre"), f"post-norm, {own}": replace(model, norm="post")}
+    for kind in ("residual", "dlcl"):
+        found.setdefault(f"post-norm, {kind}", with_connection(replace(model, norm="post"), kind))
+    return found
+
+
+def narrowed(model: ModelConfig, width: int) -> ModelConfig:
+    """The same depth in a width that a CPU is quick with: what the gradient does is a matter of depth."""
+    encoder, decoder = (
+        replace(
+            stack,
+            dim=width * max(stack.dim // model.decoder.dim, 1),
+            ffn_dim=stack.ffn_dim * width * max(stack.dim // model.decoder.dim, 1) // stack.dim,
+            num_heads=max(width // HEAD_DIM, 1),
+        )
+        for stack in (model.encoder, model.decoder)
+    )
+    return replace(model, encoder=encoder, decoder=decoder)
+
+
+def hurried(training: TrainingConfig, steps: int) -> TrainingConfig:
+    """The recipe's rates with its warm-up within the first half of so many steps: what it will meet, soon."""
+    return replace(training, warmup_steps=min(training.warmup_steps, max(steps // 2, 1)))
+
+
+def with_connection(model: ModelConfig, kind: str) -> ModelConfig:
+    # A config of a scheme knows its own kind.
+    connection: Any = CONNECTION_CONFIGS[kind]
+    encoder = replace(model.encoder, connection=connection())
+    return replace(model, encoder=encoder, decoder=replace(model.decoder, connection=connection()))
+
+
+def measure_gradients(
+    name: str,
+    model: ModelConfig,
+    training: TrainingConfig,
+    corpora: Mapping[str, Corpus],
+    *,
+    tokens: int,
+    steps: int,
+    max_length: int | None = 100,
+    done: Callable[[int], None] = lambda count: None,
+) -> Gradients:
+    """Train a new model for `steps` updates of `tokens` tokens; its gradients before each and after the last."""
+    torch.manual_seed(training.seed)
+    network = Transformer(model).train()
+    world = World(0, 1, torch.device("cpu"))
+    engine = EagerEngine(Objective(network, training.label_smoothing, model.pad_id), training, "fp32", world)
+    optimizer = build_optimizer(network, training)
+    batching = BatchingConfig(tokens_per_batch=tokens, max_length=max_length)
+    updates = iter(BatchStream(corpora, batching, seed=training.seed, tokens_per_update=tokens))
+    one, good = torch.ones(()), torch.zeros((), dtype=torch.bool)
+
+    found = []
+    for step in range(steps + 1):
+        update = next(updates)
+        with _watched(network) as outputs:
+            sums = engine.accumulate(update, one, Noise(training.seed, step))
+        norms = gradient_norms(network, one)
+        layers = norms.by_layer()
+        by_layer = [layers[f"encoder.layers.{depth}"] for depth in range(model.encoder.num_layers)]
+        loss = float(sums[0]) / update.num_target_tokens
+        found.append(Step(step, loss, by_layer, [math.sqrt(square) for square in outputs]))
+        if step < steps:
+            apply_update(optimizer, learning_rate(step, training), norms.total, training.clip_norm, one, good)
+        done(1)
+    return Gradients(name, found)
+
+
+@contextmanager
+def _watched(network: Transformer) -> Iterator[list[float]]:
+    """Collects the squared norms of dE/dy_l of the encoder while a backward pass runs inside."""
+    squares = [0.0] * (network.config.encoder.num_layers + 1)
+
+    def watch(depth: int, output: Tensor) -> None:
+        def add(gradient: Tensor) -> None:
+            squares[depth] += float(gradient.float().square().sum())
+
+        output.register_hook(add)
+
+    handles = [network.encoder.register_forward_pre_hook(lambda module, given: watch(0, given[0]))]
+    for depth, layer in enumerate(network.encoder.layers, start=1):
+        handles.append(layer.register_forward_hook(lambda module, given, output, depth=depth: watch(depth, output)))
+    try:
+        yield squares
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def random_corpora(model: ModelConfig) -> Iterator[dict[str, Corpus]]:
+    """Random ids with the lengths of real sentences: enough to see how far the gradient comes."""
+    with corpus_of(typical_lengths(RANDOM_SENTENCES), model) as corpus:
+        yield {"random": corpus}
+
+
+def charts(found: Sequence[Gradients]) -> list[tuple[list[Series], Axes]]:
+    """By layer at initialisation and after the last step, and the share that reaches the bottom over the steps."""
+    last = found[0].steps[-1].step
+    moments = [(0, "at initialisation")] + ([(-1, f"after {last} steps")] if last else [])
+    drawn = []
+    for index, when in moments:
+        series = [Series(g.name, list(enumerate(g.steps[index].parameters, start=1))) for g in found]
+        axes = Axes(
+            title=f"Gradient of each encoder layer {when}",
+            x_label="encoder layer (1 is the lowest)",
+            y_label="norm of its parameters' gradient",
+            log_y=True,
+        )
+        drawn.append((series, axes))
+    if last:
+        series = [Series(g.name, [(s.step, g.ratio(i)) for i, s in enumerate(g.steps)]) for g in found]
+        axes = Axes(
+            title="What reaches the bottom of the encoder",
+            x_label="step",
+            y_label="norm of dE/dy, embedding over top layer",
+            log_y=True,
+        )
+        drawn.append((series, axes))
+    return drawn
+
+
+def table(found: Sequence[Gradients]) -> list[list[str]]:
+    """A row a layer, and for each model the norm at initialisation and after the last step."""
+    last = found[0].steps[-1].step
+    moments = [(0, "start")] + ([(-1, f"step {last}")] if last else [])
+    head = ["layer", *(f"{g.name}, {when}" for g in found for _, when in moments)]
+    depths = range(len(found[0].steps[0].parameters))
+    rows = [
+        [str(depth + 1), *(f"{g.steps[i].parameters[depth]:.2e}" for g in found for i, _ in moments)]
+        for depth in depths
+    ]
+    shares = ["bottom/top", *(f"{g.ratio(i):.1e}" for g in found for i, _ in moments)]
+    return [head, *rows, shares]
+
+
+def to_csv(found: Sequence[Gradients]) -> str:
+    """One line a layer and step; layer 0 is the embedding, which has an output and no parameters of its own here."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["model", "step", "loss", "layer", "parameter_gradient_norm", "output_gradient_norm"])
+    for gradients in found:
+        for step in gradients.steps:
+            of_layers = ["", *(f"{norm:.6g}" for norm in step.parameters)]
+            for depth, (of_parameters, of_output) in enumerate(zip(of_layers, step.outputs, strict=True)):
+                row = [gradients.name, step.step, f"{step.loss:.4f}", depth, of_parameters, f"{of_output:.6g}"]
+                writer.writerow(row)
+    return text.getvalue()
