@@ -74,9 +74,7 @@ def assemble(
         config=config,
         world=world,
         engine=engine,
-        open_updates=lambda state: Loader(
-            open_stream(settings, dataset, world, state), pin_memory=world.device.type == "cuda"
-        ),
+        open_updates=partial(open_updates, settings, dataset, world),
         checkpoints=checkpoints,
         curves=open_curves(settings, out, run.step, world),
         diagnosis=Diagnosis(
@@ -120,6 +118,13 @@ def go_on(run: Run, checkpoints: Checkpoints) -> StreamState | None:
     if newest.name.startswith("epoch"):
         checkpoints.save(run, data)  # a kill between the two kinds of checkpoint must not lose the second
     return data
+
+
+def open_updates(settings: Settings, dataset: Dataset, world: World, state: StreamState | None) -> Loader:
+    stream = open_stream(settings, dataset, world, state)
+    if world.is_main and state is None and stream.report():
+        print(f"deepnmt: {stream.report()}", file=sys.stderr)
+    return Loader(stream, pin_memory=world.device.type == "cuda")
 
 
 def open_stream(settings: Settings, dataset: Dataset, world: World, state: StreamState | None) -> BatchStream:

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from deepnmt.data.batching import StreamState
-from deepnmt.errors import InputError
+from deepnmt.errors import InputError, RunError
 from deepnmt.files import replacing, sha256, write_json
 from deepnmt.training.config import TrainingConfig
 from deepnmt.training.distributed import World
@@ -81,6 +81,8 @@ class Checkpoints:
                     found = path
                     break
                 print(f"deepnmt: {path} is damaged ({damage}); going back to the one before", file=sys.stderr)
+            if found is None and self.all():
+                raise InputError(f"every checkpoint in {self.folder} is damaged; start a new run in another folder")
         return self.world.agree(found)
 
     def load(self, path: Path, run: Run) -> StreamState | None:
@@ -190,7 +192,10 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+    try:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+    except SafetensorError as error:
+        raise RunError(f"cannot write {path.name} of a checkpoint ({error}); the one before is whole") from error
 
 
 def _read_shards(path: Path, tensors: dict[str, Tensor], alone: bool) -> None:

@@ -84,7 +84,10 @@ class EagerEngine:
         self.parameters = [p for p in objective.parameters() if p.requires_grad]
 
     def accumulate(self, update: Update, scale: Tensor, noise: Noise) -> Tensor:
-        batches = [piece for batch in update.batches for piece in self.splitter.cut(batch.to(self.world.device))]
+        device = self.world.device
+        batches = [
+            piece for batch in update.batches for piece in self.splitter.cut(batch.to(device, non_blocking=True))
+        ]
         factor = scale / update.num_target_tokens
         while True:
             zero_gradients(self.parameters)

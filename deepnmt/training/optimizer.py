@@ -5,6 +5,7 @@ Clipping, unscaling and skipping are done inside the fused Adam kernel, through 
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ class GradientNorms:
     names: list[str]
     norms: Tensor
 
-    @property
+    @cached_property
     def total(self) -> Tensor:
         return torch.linalg.vector_norm(self.norms)
 

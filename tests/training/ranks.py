@@ -8,7 +8,7 @@ import traceback
 SECONDS = 240
 # The server imports torch once; the ranks are forks of it.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["small"])
+CONTEXT.set_forkserver_preload(["torch.distributed.fsdp", "deepnmt.training.assembly"])
 
 
 def run_ranks(size, function, *arguments):

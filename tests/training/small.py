@@ -72,7 +72,7 @@ def make_job(
     model = Transformer(model_config)
     objective = Objective(model, config.label_smoothing, PAD)
     if config.parallel == "fsdp" and world.size > 1:
-        shard(objective, "fp32")
+        shard(objective, "bf16" if config.precision == "bf16" else "fp32")
     run = Run.start(model, config, fp16=config.precision == "fp16", device=CPU)
 
     checkpoints = Checkpoints(folder / "checkpoints", world, config, partial(describe_model, model_config))

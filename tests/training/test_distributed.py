@@ -16,7 +16,8 @@ from deepnmt.training.distributed import join_world
 from deepnmt.training.trainer import train
 
 FIFTY = replace(TRAINING, max_steps=50, tokens_per_update=256, log_every=1, validate_every=25, save_every=25)
-SHARDED = replace(FIFTY, max_steps=12, parallel="fsdp", save_every=6, validate_every=6)
+FEW = replace(FIFTY, max_steps=20, ema_decay=0.9, clip_norm=0.5, validate_every=6, save_every=6)
+SHARDED = replace(FEW, max_steps=12, parallel="fsdp")
 
 
 def train_rank(folder, config, model_config=CONFIG_MODEL):
@@ -43,14 +44,13 @@ def train_alone(folder, config, model_config=CONFIG_MODEL):
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory):
     folder = tmp_path_factory.mktemp("one")
-    train_alone(folder, FIFTY)
+    train_alone(folder, FEW)
     return folder
 
 
 def test_two_ranks_give_the_losses_of_one_with_dropout(tmp_path, one_rank):
     """The noise belongs to the batch, whoever computes it (unless ranks must share a batch by rows)."""
-    train_ranks(2, tmp_path, FIFTY)
-    assert len(losses(one_rank)) == 52
+    train_ranks(2, tmp_path, FEW)
     assert losses(tmp_path) == pytest.approx(losses(one_rank), abs=1e-5)
 
 
@@ -58,6 +58,7 @@ def test_two_and_four_ranks_give_the_losses_of_one(tmp_path):
     train_alone(tmp_path / "1", FIFTY, without_dropout())
     for size in (2, 4):
         train_ranks(size, tmp_path / str(size), FIFTY, without_dropout())
+        assert len(losses(tmp_path / "1")) == 52
         assert losses(tmp_path / str(size)) == pytest.approx(losses(tmp_path / "1"), abs=1e-5)
 
 
@@ -91,7 +92,7 @@ def test_sharded_run_goes_on_with_any_number_of_ranks_sharded_or_not(sharded, tm
     for size, parallel in ((1, "ddp"), (2, "fsdp"), (2, "ddp")):
         folder = tmp_path / f"{size}-{parallel}"
         shutil.copytree(sharded / "checkpoints" / "step-00000012", folder / "checkpoints" / "step-00000012")
-        config = replace(FIFTY, max_steps=20, parallel=parallel, save_every=50, validate_every=50)
+        config = replace(FEW, parallel=parallel)
         if size == 1:
             train_alone(folder, config)
         else:
@@ -101,10 +102,16 @@ def test_sharded_run_goes_on_with_any_number_of_ranks_sharded_or_not(sharded, tm
         assert found == {step: pytest.approx(wanted[step], abs=1e-5) for step in range(13, 21)}
 
 
+def test_sharded_half_precision_learns_like_full(tmp_path, sharded):
+    train_ranks(2, tmp_path, replace(SHARDED, max_steps=8, precision="bf16"))
+    assert losses(tmp_path)[:6] == pytest.approx(losses(sharded)[:6], rel=0.02)
+    assert losses(tmp_path)[:6] != losses(sharded)[:6]
+
+
 def test_sharded_checkpoint_is_a_whole_model_and_holds_no_pickled_weights(sharded, one_rank):
     folder = sharded / "checkpoints" / "step-00000012"
     weights = load_file(folder / "model.safetensors")
-    assert weights.keys() == load_file(one_rank / "checkpoints" / "step-00000050" / "model.safetensors").keys()
+    assert weights.keys() == load_file(one_rank / "checkpoints" / "step-00000018" / "model.safetensors").keys()
     assert (folder / "shards").is_dir() and not (folder / "optimizer.safetensors").exists()
     listed = json.loads((folder / "manifest.json").read_text())["sha256"]
     assert any(name.startswith("shards/") for name in listed)
@@ -112,9 +119,9 @@ def test_sharded_checkpoint_is_a_whole_model_and_holds_no_pickled_weights(sharde
 
 def test_run_goes_on_with_another_number_of_ranks(tmp_path, one_rank):
     """What an elastic restart does after a lost worker."""
-    train_ranks(2, tmp_path, replace(FIFTY, max_steps=20))
-    train_alone(tmp_path, replace(FIFTY, max_steps=35))
-    train_ranks(2, tmp_path, FIFTY)
+    train_ranks(2, tmp_path, replace(FEW, max_steps=8))
+    train_alone(tmp_path, replace(FEW, max_steps=15))
+    train_ranks(2, tmp_path, FEW)
     steps = {line["step"]: line["loss"] for line in read_log(one_rank) if line["kind"] == "train"}
     found = {line["step"]: line["loss"] for line in read_log(tmp_path) if line["kind"] == "train"}
     assert found == {step: pytest.approx(loss, abs=1e-5) for step, loss in steps.items()}

@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from small import TRAINING, flat, make_job, run_to_end
 
 import deepnmt.files
 import deepnmt.training.checkpoint
 import deepnmt.training.trainer
+from deepnmt.errors import InputError, RunError
 from deepnmt.training.curves import JsonLines, read_log
 from deepnmt.training.engine import EagerEngine
 from deepnmt.training.trainer import train
@@ -155,6 +157,28 @@ def test_missing_file_is_damage_too(tmp_path, capsys):
     job.curves.close()
     assert run.step == 8
     assert "it is not complete" in capsys.readouterr().err
+
+
+def test_run_whose_checkpoints_are_all_damaged_is_refused(tmp_path):
+    run_to_end(tmp_path, replace(CONFIG, max_steps=6))
+    for path in (tmp_path / "checkpoints").glob("*/model.safetensors"):
+        damage(path)
+    with pytest.raises(InputError, match=r"every checkpoint in .* is damaged"):
+        make_job(tmp_path, CONFIG)
+
+
+def test_full_disk_ends_the_run_and_leaves_the_checkpoint_before(tmp_path, monkeypatch):
+    run_to_end(tmp_path, replace(CONFIG, max_steps=5))
+
+    def full(tensors, path):
+        raise SafetensorError("No space left on device (os error 28)")
+
+    run, data, job = make_job(tmp_path, CONFIG)
+    monkeypatch.setattr(deepnmt.training.checkpoint, "save_file", full)
+    with pytest.raises(RunError, match=r"cannot write model.safetensors of a checkpoint .No space left"):
+        train(run, data, job)
+    job.curves.close()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000005"]
 
 
 def test_torn_line_of_the_log_is_dropped(tmp_path):
