@@ -10,6 +10,7 @@ from torch import Tensor
 
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
 from deepnmt.decoding.engine import Engine
+from deepnmt.decoding.graphed import GraphedSearches
 from deepnmt.decoding.precision import prepare
 from deepnmt.decoding.rules import Rules
 from deepnmt.decoding.sampling import Greedy, generate
@@ -63,6 +64,9 @@ def measure_generation(config: ModelConfig, workload: Workload, *, device: str, 
 
 
 def _runner(engine: Engine, source: Tensor, workload: Workload) -> Callable[[], object]:
+    graphed = GraphedSearches(engine) if source.is_cuda else None
+    config = SearchConfig(beam=workload.beam)
+
     def run() -> object:
         rules = Rules(
             max_lengths=torch.full((workload.batch,), workload.length, device=source.device),
@@ -70,12 +74,14 @@ def _runner(engine: Engine, source: Tensor, workload: Workload) -> Callable[[], 
             banned=(BOS, PAD, UNK),
             min_length=workload.length,
         )
+        if graphed is not None and graphed.suits(rules, config):
+            return graphed.search(source, rules, config)
         state = engine.start(source, workload.beam)
         # Nothing ends before the last step: looking would only make the host wait.
         never = Shrinking(every=workload.length + 2)
         if workload.beam == 1:
             return generate(engine.step, state, rules, Greedy(), shrinking=never)
-        return beam_search(engine.step, state, rules, SearchConfig(beam=workload.beam), never)
+        return beam_search(engine.step, state, rules, config, never)
 
     return run
 

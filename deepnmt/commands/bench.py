@@ -3,14 +3,16 @@
 import argparse
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from deepnmt.errors import InputError
 
-EXAMPLE = """deepnmt bench generate en-de-pre-dlcl-30l --precision int8
+EXAMPLE = """deepnmt bench train en-de-pre-dlcl-30l --tokens 32768
+  deepnmt bench generate en-de-pre-dlcl-30l --precision int8
   deepnmt bench generate en-de-pre-dlcl-30l --encoder-layers 6 16 20 25 30 --decoder-layers 4 6 8 --json"""
 
-MODES = ("generate",)
+MODES = ("train", "generate")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("overrides", nargs="*", default=[], metavar="section.field=value", help="settings instead")
     parser.add_argument("--device", metavar="cpu|cuda", help="default: cuda where there is one")
     parser.add_argument("--json", action="store_true", help="the figures as JSON on standard output")
+    _add_train(parser.add_argument_group("train"))
     _add_generate(parser.add_argument_group("generate"))
 
 
@@ -34,8 +37,49 @@ def _add_generate(group: Any) -> None:
     group.add_argument("--decoder-layers", type=int, nargs="+", default=[], metavar="N", help="depths to compare")
 
 
+def _add_train(group: Any) -> None:
+    group.add_argument("--tokens", type=int, default=4096, metavar="N", help="in a batch, on either side (%(default)s)")
+    group.add_argument("--steps", type=int, default=20, metavar="N", help="timed, after five others (%(default)s)")
+    group.add_argument("--eager", action="store_true", help="plain torch on padded batches, also on a GPU")
+    group.add_argument("--data", type=Path, metavar="DATASET", help="sentence lengths as there (else made up)")
+
+
 def run(arguments: argparse.Namespace) -> None:
-    _generate(arguments)
+    {"train": _train, "generate": _generate}[arguments.mode](arguments)
+
+
+def _train(arguments: argparse.Namespace) -> None:
+    import torch
+
+    from deepnmt.analysis.training_speed import measure_training, typical_lengths
+    from deepnmt.config import load_recipe
+    from deepnmt.data.dataset import Dataset
+    from deepnmt.decoding.translator import check_device
+
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    check_device(device)
+    recipe = load_recipe(arguments.preset, arguments.overrides)
+    lengths = typical_lengths()
+    if arguments.data is not None:
+        corpus = next(iter(Dataset.open(arguments.data).train.values()))
+        lengths = (corpus.source_lengths, corpus.target_lengths)
+    speed = measure_training(
+        recipe.model,
+        recipe.training,
+        lengths,
+        tokens_per_batch=arguments.tokens,
+        device=device,
+        graphed=device.startswith("cuda") and not arguments.eager,
+        steps=arguments.steps,
+    )
+    if arguments.json:
+        about = {"preset": arguments.preset, "overrides": arguments.overrides, "device": _device_name(device)}
+        print(json.dumps({**about, "torch": torch.__version__, **asdict(speed)}, indent=2))
+        return
+    print(f"{arguments.preset} on {_device_name(device)}, {arguments.tokens:,} tokens a step, {speed.engine}")
+    print(f"{speed.tokens_per_second:,.0f} target tokens/s, {speed.milliseconds_per_step:.1f} ms a step")
+    memory = f", {speed.memory_gib:.1f} GiB at most" if device.startswith("cuda") else ""
+    print(f"{speed.tflops:,.2f} TFLOP/s of matrix products, {speed.padding:.1%} padding{memory}")
 
 
 def _generate(arguments: argparse.Namespace) -> None:

@@ -18,7 +18,7 @@ from deepnmt.model.attention import KeysValues, Visibility, attend_padded
 LOOK_EVERY = 8  # steps between looks at whether all sentences are done: each look waits for the device
 WARM_UPS = 2
 STEPS_OF_LENGTH = 16
-SENTENCES = (1, 8, 32, 64, 128, 256, 512, 1024)
+SENTENCES = (1, 8, 16, 32, 64, 96, 128)  # larger batches keep a GPU busy as they are, and shrink as they finish
 KEPT_SHAPES = 16
 
 
@@ -41,10 +41,15 @@ class GraphedSearches:
         self.engine = engine
         self.recorded: OrderedDict[Shape, GraphedSearch] = OrderedDict()
 
+    @staticmethod
+    def suits(rules: Rules, config: SearchConfig) -> bool:
+        simple = rules.prefix is None and not rules.no_repeat_ngram
+        return simple and config.beam > 1 and len(rules.max_lengths) <= SENTENCES[-1]
+
     def search(self, source: Tensor, rules: Rules, config: SearchConfig) -> list[list[Found]]:
-        """As `beam_search`, for rules without prefixes and n-grams. source: (B, S), padded at the end."""
+        """As `beam_search`, for what `suits`. source: (B, S), padded at the end."""
         shape = Shape(
-            sentences=next((size for size in SENTENCES if size >= len(source)), len(source)),
+            sentences=next(size for size in SENTENCES if size >= len(source)),
             source_length=_rounded(source.shape[1]),
             target_length=_rounded(rules.total),
             config=config,

@@ -16,6 +16,7 @@ from deepnmt.decoding.alignment import Alignment, align_words, attention
 from deepnmt.decoding.config import TranslationConfig
 from deepnmt.decoding.engine import Engine
 from deepnmt.decoding.ensemble import Ensemble, EnsembleState
+from deepnmt.decoding.graphed import GraphedSearches
 from deepnmt.decoding.precision import prepare
 from deepnmt.decoding.rules import Rules, prefix_table
 from deepnmt.decoding.sampling import Draw, Greedy, generate, random_numbers
@@ -80,6 +81,7 @@ class Translator:
                 )
         self.models = [self._load(folder, pair) for folder, pair in zip(folders, self.tokenizers, strict=True)]
         self.engines = [prepare(model, precision) for model in self.models]
+        self.graphed = GraphedSearches(self.engines[0]) if _can_record(self.device, self.engines) else None
 
     @classmethod
     def of(cls, model: Transformer, tokenizers: TokenizerPair) -> "Translator":
@@ -87,6 +89,7 @@ class Translator:
         translator = cls.__new__(cls)
         translator.device = model.output_weight.device
         translator.tokenizers, translator.models, translator.engines = [tokenizers], [model], [Engine(model)]
+        translator.graphed = None
         return translator
 
     def _load(self, folder: Path, pair: TokenizerPair) -> Transformer:
@@ -221,6 +224,8 @@ class Translator:
 
     def _search(self, batch: list[_Piece], config: TranslationConfig) -> list[list[Found]]:
         rules = self._rules(batch, config)
+        if self.graphed is not None and not config.sampling and self.graphed.suits(rules, config.search):
+            return self.graphed.search(self._padded(batch, 0), rules, config.search)
         count = config.nbest if config.sampling else config.beam
         parts = [engine.start(self._padded(batch, i), count) for i, engine in enumerate(self.engines)]
         step: Any = self.engines[0].step if len(parts) == 1 else Ensemble([engine.step for engine in self.engines])
@@ -293,6 +298,10 @@ class Translator:
                 )
             )
         return sorted(joined, key=lambda hypothesis: -hypothesis.score)
+
+
+def _can_record(device: torch.device, engines: list[Engine]) -> bool:
+    return device.type == "cuda" and len(engines) == 1
 
 
 def check_device(name: str) -> torch.device:
