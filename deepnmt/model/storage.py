@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import init
+from torch.overrides import TorchFunctionMode
 
 from deepnmt import __version__
 from deepnmt.errors import InputError
@@ -33,13 +36,26 @@ def load_model(folder: str | Path, device: str | torch.device = "cpu") -> Transf
     """The model of a MODEL folder, in eval mode."""
     folder = Path(folder)
     load_meta(folder)
-    model = Transformer(load_config(folder))
+    config = load_config(folder)
+    with _WithoutDrawing():
+        model = Transformer(config)
     try:
         stored = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise InputError(f"{folder / WEIGHTS} cannot be read: {error}") from error
     load_weights(model, stored, folder / WEIGHTS)
     return model.to(device).eval()
+
+
+class _WithoutDrawing(TorchFunctionMode):
+    """Random numbers that the stored weights would overwrite: most of the time to load a model, if they were drawn."""
+
+    DRAWING = (init.kaiming_uniform_, init.normal_, init.uniform_, Tensor.normal_, Tensor.uniform_)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return None if func in self.DRAWING else func(*args, **(kwargs or {}))
 
 
 def load_config(folder: Path) -> ModelConfig:

@@ -70,12 +70,13 @@ def test_whoever_can_read_the_config_can_read_the_weights(tmp_path):
     assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1
 
 
-def test_loading_draws_no_random_numbers_that_count(tmp_path):
-    save_model(tmp_path, scrambled(tiny_config(), torch.float32))
-    a = load_model(tmp_path)
+def test_loading_draws_no_random_numbers(tmp_path):
+    """They would be overwritten, and drawing them is most of the time that loading takes."""
+    save_model(tmp_path, scrambled(tiny_config(DlclConfig(), positions="learned"), torch.float32))
     torch.manual_seed(12345)
-    b = load_model(tmp_path)
-    assert all(torch.equal(x, y) for x, y in zip(a.parameters(), b.parameters(), strict=True))
+    before = torch.get_rng_state()
+    load_model(tmp_path)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @fixture
