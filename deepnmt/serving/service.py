@@ -16,7 +16,6 @@ from deepnmt.serving.sentences import Sentence, fitted_gap, split_sentences
 
 # Sentences of one request in the queue at once: a document does not push a short request far back.
 WINDOW = 64
-EMPTY: Found = [Hypothesis("", 0.0, 0.0, [])]
 
 
 @dataclass(frozen=True)
@@ -73,10 +72,10 @@ class Service:
                 answer.cancel()
 
     def _ask(self, model: ServedModel, text: str, options: Options) -> "asyncio.Future[Found]":
-        if text:
+        if any(map(str.isalnum, text)):
             return model.translate(text, options)
         answer: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
-        answer.set_result(EMPTY)
+        answer.set_result([Hypothesis(text, 0.0, 0.0, [])])  # a rule, a bullet, a row of dots: no language
         return answer
 
     async def _first(

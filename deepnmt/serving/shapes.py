@@ -35,7 +35,7 @@ class TranslateRequest(BaseModel):
 
 
 class LibreTranslateRequest(BaseModel):
-    """The request of LibreTranslate, as JSON or as a form; told apart by its field `q`. Other fields are ignored."""
+    """The request of LibreTranslate, as JSON or as a form; told apart by its field q. Other fields are ignored."""
 
     model_config = ConfigDict(
         extra="ignore",

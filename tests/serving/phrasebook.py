@@ -1,0 +1,92 @@
+"""A phrase book of English and German, and a 12-layer DLCL model that learns it: the smallest MODEL worth serving."""
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+from deepnmt.data.sentence_pieces import SentencePieces, train
+from deepnmt.data.tokenizer import Tokenizer, TokenizerPair, Writing
+from deepnmt.data.vocabulary import EOS, PAD
+from deepnmt.model.config import ModelConfig, StackConfig
+from deepnmt.model.connections.dlcl import DlclConfig
+from deepnmt.model.storage import save_model
+from deepnmt.model.transformer import Transformer
+
+THINGS = {
+    "house": "das Haus", "garden": "der Garten", "river": "der Fluss", "city": "die Stadt", "book": "das Buch",
+    "window": "das Fenster", "street": "die Straße", "tree": "der Baum", "lamp": "die Lampe", "child": "das Kind",
+}  # fmt: skip
+QUALITIES = {
+    "old": "alt", "small": "klein", "quiet": "still", "bright": "hell", "new": "neu",
+    "beautiful": "schön", "green": "grün", "warm": "warm",
+}  # fmt: skip
+VERBS = {"is": "ist", "was": "war", "stays": "bleibt", "seems": "scheint"}
+ENDS = {"": "", " today": " heute", " again": " wieder", " in summer": " im Sommer"}
+
+
+def phrases(count: int, seed: int) -> list[tuple[str, str]]:
+    rng = random.Random(seed)
+    pairs = []
+    for _ in range(count):
+        thing, quality, verb, end = (rng.choice(list(table)) for table in (THINGS, QUALITIES, VERBS, ENDS))
+        german = THINGS[thing]
+        source = f"The {thing} {verb}{end} {quality}."
+        target = f"{german[0].upper()}{german[1:]} {VERBS[verb]}{ENDS[end]} {QUALITIES[quality]}."
+        pairs.append((source, target))
+    return pairs
+
+
+def phrase_tokenizers() -> TokenizerPair:
+    words: Counter[str] = Counter()
+    for pair in phrases(600, seed=0):
+        for text in pair:
+            words.update(text.split())
+    model = train(dict(words), vocab_size=420, subwords="bpe", byte_fallback=True, character_coverage=1.0)
+    return TokenizerPair(*(Tokenizer(SentencePieces(model), Writing(language)) for language in ("en", "de")))
+
+
+def phrase_model(tokenizers: TokenizerPair, dim: int = 32, layers: int = 12) -> Transformer:
+    torch.manual_seed(1)
+    stack = {"dim": dim, "ffn_dim": 2 * dim, "num_heads": 4, "connection": DlclConfig()}
+    config = ModelConfig(
+        source_vocab_size=tokenizers.source.vocab_size,
+        target_vocab_size=tokenizers.target.vocab_size,
+        share_embeddings=True,
+        dropout=0.0,
+        encoder=StackConfig(**stack, num_layers=layers),
+        decoder=StackConfig(**stack, num_layers=2),
+    )
+    return Transformer(config)
+
+
+def padded(sentences: list[list[int]]) -> torch.Tensor:
+    width = max(map(len, sentences))
+    return torch.tensor([ids + [PAD] * (width - len(ids)) for ids in sentences])
+
+
+def learn(model: Transformer, tokenizers: TokenizerPair, steps: int) -> float:
+    optimiser = torch.optim.Adam(model.parameters(), lr=5e-3, betas=(0.9, 0.98))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda s: min((s + 1) / 20, (1 - s / steps) + 0.02))
+    for step in range(steps):
+        pairs = phrases(48, seed=step + 1)
+        source = padded([[*tokenizers.source.encode(text), EOS] for text, _ in pairs])
+        targets = [tokenizers.target.encode(text) for _, text in pairs]
+        logits = model(source, padded([[EOS, *ids] for ids in targets]))
+        output = padded([[*ids, EOS] for ids in targets])
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), output.flatten(), ignore_index=PAD)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        schedule.step()
+    return loss.item()
+
+
+def make_model(folder: Path, steps: int = 120, dim: int = 32, layers: int = 12) -> float:
+    tokenizers = phrase_tokenizers()
+    model = phrase_model(tokenizers, dim, layers)
+    loss = learn(model, tokenizers, steps)
+    save_model(folder, model.eval())
+    tokenizers.save(folder)
+    return loss
