@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from deepnmt.data.batching import Batch, BatchingConfig, BatchStream, StreamState
+from deepnmt.data.batching import AnyBatch, Batch, BatchingConfig, BatchStream, PackedBatch, StreamState
 from deepnmt.data.dataset import Dataset
 from deepnmt.data.loader import Loader
+from deepnmt.data.vocabulary import UNK
 from deepnmt.errors import RunError
 from deepnmt.files import write_json
 from deepnmt.model.config import ModelConfig
@@ -192,12 +193,13 @@ def plan_memory(settings: Settings, dataset: Dataset, world: World) -> int:
     run = Run.start(objective.model, settings.training, precision == "fp16", world.device)
     optimizer_tensors(run.model, run.optimizer)
     engine = EagerEngine(objective, settings.training, precision, world)
-    lengths = {int(side.mean()) + 1 for corpus in dataset.train.values() for side in (corpus.source_lengths,)}
-    longest = max(int(corpus.target_lengths.max()) + 1 for corpus in dataset.train.values())
-    lengths.add(min(longest, settings.batching.max_length or longest))
+    layout = settings.batching.layout
+    sizes = [corpus.target_lengths + 1 for corpus in dataset.train.values() if len(corpus)]
+    longest = max(int(size.max()) for size in sizes)
+    lengths = {int(sizes[0].mean()), min(longest, settings.batching.max_length or longest)}
 
     def fits(tokens: int) -> bool:
-        fitting = all(_try(engine, run, _made_up_batch(tokens, length, world.device)) for length in lengths)
+        fitting = all(_try(engine, run, _made_up_batch(tokens, length, layout, world.device)) for length in lengths)
         return not world.any(not fitting)
 
     found = largest_that_fits(fits, start=4096, most=max(most, 256))
@@ -206,7 +208,7 @@ def plan_memory(settings: Settings, dataset: Dataset, world: World) -> int:
     return max(found * 9 // 10 // 128 * 128, 128)
 
 
-def _try(engine: EagerEngine, run: Run, batch: Batch) -> bool:
+def _try(engine: EagerEngine, run: Run, batch: AnyBatch) -> bool:
     """Whether a batch goes through forward and backward; asks for the memory, and gives it back."""
     zero_gradients(engine.parameters)
     sums = torch.zeros(2, dtype=torch.float64, device=batch.source.device)
@@ -215,7 +217,11 @@ def _try(engine: EagerEngine, run: Run, batch: Batch) -> bool:
     return fits
 
 
-def _made_up_batch(tokens: int, length: int, device: torch.device) -> Batch:
+def _made_up_batch(tokens: int, length: int, layout: str, device: torch.device) -> AnyBatch:
+    """Sentences of one length, as many as there is room for."""
     rows = max(tokens // length, 1)
-    ids = torch.full((rows, length), 3, device=device)
-    return Batch(ids, ids, ids, ids.numel(), ids.numel(), np.arange(rows))
+    ids = torch.full((rows, length), UNK, device=device)
+    if layout != "packed":
+        return Batch(ids, ids, ids, ids.numel(), ids.numel(), np.arange(rows))
+    flat, offsets = ids.flatten(), torch.arange(rows + 1, device=device, dtype=torch.int32) * length
+    return PackedBatch(flat, offsets, flat, flat, offsets, ids.numel(), ids.numel(), np.arange(rows))

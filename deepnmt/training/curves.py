@@ -1,5 +1,6 @@
 """The curves of a run: log.jsonl always, TensorBoard and W&B where wanted; no gaps and no doubles after a restart."""
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -154,7 +155,7 @@ class WeightsAndBiases:
         self.run: Any = wandb.init(
             project=project,
             name=folder.name,
-            id=folder.resolve().name,
+            id=_run_id(folder),
             dir=str(folder),
             resume="allow",
             config=settings,
@@ -173,3 +174,8 @@ class WeightsAndBiases:
 
     def close(self) -> None:
         self.run.finish()
+
+
+def _run_id(folder: Path) -> str:
+    """The same for the same folder, another for another of the same name."""
+    return f"{folder.name}-{hashlib.blake2b(str(folder.resolve()).encode(), digest_size=4).hexdigest()}"

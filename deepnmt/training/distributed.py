@@ -9,7 +9,7 @@ Sharded (FSDP2): parameters, gradients and optimiser state are spread over the r
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -26,7 +26,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 BUCKET_BYTES = 64 * 2**20
 FAILURE_KEY = "deepnmt/failure"
-FAILURE_WAIT = timedelta(seconds=10)
 
 
 class World:
@@ -114,27 +113,27 @@ def join_world(device: str | None, timeout_seconds: int) -> Iterator[World]:
         return
     backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
-    try:
-        with _one_voice(world):
-            yield world
-    finally:
-        dist.destroy_process_group()
+    with _one_voice(world):
+        yield world
+    # Only when all went well: after a failure this could wait for a rank that is gone; the process ends anyway.
+    dist.destroy_process_group()
 
 
 @contextmanager
 def _one_voice(world: World) -> Iterator[None]:
     """An error that every rank has is told by the main one; an error of one rank is told by the main one for it."""
     store = dist.distributed_c10d._get_default_store()
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    key = f"{FAILURE_KEY}/{attempt}"
+    key = f"{FAILURE_KEY}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
         # The first to fail says why; those that fail because of it (their peer is gone) find it said.
-        said = store.compare_set(key, "", f"{world.rank} {_sentence(error)}").decode()
-        first, _, sentence = said.partition(" ")
+        mine = f"{world.rank} {_sentence(error)}"
+        with suppress(RuntimeError):  # the store itself may be gone
+            mine = store.compare_set(key, "", mine).decode()
+        first, _, sentence = mine.partition(" ")
         if isinstance(error, InputError) and world.is_main:
             raise
         if world.is_main:

@@ -337,6 +337,29 @@ def test_tiny_model_learns_to_reverse(tmp_path):
     assert losses(tmp_path)[-1] < 0.2 < math.log(VOCAB)
 
 
+def test_packed_batches_train_like_padded_ones(tmp_path):
+    """Not the same batches, so not the same losses; but the same data at the same rate."""
+    config = replace(TRAINING, max_steps=40, save_every=40, validate_every=40)
+    ends = {}
+    for layout in ("padded", "packed"):
+        settings = {"model_config": without_dropout(), "batching": replace(BATCHING, layout=layout)}
+        run_to_end(tmp_path / layout, config, **settings)
+        ends[layout] = next(line["nll"] for line in read_log(tmp_path / layout) if line["kind"] == "validation")
+    assert ends["packed"] == pytest.approx(ends["padded"], rel=0.05)
+    assert ends["packed"] < math.log(VOCAB)
+
+
+def test_packed_batch_that_does_not_fit_is_named(tmp_path, monkeypatch):
+    def never(self, batch):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(Objective, "forward", never)
+    run, data, job = make_job(tmp_path, batching=replace(BATCHING, layout="packed"))
+    with pytest.raises(RunError, match=r"a packed batch of \d+ tokens does not fit; lower batching.tokens_per_batch"):
+        train(run, data, job)
+    job.curves.close()
+
+
 def test_world_of_one_needs_no_process_group():
     assert ALONE.any(True) and not ALONE.any(False)
     assert ALONE.agree("x") == "x"
