@@ -76,7 +76,7 @@ def _runner(engine: Engine, source: Tensor, workload: Workload) -> Callable[[], 
         )
         if graphed is not None and graphed.suits(rules, config):
             return graphed.search(source, rules, config)
-        state = engine.start(source, workload.beam)
+        state = engine.start(source, workload.beam, workload.length)
         # Nothing ends before the last step: looking would only make the host wait.
         never = Shrinking(every=workload.length + 2)
         if workload.beam == 1:

@@ -2,8 +2,8 @@
 
 The keys and values of all hypotheses of a sentence stand in one row of slots, K more at each position. When the search
 reorders its hypotheses, only the table of who descends from whom changes: each of the K queries of a sentence looks at
-all slots and sees those of its own ancestors. Hypotheses of a beam have most ancestors in common, so when the slots
-run out, those that nobody descends from are dropped, and far fewer than K times the length are ever looked at.
+all slots and sees those of its own ancestors. Hypotheses of a beam have most ancestors in common, so slots that nobody
+descends from are dropped now and then, and far fewer than K times the length are ever looked at.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,8 @@ from deepnmt.model.attention import KeysValues, Visibility, attend_padded
 from deepnmt.model.cache import BeamVisibility
 from deepnmt.model.transformer import Transformer
 
-ROOM = 16  # positions, between one look for unused slots and the next
+LOOK_EVERY = 16  # positions, for unused slots
+WORTH_KEEPING = 0.7  # the share of used slots above which dropping the others does not pay
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,10 @@ class Past:
     def beam(self) -> int:
         return self.ancestors.shape[1]
 
+    @property
+    def capacity(self) -> int:
+        return self.ancestors.shape[2]
+
     def reorder(self, rows: Tensor) -> "Past":
         if self.beam == 1:
             return self
@@ -41,45 +46,61 @@ class Past:
         return replace(self, ancestors=ancestors.view_as(self.ancestors))
 
     def select(self, sentences: Tensor) -> "Past":
-        def chosen(layers: list[KeysValues]) -> list[KeysValues]:
-            return [KeysValues(*(part.index_select(0, sentences) for part in layer)) for layer in layers]
+        def choose(part: Tensor) -> Tensor:
+            chosen = part.new_empty(len(sentences), *part.shape[1:])
+            chosen[:, :, : self.filled] = part[:, :, : self.filled].index_select(0, sentences)
+            return chosen
 
         return replace(
             self,
-            slots=chosen(self.slots),
-            ancestors=self.ancestors.index_select(0, sentences),
-            memory=chosen(self.memory),
-            padding=self.padding.index_select(0, sentences),
+            slots=[KeysValues(*(choose(part) for part in layer)) for layer in self.slots],
+            ancestors=choose(self.ancestors),
+            memory=[KeysValues(*(_heads_first(part[sentences]) for part in layer)) for layer in self.memory],
+            padding=self.padding[sentences],
         )
 
     def with_room(self) -> "Past":
-        """A past with free slots for one more position. This alone changes shapes, and makes the host wait."""
-        if self.filled + self.beam <= self.ancestors.shape[2]:
-            return self
-        kept, filled = self._used() if self.beam > 1 and self.filled else (None, self.filled)
-        capacity = filled + max(filled, ROOM * self.beam)
+        """A past with free slots for one more position: without unused slots if they are many, larger if it is full.
 
-        def moved(part: Tensor) -> Tensor:
+        This alone changes shapes, and makes the host wait.
+        """
+        past = self
+        if self.beam > 1 and self.length and self.length % LOOK_EVERY == 0:
+            used = self.ancestors[:, :, : self.filled].any(1)
+            most = int(used.sum(1).max())
+            if most < WORTH_KEEPING * self.filled:
+                # Sentences that use fewer slots than the one that uses most keep some unused ones.
+                past = self._moved(used.byte().argsort(dim=1, descending=True, stable=True)[:, :most])
+        if past.filled + past.beam > past.capacity:
+            past = past._enlarged()
+        return past
+
+    def _moved(self, kept: Tensor) -> "Past":
+        """Only these slots (B, count) of each sentence, moved to the front."""
+
+        def move(part: Tensor) -> Tensor:
             """part: (B, heads or K, capacity, ...)"""
-            # Zeros, not garbage: a weight of zero times NaN would still be NaN.
-            larger = part.new_zeros(*part.shape[:2], capacity, *part.shape[3:])
-            if kept is None:
-                larger[:, :, :filled] = part[:, :, :filled]
-            else:
-                index = kept.view(len(kept), 1, filled, *[1] * (part.ndim - 3)).expand(
-                    -1, part.shape[1], -1, *part.shape[3:]
-                )
-                torch.gather(part, 2, index, out=larger[:, :, :filled])
+            shape = part.shape
+            index = kept.view(len(kept), 1, -1, *[1] * (part.ndim - 3)).expand(-1, shape[1], -1, *shape[3:])
+            part[:, :, : kept.shape[1]] = part.gather(2, index)
+            return part
+
+        for layer in self.slots:
+            for part in layer:
+                move(part)
+        return replace(self, ancestors=move(self.ancestors), filled=kept.shape[1])
+
+    def _enlarged(self) -> "Past":
+        capacity = max(2 * self.capacity, LOOK_EVERY * self.beam)
+
+        def enlarge(part: Tensor) -> Tensor:
+            # What is new is written before it is read.
+            larger = part.new_empty(*part.shape[:2], capacity, *part.shape[3:])
+            larger[:, :, : self.filled] = part[:, :, : self.filled]
             return larger
 
-        slots = [KeysValues(*(moved(part) for part in layer)) for layer in self.slots]
-        return replace(self, slots=slots, ancestors=moved(self.ancestors), filled=filled)
-
-    def _used(self) -> tuple[Tensor, int]:
-        """The slots that are somebody's ancestor (B, most); sentences with fewer are filled up with unused ones."""
-        used = self.ancestors[:, :, : self.filled].any(1)
-        most = int(used.sum(1).max())
-        return used.byte().argsort(dim=1, descending=True, stable=True)[:, :most], most
+        slots = [KeysValues(*(enlarge(part) for part in layer)) for layer in self.slots]
+        return replace(self, slots=slots, ancestors=enlarge(self.ancestors))
 
 
 class AncestorVisibility(Visibility):
@@ -123,14 +144,16 @@ class Engine:
         self.cache_dtype = cache_dtype
 
     @torch.inference_mode()
-    def start(self, source: Tensor, beam: int) -> Past:
-        """source: (B, S) ids, padded at the end"""
+    def start(self, source: Tensor, beam: int, length: int = 0) -> Past:
+        """source: (B, S) ids, padded at the end; `length` is how long the longest target may get, where it is known."""
         cache = self.model.start(self.model.encode(source), beam=beam)
         stack = self.model.config.decoder
-        shape = (len(source), stack.num_heads, 0, stack.dim // stack.num_heads)
+        # Memory that is never written costs nothing: room for all positions at once saves copying.
+        capacity = (length + 1) * beam if length else 0
+        shape = (len(source), stack.num_heads, capacity, stack.dim // stack.num_heads)
         dtype = self.cache_dtype or cache.memory[0].keys.dtype
-        slots = [KeysValues(*(part.new_zeros(shape, dtype=dtype) for part in layer)) for layer in cache.memory]
-        ancestors = torch.zeros(len(source), beam, 0, dtype=torch.bool, device=source.device)
+        slots = [KeysValues(*(part.new_empty(shape, dtype=dtype) for part in layer)) for layer in cache.memory]
+        ancestors = torch.empty(len(source), beam, capacity, dtype=torch.bool, device=source.device)
         memory = [KeysValues(*(_heads_first(part.to(dtype)) for part in layer)) for layer in cache.memory]
         return Past(slots, ancestors, filled=0, length=0, memory=memory, padding=cache.padding)
 

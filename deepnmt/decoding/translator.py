@@ -227,7 +227,7 @@ class Translator:
         if self.graphed is not None and not config.sampling and self.graphed.suits(rules, config.search):
             return self.graphed.search(self._padded(batch, 0), rules, config.search)
         count = config.nbest if config.sampling else config.beam
-        parts = [engine.start(self._padded(batch, i), count) for i, engine in enumerate(self.engines)]
+        parts = [engine.start(self._padded(batch, i), count, rules.total) for i, engine in enumerate(self.engines)]
         step: Any = self.engines[0].step if len(parts) == 1 else Ensemble([engine.step for engine in self.engines])
         state: Any = parts[0] if len(parts) == 1 else EnsembleState(parts)
         shrinking = Shrinking() if self.device.type == "cpu" else Shrinking(every=4)

@@ -73,12 +73,14 @@ def test_cached_is_uncached(model, beam):
     assert_same(search(engine.step, engine.start(source, beam), beam), expected)
 
 
-@pytest.mark.parametrize("room", [1, 100])
-def test_unused_slots_are_dropped_without_a_trace(model, monkeypatch, room):
+@pytest.mark.parametrize("every", [1, 3, 100])
+@pytest.mark.parametrize("length", [0, 5, 40])
+def test_unused_slots_are_dropped_without_a_trace(model, monkeypatch, every, length):
     engine = Engine(model)
     expected = search(engine.step, engine.start(padded(SENTENCES), 3), 3)
-    monkeypatch.setattr(engine_module, "ROOM", room)
-    assert_same(search(engine.step, engine.start(padded(SENTENCES), 3), 3), expected)
+    monkeypatch.setattr(engine_module, "LOOK_EVERY", every)
+    monkeypatch.setattr(engine_module, "WORTH_KEEPING", 1.0)
+    assert_same(search(engine.step, engine.start(padded(SENTENCES), 3, length), 3), expected)
 
 
 def test_company_and_shrinking_change_nothing(model):

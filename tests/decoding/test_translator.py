@@ -262,7 +262,7 @@ def test_one_long_text_among_many_short_ones_is_cheap(translator):
     seen = []
     engine = translator.engines[0]
     original = engine.start
-    engine.start = lambda source, beam: (seen.append(tuple(source.shape)), original(source, beam))[1]
+    engine.start = lambda source, *more: (seen.append(tuple(source.shape)), original(source, *more))[1]
     try:
         translator.translate([*["eins"] * 50, " ".join(WORDS * 15)], max_length=2, batch_tokens=300)
     finally:
