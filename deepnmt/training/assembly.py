@@ -29,7 +29,7 @@ from deepnmt.training.diagnosis import Diagnosis
 from deepnmt.training.display import open_display
 from deepnmt.training.distributed import World, shard
 from deepnmt.training.engine import EagerEngine, Engine, Noise, Objective, zero_gradients
-from deepnmt.training.folder import CHECKPOINTS
+from deepnmt.training.folder import CHECKPOINTS, copy_tokenizers
 from deepnmt.training.graph_engine import GraphEngine
 from deepnmt.training.interruption import Interruption
 from deepnmt.training.memory import largest_that_fits
@@ -66,7 +66,7 @@ def assemble(
     precision = resolve(config.precision, world.device)
     objective = build_objective(settings, precision, world)
     run = Run.start(objective.model, config, precision == "fp16", world.device)
-    checkpoints = Checkpoints(out / CHECKPOINTS, world, config, partial(describe_model, settings.model))
+    checkpoints = Checkpoints(out / CHECKPOINTS, world, config, partial(describe_model, settings.model, out))
     data = go_on(run, checkpoints)
 
     engine = build_engine(settings, objective, precision, world)
@@ -164,12 +164,13 @@ def open_curves(settings: Settings, out: Path, step: int, world: World) -> Curve
     return Curves([*sinks, open_display(step, config.max_steps)])
 
 
-def describe_model(config: ModelConfig, folder: Path, step: int) -> None:
+def describe_model(config: ModelConfig, run_folder: Path, folder: Path, step: int) -> None:
     """What makes a checkpoint a MODEL folder besides its weights."""
     from deepnmt import __version__
 
     write_json(folder / CONFIG, to_table(config))
     write_json(folder / META, {"format": FORMAT, "deepnmt": __version__, "step": step})
+    copy_tokenizers(run_folder, folder)
 
 
 def guessing_nll(dataset: Dataset) -> float:

@@ -75,7 +75,7 @@ def make_job(
         shard(objective, "bf16" if config.precision == "bf16" else "fp32")
     run = Run.start(model, config, fp16=config.precision == "fp16", device=CPU)
 
-    checkpoints = Checkpoints(folder / "checkpoints", world, config, partial(describe_model, model_config))
+    checkpoints = Checkpoints(folder / "checkpoints", world, config, partial(describe_model, model_config, folder))
     data = go_on(run, checkpoints)
     held_out = held_out_batches(corpus(10, seed=1), 64)
 

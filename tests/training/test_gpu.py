@@ -75,3 +75,24 @@ def test_resumed_equals_uninterrupted_to_the_last_bit(tmp_path, layout):
 def test_graph_of_packed_batches_learns_like_plain_torch(tmp_path):
     graphed = run_on("cuda", tmp_path / "graph", replace(CONFIG, max_steps=60), "bf16", "packed")
     assert graphed[-1] < graphed[0] - 0.5
+
+
+def test_memory_plan_fits_and_leaves_no_room_for_twice_as_much(tmp_path):
+    from deepnmt.data.batching import BatchingConfig
+    from deepnmt.data.dataset import Dataset
+    from deepnmt.training.assembly import Settings, plan_memory
+
+    training = replace(TRAINING, tokens_per_update=2**20, precision="bf16")
+    settings = Settings(replace(CONFIG_MODEL, dropout=0.0), BatchingConfig(layout="packed"), training)
+    dataset = Dataset(tmp_path, {"train": [{"name": "train"}]}, {"train": corpus()}, None, None)
+    world = World(0, 1, torch.device("cuda", torch.cuda.current_device()))
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    used = torch.cuda.memory_reserved()
+    torch.cuda.set_per_process_memory_fraction((used + 2**29) / total)
+    try:
+        planned = plan_memory(settings, dataset, world)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert 256 <= planned < 2**20
+    assert planned % 128 == 0

@@ -136,6 +136,11 @@ def test_finished_run_leaves_a_model_that_translates(place):
     assert list((run / "tensorboard").iterdir())
 
 
+def test_checkpoint_translates_as_it_is(place):
+    translator = Translator(place / "run" / "checkpoints" / "step-00000060")
+    assert len(translator.translate(["the cat"], beam=1)) == 1
+
+
 def test_run_is_refused_twice_and_a_finished_one_resumes_to_its_end(place, capsys):
     assert main(arguments(place, "run")) == 2
     assert "already holds a run; go on with it by --resume" in capsys.readouterr().err
