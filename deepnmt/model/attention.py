@@ -1,10 +1,16 @@
 """Multi-head attention: the projections here, who sees whom in a `Visibility`."""
 
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+# Not cuDNN's: it plans anew for every shape, which takes longer than the attention itself a hundred times over.
+BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class KeysValues(NamedTuple):
@@ -79,12 +85,13 @@ def attend_padded(
 
     visible: broadcastable to (B, heads, T, S), True where the query may look.
     """
-    attended = F.scaled_dot_product_attention(
-        query.transpose(1, 2),
-        seen.keys.transpose(1, 2),
-        seen.values.transpose(1, 2),
-        attn_mask=visible,
-        dropout_p=dropout,
-        is_causal=causal,
-    )
+    with sdpa_kernel(BACKENDS) if query.is_cuda else nullcontext():
+        attended = F.scaled_dot_product_attention(
+            query.transpose(1, 2),
+            seen.keys.transpose(1, 2),
+            seen.values.transpose(1, 2),
+            attn_mask=visible,
+            dropout_p=dropout,
+            is_causal=causal,
+        )
     return attended.transpose(1, 2)
