@@ -18,6 +18,7 @@ COMMANDS = {
     "translate": "translate raw text, through pipes or from file to file",
     "backtranslate": "make synthetic parallel text from monolingual text",
     "evaluate": "translate a test set and score it",
+    "reproduce": "run the paper's experiments, and set the numbers side by side",
     "inspect": "print what a model is made of",
     "bench": "measure how fast a preset generates or trains on this machine",
     "convert": "turn a checkpoint of another toolkit into a MODEL folder",

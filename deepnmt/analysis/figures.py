@@ -59,6 +59,7 @@ def lines_figure(charts: Sequence[tuple[Sequence[Series], Axes]], out: Path) -> 
         place.set(title=described.title, xlabel=described.x_label, ylabel=described.y_label)
         if described.log_y:
             place.set_yscale("log")
+        place.xaxis.get_major_locator().set_params(integer=True)
         place.grid(alpha=0.3)
         place.legend(fontsize=8)
     _save(plt, figure, out)

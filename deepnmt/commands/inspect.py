@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     gradients = parser.add_argument_group("gradients")
     gradients.add_argument("--data", type=Path, metavar="DATASET", help="real sentences (default: random ones)")
-    gradients.add_argument("--steps", type=_count, default=40, help="updates after initialisation (40); 0: only that")
+    gradients.add_argument("--steps", type=_count, default=20, help="updates after initialisation (20); 0: only that")
     gradients.add_argument("--tokens", type=_count, default=256, help="tokens of each (256)")
     gradients.add_argument("--width", type=_count, default=64, help="width of the model (64); 0: the recipe's own")
 

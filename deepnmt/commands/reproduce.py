@@ -1,0 +1,474 @@
+"""`deepnmt reproduce`: run the paper's experiments, at its scale or a smaller one, and set the numbers side by side."""
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deepnmt.errors import InputError
+
+if TYPE_CHECKING:
+    from deepnmt.data.dataset import Dataset
+    from deepnmt.model.config import ModelConfig
+    from deepnmt.reproduction.experiment import Experiment
+    from deepnmt.reproduction.plan import Budget, Load, PlannedRun
+    from deepnmt.reproduction.report import Drawing, Line
+    from deepnmt.reproduction.scales import RecipeLike
+    from deepnmt.reproduction.steps import Place
+    from deepnmt.reproduction.study import Study, TestSet
+
+EXAMPLE = """deepnmt reproduce table1 figure4 --scale multi30k --data DATASET --out STUDY --minutes 20 --parallel 4
+  deepnmt reproduce headline --scale europarl --data DATASET --out STUDY --minutes 60 \\
+                    --test newstest2014 newstest2014.en newstest2014.de
+  deepnmt reproduce --score-only STUDY      (add scores that were not computed where the runs were made)
+  deepnmt reproduce --report-only STUDY     (write the reports again)
+  deepnmt reproduce --list                  (the experiments and the scales)"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "experiments",
+        nargs="*",
+        metavar="EXPERIMENT",
+        help="one or several of --list, and settings for all arms as section.field=value",
+    )
+    parser.add_argument("--list", action="store_true", help="what there is to reproduce, and at which scales")
+    parser.add_argument(
+        "--scale", default="full", metavar="NAME", help="full (the paper's), or a smaller one of --list"
+    )
+    parser.add_argument("--data", type=Path, metavar="DATASET", help="what `deepnmt prepare` wrote")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the folder of the study; the same call again goes on")
+    parser.add_argument("--minutes", type=_positive, metavar="M", help="device time for all runs together")
+    parser.add_argument("--seeds", type=_count, metavar="N", help="runs of every arm (default: the scale's)")
+    parser.add_argument(
+        "--test",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar="NAME SOURCE REFERENCE",
+        help="a further test set with one reference or several, beside the dataset's own",
+    )
+    parser.add_argument("--parallel", type=_count, default=1, metavar="N", help="runs at a time on one GPU (1)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
+    parser.add_argument("--keep-checkpoints", action="store_true", help="do not remove them once a run has its model")
+    parser.add_argument("--dry-run", action="store_true", help="only print the runs, their sizes and estimated times")
+    parser.add_argument("--score-only", type=Path, metavar="DIR", help="compute missing scores of a study, and report")
+    parser.add_argument("--report-only", type=Path, metavar="DIR", help="write the reports of a study again")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes above 0")
+    return number
+
+
+def run(arguments: argparse.Namespace) -> None:
+    if arguments.list:
+        _list()
+    elif arguments.report_only is not None or arguments.score_only is not None:
+        _report_again(arguments)
+    else:
+        _reproduce(arguments)
+
+
+def _list() -> None:
+    from deepnmt.reproduction.paper import EXPERIMENTS
+    from deepnmt.reproduction.scales import SCALES
+
+    print("experiments:")
+    for name, experiment in EXPERIMENTS.items():
+        print(f"  {name:<15} {experiment.title} ({len(experiment.arms)} arms)")
+    print("scales:")
+    for name, scale in SCALES.items():
+        print(f"  {name:<15} {scale.about}")
+
+
+def _reproduce(arguments: argparse.Namespace) -> None:
+    from deepnmt.data.dataset import Dataset
+    from deepnmt.reproduction.plan import choose_experiments
+    from deepnmt.reproduction.study import Study
+    from deepnmt.reproduction.workers import start_workers
+
+    settings = [text for text in arguments.experiments if "=" in text]
+    experiments = choose_experiments([text for text in arguments.experiments if "=" not in text])
+    _check(arguments, experiments)
+    dataset = Dataset.open(arguments.data)
+    device, gpus = _devices(arguments.device)
+    study = Study(arguments.out or Path("-"))
+    load = _loader(arguments.data, dataset)
+    budget, runs = _plan(arguments, experiments, settings, study, load, device)
+    if arguments.dry_run:
+        _print_plan(runs, device, len(gpus) * arguments.parallel)
+        return
+    place = _place(arguments, study, dataset, load, device, experiments)
+    if arguments.worker:
+        _work(runs, place)
+        return
+    _begin(arguments, study, experiments, settings, dataset, budget)
+    if len(gpus) * arguments.parallel > 1:
+        start_workers(_as_argv(arguments), gpus, arguments.parallel, runs, study.runs, study.folder / "workers")
+    else:
+        _work(runs, place)
+    for name in experiments:
+        _report(study, name, runs)
+    _index(study)
+
+
+def _check(arguments: argparse.Namespace, experiments: "dict[str, Experiment]") -> None:
+    from deepnmt.reproduction.scales import SCALES
+    from deepnmt.settings import did_you_mean
+
+    if not experiments:
+        raise InputError("name at least one experiment (deepnmt reproduce --list shows them)")
+    if arguments.scale not in SCALES:
+        raise InputError(
+            f"unknown scale {arguments.scale!r}{did_you_mean(arguments.scale, SCALES)}; one of {', '.join(SCALES)}"
+        )
+    if arguments.data is None:
+        raise InputError("--data is missing: a DATASET that `deepnmt prepare` wrote")
+    if arguments.out is None and not arguments.dry_run:
+        raise InputError("--out is missing: the folder of the study")
+    for test in arguments.test:
+        if len(test) < 3:
+            raise InputError(f"--test {' '.join(test)}: a test set is NAME SOURCE REFERENCE [REFERENCE ...]")
+
+
+def _devices(asked: str | None) -> tuple[str, list[str]]:
+    """The kind of device, and the GPUs to be used by their numbers (a CPU counts as one)."""
+    import os
+
+    import torch
+
+    device = asked or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cpu":
+        return device, [os.environ.get("CUDA_VISIBLE_DEVICES", "")]
+    if not torch.cuda.is_available():
+        raise InputError("--device cuda: torch sees no GPU")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return device, visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
+
+
+def _loader(data: Path, dataset: "Dataset") -> "Load":
+    """Recipes with the dataset's vocabularies."""
+    from deepnmt.commands.train import resolve_recipe
+
+    def load(name: str, overrides: Sequence[str]) -> "RecipeLike":
+        given = argparse.Namespace(recipe=name, overrides=list(overrides), data=data, tokens_per_update=None)
+        return resolve_recipe(given, dataset)
+
+    return load
+
+
+def _plan(
+    arguments: argparse.Namespace,
+    experiments: "dict[str, Experiment]",
+    settings: list[str],
+    study: "Study",
+    load: "Load",
+    device: str,
+) -> "tuple[Budget, list[PlannedRun]]":
+    """The runs, with the budget that the study began with, if it did."""
+    from deepnmt.reproduction.plan import Budget, plan_runs, set_budget
+    from deepnmt.reproduction.scales import SCALES
+
+    seeds = arguments.seeds or SCALES[arguments.scale].seeds
+
+    def planned(budget: "Budget") -> "list[PlannedRun]":
+        return plan_runs(experiments, arguments.scale, seeds, budget, settings, load)
+
+    stored = study.read() if (study.folder / "study.json").exists() else None
+    timed = any(experiment.equal == "time" for experiment in experiments.values())
+    if stored is not None and (stored["seconds"] is not None or not timed):
+        budget = Budget(stored["fixed"]["tokens"], stored["seconds"])
+    else:
+        budget = set_budget(experiments, arguments.scale, arguments.minutes, device, planned)
+        if stored is not None:
+            budget = Budget(stored["fixed"]["tokens"], budget.seconds)
+    return budget, planned(budget)
+
+
+def _print_plan(runs: "list[PlannedRun]", device: str, at_once: int) -> None:
+    from deepnmt.reproduction.plan import estimate
+
+    total = 0.0
+    print(f"{'run':<44} {'parameters':>12} {'updates':>9} {'tokens':>14} {'minutes':>8}  for")
+    for run in runs:
+        expected = estimate(run, device)
+        training = run.recipe.training
+        minutes = (expected.training + expected.aside) / 60
+        total += minutes
+        tokens = f"{training.tokens_per_update * training.max_steps:,}" if run.trains and run.seconds is None else "-"
+        updates = f"{training.max_steps:,}" if run.trains and run.seconds is None else "-"
+        uses = "; ".join(f"{use.experiment}: {use.label}" for use in run.uses)
+        print(f"{run.name:<44} {expected.parameters:>12,} {updates:>9} {tokens:>14} {minutes:>8.1f}  {uses}")
+    print(f"{len(runs)} runs, about {total:.0f} minutes on one device", end="")
+    print(f", less with {at_once} at a time (estimates, not measured)" if at_once > 1 else " (estimated, not measured)")
+
+
+def _begin(
+    arguments: argparse.Namespace,
+    study: "Study",
+    experiments: "dict[str, Experiment]",
+    settings: list[str],
+    dataset: "Dataset",
+    budget: "Budget",
+) -> None:
+    """Write down what the study is, and its test sets."""
+    import shlex
+
+    fixed = {
+        "scale": arguments.scale,
+        "data": dataset.folder.name,
+        "vocabularies": [dataset.tokenizers.source.vocab_size, dataset.tokenizers.target.vocab_size],
+        "pairs": sum(len(corpus) for corpus in dataset.train.values()),
+        "settings": settings,
+        "tokens": budget.tokens,
+    }
+    command = f"deepnmt reproduce {shlex.join(_as_argv(arguments))}"
+    languages = [dataset.tokenizers.source.writing.language, dataset.tokenizers.target.writing.language]
+    study.begin(fixed, budget.seconds, languages, command, list(experiments))
+    tests = _tests(arguments, dataset)
+    if not tests and any("scores" in experiment.measures for experiment in experiments.values()):
+        raise InputError(f"{dataset.folder} has no test set: prepare it with --test-source, or give one with --test")
+    study.keep_tests(tests)
+
+
+def _tests(arguments: argparse.Namespace, dataset: "Dataset") -> "list[TestSet]":
+    from deepnmt.evaluation.reading import read_lines
+    from deepnmt.evaluation.scores import check_lengths
+    from deepnmt.reproduction.study import TestSet
+
+    tests = []
+    if dataset.test_text is not None:
+        source, target = dataset.test_text
+        tests.append(TestSet("test", source, [target]))
+    for name, source_path, *paths in arguments.test:
+        lines = read_lines(source_path)
+        references = [(path, read_lines(path)) for path in paths]
+        check_lengths([(source_path, lines)], references)
+        tests.append(TestSet(name, lines, [text for _, text in references]))
+    return tests
+
+
+def _as_argv(arguments: argparse.Namespace) -> list[str]:
+    """The call as words, without what only concerns this process."""
+    words = [*arguments.experiments, "--scale", arguments.scale, "--data", str(arguments.data)]
+    words += ["--out", str(arguments.out)] if arguments.out else []
+    for name in ("minutes", "seeds", "device"):
+        value = getattr(arguments, name)
+        words += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)] if value is not None else []
+    words += ["--parallel", str(arguments.parallel)] if arguments.parallel > 1 else []
+    words += ["--keep-checkpoints"] if arguments.keep_checkpoints else []
+    for test in arguments.test:
+        words += ["--test", *map(str, test)]
+    return words
+
+
+def _place(
+    arguments: argparse.Namespace,
+    study: "Study",
+    dataset: "Dataset",
+    load: "Load",
+    device: str,
+    experiments: "dict[str, Experiment]",
+) -> "Place":
+    from deepnmt.reproduction.scales import SCALES
+    from deepnmt.reproduction.steps import Place, Tools
+
+    languages = dataset.tokenizers.source.writing.language, dataset.tokenizers.target.writing.language
+    precision = "bf16" if device == "cuda" else "fp32"
+    tools = Tools(
+        load=load,
+        train=_trainer(dataset, device),
+        score=_scorer(languages),
+        speed=_speedometer(device, precision),
+        weights=_read_weights,
+    )
+    return Place(
+        study=study,
+        scale=SCALES[arguments.scale],
+        tools=tools,
+        metrics=_metrics(languages, [experiment.metric for experiment in experiments.values()]),
+        device=device,
+        precision=precision,
+        keep_checkpoints=arguments.keep_checkpoints,
+        parallel=arguments.parallel,
+    )
+
+
+def _metrics(languages: tuple[str | None, str | None], wanted: Sequence[str]) -> list[str]:
+    """The scores that suit the languages, the experiments' own first."""
+    from deepnmt.evaluation.metrics import Languages, base_language, choose
+
+    source, target = (base_language(code) for code in languages)
+    suitable = choose(Languages(source, target), lowercase=False)
+    return list(dict.fromkeys([*(name for name in wanted if name in suitable), *suitable]))
+
+
+def _trainer(dataset: "Dataset", device: str) -> "Callable[[RecipeLike, Path], None]":
+    from deepnmt.commands.train import train_run
+    from deepnmt.training.distributed import join_world
+
+    def train(recipe: "RecipeLike", out: Path) -> None:
+        with join_world(device, recipe.training.distributed_timeout_seconds) as world:
+            train_run(recipe, dataset, out, world, resume=True)  # type: ignore[arg-type]
+
+    return train
+
+
+def _scorer(
+    languages: tuple[str | None, str | None],
+) -> "Callable[[Sequence[str], Sequence[Sequence[str]], str], Mapping[str, Any]]":
+    from deepnmt.evaluation.scores import score
+    from deepnmt.reproduction.steps import NotInstalledError
+
+    def by_metric(hypotheses: Sequence[str], references: Sequence[Sequence[str]], metric: str) -> Mapping[str, Any]:
+        try:
+            found = score(hypotheses, references, *languages, metrics=[metric])[metric]
+        except ImportError as error:
+            raise NotInstalledError(str(error)) from error
+        return {"name": found.name, "value": round(found.value, 4), "signature": found.signature}
+
+    return by_metric
+
+
+def _speedometer(device: str, precision: str) -> "Callable[[ModelConfig], Mapping[str, Any]]":
+    """Generation as in the paper's figure 5 and table 5."""
+    from deepnmt.analysis.generation_speed import Workload, measure_generation
+    from deepnmt.reproduction.plan import count_parameters
+    from deepnmt.reproduction.steps import describe_machine
+
+    workload = Workload(batch=32, beam=4) if device == "cuda" else Workload(batch=4, beam=4, length=8, repeats=1)
+
+    def measure(model: "ModelConfig") -> Mapping[str, Any]:
+        found = measure_generation(model, workload, device=device, precision=precision)
+        return {
+            **asdict(found),
+            "workload": asdict(workload),
+            "precision": precision,
+            "parameters": count_parameters(model),
+            "machine": describe_machine(device),
+        }
+
+    return measure
+
+
+def _read_weights(folder: Path) -> list[dict[str, Any]]:
+    from deepnmt.analysis.weights import read_weights
+
+    try:
+        found = read_weights(folder)
+    except InputError:  # a model without learned connections beside one with them
+        return []
+    return [{**asdict(weights), "matrix": weights.matrix.round(5).tolist()} for weights in found]
+
+
+def _work(runs: "list[PlannedRun]", place: "Place") -> None:
+    from deepnmt.reproduction.steps import InterruptedTrainingError
+    from deepnmt.reproduction.workers import work
+
+    try:
+        work(runs, place, lambda text: print(f"deepnmt: {text}", file=sys.stderr, flush=True))
+    except InterruptedTrainingError:
+        raise SystemExit(143) from None  # training said so, and what there is was saved
+
+
+def _report(study: "Study", name: str, runs: "Sequence[PlannedRun] | None") -> None:
+    from deepnmt.analysis.charts import page
+    from deepnmt.reproduction.document import write_report
+    from deepnmt.reproduction.paper import EXPERIMENTS
+    from deepnmt.reproduction.report import report
+    from deepnmt.reproduction.results import collect, read_results, refresh
+
+    if runs is not None:
+        collect(study, name, runs)
+    else:
+        refresh(study, name)
+    experiment = EXPERIMENTS[name]
+    blocks = report(read_results(study, name), experiment, _drawing())
+    write_report(study.folder / name, experiment.title, blocks, page)
+    print(f"deepnmt: {study.folder / name / 'report.md'}, report.html", file=sys.stderr)
+
+
+def _index(study: "Study") -> None:
+    from deepnmt.files import replacing
+    from deepnmt.reproduction.paper import EXPERIMENTS
+
+    names = [name for name in study.read()["experiments"] if (study.folder / name / "report.md").exists()]
+    lines = [f"- [{EXPERIMENTS[name].title}]({name}/report.md) ([HTML]({name}/report.html))" for name in names]
+    with replacing(study.folder / "index.md") as aside:
+        aside.write_text("# Reports\n\n" + "\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _drawing() -> "Drawing":
+    import numpy as np
+
+    from deepnmt.analysis.charts import Axes, Series, bar_chart, heat_map, line_chart
+    from deepnmt.analysis.weights import ConnectionWeights, default_column
+    from deepnmt.reproduction.report import Drawing
+
+    def lines(found: "Sequence[Line]", title: str, x_label: str, y_label: str, log: bool) -> str:
+        series = [Series(name, points, spread, dashed=dashed) for name, points, spread, dashed in found]
+        return line_chart(series, Axes(title=title, x_label=x_label, y_label=y_label, log_y=log))
+
+    def weights(stored: Sequence[Mapping[str, Any]]) -> list[str]:
+        drawn = []
+        found = [
+            ConnectionWeights(s["stack"], s["kind"], np.array(s["matrix"]), tuple(s["rows"]), tuple(s["columns"]))
+            for s in stored
+        ]
+        for one in found:
+            drawn.append(heat_map(one.shown(mask=True).tolist(), one.rows, one.columns, one.title))
+        if found:
+            column = default_column(found[0])
+            title = f"weight of {found[0].columns[column]} in the {found[0].stack}"
+            drawn.append(bar_chart(found[0].profile(column), title, "weight"))
+        return drawn
+
+    return Drawing(lines, weights)
+
+
+def _report_again(arguments: argparse.Namespace) -> None:
+    from deepnmt.reproduction.study import Study
+
+    folder = arguments.score_only or arguments.report_only
+    study = Study(folder)
+    names = study.read()["experiments"]
+    if arguments.score_only is not None:
+        _score_again(study)
+    for name in names:
+        _report(study, name, None)
+    _index(study)
+
+
+def _score_again(study: "Study") -> None:
+    """Scores of all hypotheses that lack some; needs the study's folder only."""
+    from deepnmt.progress import progress
+    from deepnmt.reproduction.paper import EXPERIMENTS
+    from deepnmt.reproduction.steps import HYPOTHESES, score_run
+
+    about = study.read()
+    languages = about["languages"][0], about["languages"][1]
+    metrics = _metrics(languages, [EXPERIMENTS[name].metric for name in about["experiments"]])
+    tests, scorer = study.tests(), _scorer(languages)
+    folders = [path for path in sorted(study.runs.glob("*")) if (path / HYPOTHESES).is_dir()]
+    missing: set[str] = set()
+    with progress("score", total=len(folders), unit="runs") as shown:
+        for folder in folders:
+            missing |= set(score_run(folder, tests, metrics, scorer))
+            shown.advance()
+    if missing:
+        print(f"deepnmt: not installed here, so still missing: {', '.join(sorted(missing))}", file=sys.stderr)

@@ -1,0 +1,175 @@
+"""From experiments to a list of runs: what each is called, what it trains, what it will cost."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from deepnmt.errors import InputError
+from deepnmt.model.config import ModelConfig
+from deepnmt.model.transformer import Transformer
+from deepnmt.reproduction.experiment import Arm, Experiment, Measure
+from deepnmt.reproduction.paper import EXPERIMENTS
+from deepnmt.reproduction.scales import SCALES, RecipeLike, Scale, arms_of, overrides_of
+from deepnmt.settings import did_you_mean, to_table
+
+Load = Callable[[str, Sequence[str]], RecipeLike]
+
+# For estimates before anything was measured: arithmetic at this rate, and this long for each layer of each batch.
+RATES = {"cuda": (2.0e14, 4e-4, 15.0), "cpu": (2.0e10, 4e-3, 3.0)}  # FLOP/s, s per layer, s beside training
+SPARE = 0.9  # of the minutes that are planned for
+LEAST_SHARE = 0.1  # of the scale's tokens, under which nothing is learned
+
+
+@dataclass(frozen=True)
+class Use:
+    """A run as an arm of an experiment."""
+
+    experiment: str
+    label: str
+
+
+@dataclass
+class PlannedRun:
+    """One model and seed. Arms of several experiments that come to the same settings are one run."""
+
+    name: str
+    recipe_name: str
+    overrides: list[str]
+    seed: int
+    recipe: RecipeLike
+    trains: bool
+    seconds: float | None  # of training, where time is what arms have the same of
+    uses: list[Use] = field(default_factory=list)
+    measures: set[Measure] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What every run gets: tokens, or for experiments of equal time, seconds."""
+
+    tokens: int | None
+    seconds: float | None
+
+
+def choose_experiments(names: Sequence[str]) -> dict[str, Experiment]:
+    for name in names:
+        if name not in EXPERIMENTS:
+            raise InputError(
+                f"unknown experiment {name!r}{did_you_mean(name, EXPERIMENTS)}; one of {', '.join(EXPERIMENTS)}"
+            )
+    return {name: EXPERIMENTS[name] for name in dict.fromkeys(names)}
+
+
+def plan_runs(
+    experiments: dict[str, Experiment], scale_name: str, seeds: int, budget: Budget, settings: Sequence[str], load: Load
+) -> list[PlannedRun]:
+    """Every run once, seed by seed: when a study stops early, all arms have as many seeds."""
+    scale = SCALES[scale_name]
+    runs: dict[str, PlannedRun] = {}
+    for seed in range(1, seeds + 1):
+        for name, experiment in experiments.items():
+            if seed > 1 and not experiment.trains:
+                continue
+            for arm in arms_of(experiment, scale):
+                run = _plan(arm, experiment, scale, seed, budget, settings, load)
+                run = runs.setdefault(run.name, run)
+                run.uses.append(Use(name, arm.label))
+                run.measures |= set(experiment.measures)
+    return list(runs.values())
+
+
+def _plan(
+    arm: Arm, experiment: Experiment, scale: Scale, seed: int, budget: Budget, settings: Sequence[str], load: Load
+) -> PlannedRun:
+    written = load(arm.recipe, arm.overrides)
+    of_scale = overrides_of(arm, experiment, scale, written, budget.tokens)
+    overrides = [*arm.overrides, *of_scale, *settings, f"training.seed={seed}"]
+    recipe = load(arm.recipe, overrides)
+    seconds = budget.seconds if experiment.equal == "time" and not scale.is_full else None
+    table = to_table(recipe)
+    identity = json.dumps([table, experiment.trains, seconds], sort_keys=True, default=str)
+    name = f"{_slug(arm, recipe)}-s{seed}-{hashlib.sha256(identity.encode()).hexdigest()[:6]}"
+    return PlannedRun(name, arm.recipe, overrides, seed, recipe, experiment.trains, seconds)
+
+
+def _slug(arm: Arm, recipe: RecipeLike) -> str:
+    model = recipe.model
+    kind = model.encoder.connection.kind
+    return f"{model.norm}-{kind}-{model.encoder.num_layers}+{model.decoder.num_layers}-d{model.encoder.dim}"
+
+
+def set_budget(
+    experiments: dict[str, Experiment], scale_name: str, minutes: float | None, device: str, runs: "Planner"
+) -> Budget:
+    """The scale's own number of tokens for every run, or as many as fit into the minutes on one device."""
+    scale = SCALES[scale_name]
+    if scale.is_full:
+        if minutes is not None:
+            raise InputError("--minutes is for the small scales: --scale full trains as long as the paper did")
+        return Budget(None, None)
+    timed = [e for e in experiments.values() if e.equal == "time"]
+    if minutes is None:
+        if timed:
+            raise InputError("this experiment gives every arm the same time: say how much in all with --minutes")
+        return Budget(scale.tokens, None)
+    planned = runs(Budget(scale.tokens, None))
+    trained = [run for run in planned if run.trains]
+    aside = sum(estimate(run, device).aside for run in planned)
+    left = SPARE * minutes * 60 - aside
+    if left <= 0:
+        raise InputError(
+            f"{len(planned)} runs need about {aside / SPARE / 60:.0f} minutes beside training: more than --minutes "
+            f"{minutes:g}"
+        )
+    if timed:
+        return Budget(scale.tokens, left / len(trained))
+    assert scale.tokens is not None
+    needed = sum(estimate(run, device).training for run in trained)
+    share = min(left / needed, 1.0) if needed else 1.0
+    if share < LEAST_SHARE:
+        enough = (aside + LEAST_SHARE * needed) / SPARE / 60
+        raise InputError(
+            f"--minutes {minutes:g} is too little for {len(planned)} runs of any use: give at least {enough:.0f}, or "
+            "take fewer --seeds or experiments"
+        )
+    return Budget(round(scale.tokens * share), None)
+
+
+Planner = Callable[[Budget], list[PlannedRun]]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    parameters: int
+    training: float  # seconds
+    aside: float  # starting, validating, averaging, decoding, scoring
+
+
+def estimate(run: PlannedRun, device: str) -> Estimate:
+    rate, per_layer, aside = RATES[device]
+    model, training = run.recipe.model, run.recipe.training
+    parameters = count_parameters(model)
+    if not run.trains:
+        return Estimate(parameters, 0.0, aside)
+    if run.seconds is not None:
+        return Estimate(parameters, run.seconds, aside)
+    embeddings = (model.source_vocab_size + model.target_vocab_size) * model.decoder.dim
+    used = max(parameters - embeddings, 0) + model.target_vocab_size * model.decoder.dim
+    layers = model.encoder.num_layers + model.decoder.num_layers
+    per_token = 6 * used / rate + layers * per_layer / run.recipe.batching.tokens_per_batch
+    return Estimate(parameters, per_token * training.tokens_per_update * training.max_steps, aside)
+
+
+_counted: dict[Any, int] = {}
+
+
+def count_parameters(config: ModelConfig) -> int:
+    key = repr(config)
+    if key not in _counted:
+        with torch.device("meta"):
+            _counted[key] = sum(p.numel() for p in Transformer(config).parameters())
+    return _counted[key]

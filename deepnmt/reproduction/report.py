@@ -1,0 +1,355 @@
+"""Our numbers beside the paper's: tables, claims and charts of one experiment."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deepnmt.reproduction.document import Block, Bullets, Chart, Code, Heading, Paragraph, Table
+from deepnmt.reproduction.experiment import Claim, Experiment
+from deepnmt.reproduction.results import FAILED, ArmResult, Figure, by_arm
+from deepnmt.reproduction.scales import SCALES
+
+Line = tuple[str, Sequence[tuple[float, float]], Sequence[float], bool]  # name, points, spreads, whether dashed
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How charts are drawn: given by whoever may import the room that can."""
+
+    lines: Callable[[Sequence[Line], str, str, str, bool], str]  # lines, title, x label, y label, logarithmic
+    weights: Callable[[Sequence[Mapping[str, Any]]], Sequence[str]]  # a picture for each stack
+
+
+def report(content: Mapping[str, Any], experiment: Experiment, drawing: Drawing) -> list[Block]:
+    arms = by_arm(content, experiment)
+    scale = SCALES[content["fixed"]["scale"]]
+    blocks: list[Block] = [Paragraph(experiment.about), Paragraph(_setting(content, scale.about, arms))]
+    blocks += [Heading("Results"), _main_table(arms, experiment, content), *_notes(arms, experiment)]
+    if experiment.claims:
+        blocks += [
+            Heading("The paper's claims"),
+            Bullets([_judge(claim, arms, experiment) for claim in experiment.claims]),
+        ]
+    blocks += _charts(arms, experiment, drawing)
+    blocks += _test_tables(arms)
+    blocks += [*_failures(arms), *_provenance(content, arms)]
+    return blocks
+
+
+def _setting(content: Mapping[str, Any], about: str, arms: Sequence[ArmResult]) -> str:
+    fixed = content["fixed"]
+    seeds = max((len(arm.runs) for arm in arms), default=0)
+    got = ""
+    if fixed.get("tokens"):
+        got = f" Every arm has the same updates: {fixed['tokens']:,} tokens, batches counted full."
+    if content.get("seconds"):
+        got = f" Every arm has the same time to train: {content['seconds'] / 60:.1f} minutes."
+    return (
+        f"Scale **{fixed['scale']}**: {about}.{got} {seeds} seed{'s' if seeds != 1 else ''}; figures are means, ± is "
+        "the standard deviation over seeds."
+    )
+
+
+def _main_table(arms: Sequence[ArmResult], experiment: Experiment, content: Mapping[str, Any]) -> Table:
+    given = {key for arm in arms for key in arm.arm.paper}
+    title = metric_titles(content).get(experiment.metric, experiment.metric)
+    head = ["model", "parameters"] + (["paper"] if "parameters" in given else [])
+    with_scores = "scores" in experiment.measures
+    if with_scores:
+        head += [title, "Δ"] + (["paper BLEU", "paper Δ"] if "bleu" in given else [])
+        head += ["sacreBLEU"] if experiment.metric != "bleu" else []
+    if experiment.shows_perplexity:
+        head += ["valid ppl"] + (["paper ppl"] if "ppl" in given else [])
+    if "speed" in experiment.measures:
+        head += ["generated tokens/s"] + (["paper tokens/s"] if "speed" in given else [])
+    if experiment.trains:
+        head += ["target tokens", "minutes", "trained tokens/s", "GiB"]
+    rows = []
+    group = ""
+    for result in arms:
+        if result.arm.group and result.arm.group != group:
+            group = result.arm.group
+            rows.append([f"**{group}**", *[""] * (len(head) - 1)])
+        reference = next(arm for arm in arms if arm.arm.group == result.arm.group)
+        rows.append(_row(result, reference, experiment, given, with_scores))
+    return Table(head, rows)
+
+
+def _row(
+    result: ArmResult, reference: ArmResult, experiment: Experiment, given: set[str], with_scores: bool
+) -> list[str]:
+    paper = result.arm.paper
+    parameters = result.number("train", "parameters") or result.number("speed", "parameters")
+    cells = [result.arm.label, _millions(parameters)]
+    cells += [f"{paper['parameters']}M" if "parameters" in paper else ""] if "parameters" in given else []
+    if with_scores:
+        score = result.score(experiment.metric)
+        cells += [_score(result, score), _difference(score, reference.score(experiment.metric), result is reference)]
+        if "bleu" in given:
+            cells += [_plain(paper.get("bleu")), _paper_difference(paper.get("bleu"), reference.arm.paper.get("bleu"))]
+        if experiment.metric != "bleu":
+            cells.append(_score(result, result.score("bleu")))
+    if experiment.shows_perplexity:
+        ppl = result.number("train", "valid", "ppl")
+        cells.append(FAILED if result.has_failed else _spread(ppl))
+        cells += [_plain(paper.get("ppl"))] if "ppl" in given else []
+    if "speed" in experiment.measures:
+        cells.append(_whole(result.number("speed", "tokens_per_second")))
+        cells += [_plain(paper.get("speed"))] if "speed" in given else []
+    if experiment.trains:
+        seconds = result.number("train", "train_seconds")
+        cells += [
+            _whole(result.number("train", "target_tokens")),
+            f"{seconds.mean / 60:.1f}" if seconds else "",
+            _whole(result.number("train", "tokens_per_second")),
+            _decimal(result.number("train", "memory_gib")),
+        ]
+    return cells
+
+
+def _notes(arms: Sequence[ArmResult], experiment: Experiment) -> list[Block]:
+    notes = []
+    waiting = [arm.arm.label for arm in arms if not arm.is_started]
+    if waiting:
+        notes.append(f"Not run yet: {', '.join(waiting)}.")
+    if "scores" in experiment.measures and any(
+        run["decode"] and any(experiment.metric not in of_test for of_test in (run["scores"] or {}).values())
+        for arm in arms
+        for run in arm.runs
+    ):
+        notes.append(
+            f"Some scores ({experiment.metric}) could not be computed where the runs were made; "
+            "`deepnmt reproduce --score-only DIR` adds them where sacremoses is installed."
+        )
+    return [Paragraph(note) for note in notes]
+
+
+def _judge(claim: Claim, arms: Sequence[ArmResult], experiment: Experiment) -> str:
+    by_label = {arm.arm.label: arm for arm in arms}
+    if claim.fails:
+        result = by_label.get(claim.fails)
+        if result is None or not any(run["train"] for run in result.runs):
+            return f"{claim.text}: not run"
+        finished = sum(1 for run in result.runs if run["train"])
+        verdict = "**holds**" if result.has_failed else "**does not hold**"
+        return f"{claim.text}: {verdict} ({len(result.failures)} of {finished} seeds failed)"
+    better, worse = by_label.get(claim.better), by_label.get(claim.worse)
+    if better is None or worse is None:
+        return f"{claim.text}: not run at this scale"
+    if better.has_failed or worse.has_failed:
+        if better.has_failed and worse.has_failed:
+            return f"{claim.text}: both failed"
+        return f"{claim.text}: {'**holds**' if worse.has_failed else '**does not hold**'}, the other failed to train"
+    ours, theirs, higher = _compared(better, worse, experiment)
+    if ours is None or theirs is None:
+        return f"{claim.text}: not run"
+    difference = (ours.mean - theirs.mean) * (1 if higher else -1)
+    noise = (ours.spread**2 / len(ours.values) + theirs.spread**2 / len(theirs.values)) ** 0.5
+    verdict = "**holds**" if difference > 0 else "**does not hold**"
+    doubt = ""
+    if difference == 0:
+        return f"{claim.text}: **no difference** ({ours.mean:.2f})"
+    if len(ours.values) < 2 or len(theirs.values) < 2:
+        doubt = ", one seed: no spread known"
+    elif abs(difference) < 2 * noise:
+        doubt = ", within two standard errors: not settled"
+    return f"{claim.text}: {verdict} ({ours.mean:.2f} against {theirs.mean:.2f}{doubt})"
+
+
+def _compared(better: ArmResult, worse: ArmResult, experiment: Experiment) -> tuple[Figure | None, Figure | None, bool]:
+    """By what the experiment measures; the last says whether higher is better."""
+    if not experiment.trains:
+        return better.number("speed", "tokens_per_second"), worse.number("speed", "tokens_per_second"), True
+    if experiment.shows_perplexity and any("ppl" in arm.arm.paper for arm in (better, worse)):
+        return better.number("train", "valid", "ppl"), worse.number("train", "valid", "ppl"), False
+    metric = experiment.metric if better.score(experiment.metric) and worse.score(experiment.metric) else "bleu"
+    return better.score(metric), worse.score(metric), True
+
+
+def _charts(arms: Sequence[ArmResult], experiment: Experiment, drawing: Drawing) -> list[Block]:
+    blocks: list[Block] = []
+    if experiment.plot:
+        blocks += _depth_charts(arms, experiment, drawing)
+    if experiment.shows_gradients:
+        blocks += _gradient_charts(arms, drawing)
+    curves = [(arm.arm.label, _points(arm, "valid_curve"), (), False) for arm in arms if _points(arm, "valid_curve")]
+    if curves:
+        svg = drawing.lines(curves, "Validation loss", "update", "nats per subword", False)
+        blocks.append(Chart("validation", svg, "Validation loss over the updates, first seed"))
+    if "weights" in experiment.measures:
+        for arm in arms:
+            stored = next((run["weights"] for run in arm.runs if run["weights"]), None)
+            for number, svg in enumerate(drawing.weights(stored) if stored else [], start=1):
+                name = f"weights-{_slug(arm.arm.label)}-{number}"
+                blocks.append(Chart(name, svg, f"Learned connection weights, {arm.arm.label}"))
+    return [Heading("Charts"), *blocks] if blocks else []
+
+
+def _depth_charts(arms: Sequence[ArmResult], experiment: Experiment, drawing: Drawing) -> list[Block]:
+    speed = experiment.plot == "speed"
+
+    def figure(result: ArmResult) -> Figure | None:
+        if speed:
+            return result.number("speed", "tokens_per_second")
+        return None if result.has_failed else result.score(experiment.metric) or result.score("bleu")
+
+    ours: list[Line] = []
+    paper: list[Line] = []
+    for name in dict.fromkeys(arm.arm.line for arm in arms if arm.arm.line):
+        there = [(arm, figure(arm)) for arm in arms if arm.arm.line == name and arm.arm.depth is not None]
+        known = [(float(arm.arm.depth or 0), found) for arm, found in there if found is not None]
+        ours.append((name, [(x, f.mean) for x, f in known], [f.spread for _, f in known], False))
+        key = "speed" if speed else "bleu"
+        numbers = [(float(arm.arm.depth or 0), arm.arm.paper.get(key)) for arm, _ in there]
+        points = [(x, float(y)) for x, y in numbers if isinstance(y, int | float)]
+        if points:
+            paper.append((name, points, (), True))
+    label = "target tokens a second" if speed else "BLEU"
+    blocks: list[Block] = [
+        Chart(
+            "depth",
+            drawing.lines(ours, f"Ours: {label}", "encoder layers", label, False),
+            f"{label} against depth, ours",
+        )
+    ]
+    if paper:
+        svg = drawing.lines(paper, f"Paper: {label}", "encoder layers", label, False)
+        blocks.append(Chart("depth-paper", svg, f"{label} against depth, the paper's"))
+    return blocks
+
+
+def _gradient_charts(arms: Sequence[ArmResult], drawing: Drawing) -> list[Block]:
+    """By layer at the last logged step, and lowest over top layer while training; of the deepest models, first seed."""
+    depth = max((len(_gradients(arm)[-1]["norms"]) for arm in arms if _gradients(arm)), default=0)
+    deepest = [arm for arm in arms if _gradients(arm) and len(_gradients(arm)[-1]["norms"]) == depth]
+    by_layer: list[Line] = [
+        (arm.arm.label, list(enumerate(_gradients(arm)[-1]["norms"], start=1)), (), False) for arm in deepest
+    ]
+    shares: list[Line] = [
+        (
+            arm.arm.label,
+            [(g["step"], g["norms"][0] / g["norms"][-1]) for g in _gradients(arm) if g["norms"][-1]],
+            (),
+            False,
+        )
+        for arm in arms
+        if _gradients(arm) and len(_gradients(arm)[-1]["norms"]) > 1
+    ]
+    if not by_layer:
+        return []
+    title = f"Gradient of each encoder layer, {depth} layers, at the last logged update"
+    return [
+        Chart("gradients", drawing.lines(by_layer, title, "encoder layer", "gradient norm", True), title),
+        Chart(
+            "gradient-share",
+            drawing.lines(shares, "Gradient of the lowest over the top encoder layer", "update", "ratio", True),
+            "How much of the gradient reaches the lowest encoder layer while training",
+        ),
+    ]
+
+
+def _gradients(arm: ArmResult) -> list[dict[str, Any]]:
+    return next((run["train"]["gradients"] for run in arm.runs if run["train"] and run["train"]["gradients"]), [])
+
+
+def _points(arm: ArmResult, name: str) -> list[tuple[float, float]]:
+    stored: list[Any] = next((run["train"][name] for run in arm.runs if run["train"] and run["train"][name]), [])
+    return [(x, y) for x, y in stored if y == y and abs(y) < 1e6]
+
+
+def _test_tables(arms: Sequence[ArmResult]) -> list[Block]:
+    """Every score of every test set."""
+    blocks: list[Block] = []
+    tests = list(dict.fromkeys(name for arm in arms for run in arm.runs for name in run["scores"] or {}))
+    for test in tests:
+        metrics = list(
+            dict.fromkeys(m for arm in arms for run in arm.runs for m in (run["scores"] or {}).get(test, {}))
+        )
+        if not metrics:
+            continue
+        rows = [[arm.arm.label, *(_spread(arm.score(metric, test)) for metric in metrics)] for arm in arms]
+        blocks += [Heading(f"All scores on {test}"), Table(["model", *metrics], rows)]
+    return blocks
+
+
+def _failures(arms: Sequence[ArmResult]) -> list[Block]:
+    found = [f"{arm.arm.label}: {reason}" for arm in arms for reason in dict.fromkeys(arm.failures)]
+    return [Heading("What failed, and why"), Bullets(found)] if found else []
+
+
+def _provenance(content: Mapping[str, Any], arms: Sequence[ArmResult]) -> list[Block]:
+    runs = [run for arm in arms for run in arm.runs if run["train"]]
+    machines = {", ".join(f"{k} {v}" for k, v in run["train"]["machine"].items()) for run in runs}
+    parallel = {run["train"]["parallel"] for run in runs}
+    signatures = [f"{name}: `{text}`" for name, text in sorted(_signatures(arms).items())]
+    searches = {(run["decode"]["beam"], run["decode"]["length_penalty"]) for run in runs if run["decode"]}
+    items = [f"data: `{content['fixed']['data']}`", *(f"machine: {machine}" for machine in sorted(machines))]
+    if max(parallel, default=1) > 1:
+        items.append(f"up to {max(parallel)} runs at a time on one device: speeds and times are those of shared use")
+    items += [f"decoding: beam {beam}, length penalty {alpha:g}" for beam, alpha in sorted(searches)]
+    blocks: list[Block] = [Heading("How this was made"), Bullets(items), Code("\n".join(content["commands"]))]
+    return [*blocks, Paragraph("Score signatures:"), Bullets(signatures)] if signatures else blocks
+
+
+def _signatures(arms: Sequence[ArmResult]) -> dict[str, str]:
+    return {
+        name: score["signature"]
+        for arm in arms
+        for run in arm.runs
+        for of_test in (run["scores"] or {}).values()
+        for name, score in of_test.items()
+    }
+
+
+def metric_titles(content: Mapping[str, Any]) -> dict[str, str]:
+    """What the scores call themselves."""
+    return {
+        name: score["name"]
+        for run in content["runs"]
+        for of_test in (run["scores"] or {}).values()
+        for name, score in of_test.items()
+    }
+
+
+def _score(result: ArmResult, score: Figure | None) -> str:
+    if result.has_failed:
+        return FAILED
+    return _spread(score)
+
+
+def _spread(figure: Figure | None) -> str:
+    if figure is None:
+        return ""
+    return f"{figure.mean:.2f} ± {figure.spread:.2f}" if len(figure.values) > 1 else f"{figure.mean:.2f}"
+
+
+def _difference(score: Figure | None, reference: Figure | None, is_reference: bool) -> str:
+    if is_reference:
+        return "reference"
+    return f"{score.mean - reference.mean:+.2f}" if score and reference else ""
+
+
+def _paper_difference(value: float | str | None, reference: float | str | None) -> str:
+    if isinstance(value, int | float) and isinstance(reference, int | float):
+        return f"{value - reference:+.2f}"
+    return ""
+
+
+def _plain(value: float | str | None) -> str:
+    return "" if value is None else str(value)
+
+
+def _whole(figure: Figure | None) -> str:
+    return f"{figure.mean:,.0f}" if figure else ""
+
+
+def _decimal(figure: Figure | None) -> str:
+    return f"{figure.mean:.1f}" if figure else ""
+
+
+def _millions(figure: Figure | None) -> str:
+    return "" if figure is None else f"{figure.mean / 1e6:.2f}M" if figure.mean < 1e7 else f"{figure.mean / 1e6:.1f}M"
+
+
+def _slug(text: str) -> str:
+    return "".join(c if c.isalnum() else "-" for c in text.lower()).strip("-")

@@ -1,0 +1,265 @@
+"""One run from nothing to its numbers. A step leaves a file when it is done; one whose file is there is skipped."""
+
+import gc
+import json
+import math
+import platform
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deepnmt.decoding.translator import Translator
+from deepnmt.files import replacing, write_json
+from deepnmt.model.config import ModelConfig
+from deepnmt.reproduction.plan import Load, PlannedRun, count_parameters
+from deepnmt.reproduction.scales import RecipeLike, Scale
+from deepnmt.reproduction.study import Study, TestSet
+from deepnmt.training.averaging import all_checkpoints, last_checkpoints, write_model
+from deepnmt.training.checkpoint import step_of
+from deepnmt.training.curves import read_log
+from deepnmt.training.diagnosis import TrainingError
+
+TRAINING, MODEL, HYPOTHESES = "training", "model", "hypotheses"
+TRAIN, DECODE, SCORES, SPEED, WEIGHTS = "train.json", "decode.json", "scores.json", "speed.json", "weights.json"
+CALIBRATION_STEPS = 80
+CURVE_POINTS = 60
+GRADIENT_POINTS = 8
+
+
+class InterruptedTrainingError(Exception):
+    """Training was asked to stop; what there is was saved."""
+
+
+class NotInstalledError(Exception):
+    """A score needs a package that is not here; it can be computed later from the hypotheses."""
+
+
+# Hypotheses, reference sets and one metric -> the figure with its signature.
+Score = Callable[[Sequence[str], Sequence[Sequence[str]], str], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What the rooms beside this one do, given by whoever may import them."""
+
+    load: Load
+    train: Callable[[RecipeLike, Path], None]  # begins or goes on, to the end
+    score: Score
+    speed: Callable[[ModelConfig], Mapping[str, Any]]
+    weights: Callable[[Path], Sequence[Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and how the runs of a study are done."""
+
+    study: Study
+    scale: Scale
+    tools: Tools
+    metrics: Sequence[str]
+    device: str
+    precision: str
+    keep_checkpoints: bool = False
+    parallel: int = 1
+
+
+def do_run(run: PlannedRun, place: Place) -> None:
+    """All steps of a run that are not done yet."""
+    folder = place.study.runs / run.name
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        if run.trains:
+            train = _once(folder / TRAIN, lambda: _train(run, folder, place))
+            if train["status"] == "done":
+                _make_model(folder, place)
+                _once(folder / DECODE, lambda: _decode(run, folder, place))
+                score_run(folder, place.study.tests(), place.metrics, place.tools.score)
+                if "weights" in run.measures:
+                    _once(folder / WEIGHTS, lambda: list(place.tools.weights(folder / MODEL)))
+            if not place.keep_checkpoints:
+                shutil.rmtree(folder / TRAINING / "checkpoints", ignore_errors=True)
+                shutil.rmtree(folder / TRAINING / "model", ignore_errors=True)
+        if "speed" in run.measures:
+            _once(folder / SPEED, lambda: dict(place.tools.speed(run.recipe.model)))
+    finally:
+        _clear(place.device)
+
+
+def is_done(run: PlannedRun, folder: Path) -> bool:
+    """Whether nothing is left but scores that could not be computed here."""
+    needed = [SPEED] if "speed" in run.measures else []
+    if run.trains:
+        train = read_step(folder / TRAIN)
+        if train is None:
+            return False
+        if train["status"] == "done":
+            needed += [DECODE, SCORES, *([WEIGHTS] if "weights" in run.measures else [])]
+    return all((folder / name).exists() for name in needed)
+
+
+def read_step(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def _once(path: Path, make: Callable[[], Any]) -> Any:
+    if not path.exists():
+        write_json(path, make())
+    return read_step(path)
+
+
+def _train(run: PlannedRun, folder: Path, place: Place) -> dict[str, Any]:
+    recipe = run.recipe if run.seconds is None else _timed_recipe(run, folder, place)
+    training = folder / TRAINING
+    status, reason = "done", ""
+    try:
+        place.tools.train(recipe, training)
+    except TrainingError as error:
+        status, reason = "failed", str(error)
+    steps = max((step_of(path) for path in all_checkpoints(training)), default=0) if status == "done" else 0
+    if status == "done" and steps < recipe.training.max_steps:
+        raise InterruptedTrainingError
+    return {
+        "status": status,
+        "reason": reason,
+        "recipe": run.recipe_name,
+        "overrides": run.overrides,
+        "seed": run.seed,
+        "parameters": count_parameters(recipe.model),
+        "steps": steps,
+        **read_curves(training, recipe.model.encoder.num_layers),
+        "machine": describe_machine(place.device),
+        "parallel": place.parallel,
+    }
+
+
+def _timed_recipe(run: PlannedRun, folder: Path, place: Place) -> RecipeLike:
+    """The recipe with as many updates as fit into its seconds, by the speed of a short run that is thrown away."""
+    assert run.seconds is not None
+    measured = _once(folder / "calibration.json", lambda: _calibrate(run, folder, place))
+    per_update = measured["seconds_per_update"]
+    steps = max(round(run.seconds / per_update), 1)
+    before = run.recipe.training
+    share = before.warmup_steps / before.max_steps
+    scaled = {
+        "max_steps": steps,
+        "warmup_steps": max(round(share * steps), 1),
+        "validate_every": max(round(before.validate_every / before.max_steps * steps), 1),
+        "save_every": max(round(before.save_every / before.max_steps * steps), 1),
+        "log_every": max(min(steps // CURVE_POINTS, 100), 1),
+    }
+    return place.tools.load(run.recipe_name, [*run.overrides, *(f"training.{k}={v}" for k, v in scaled.items())])
+
+
+def _calibrate(run: PlannedRun, folder: Path, place: Place) -> dict[str, float]:
+    trial = folder / "calibration"
+    shutil.rmtree(trial, ignore_errors=True)
+    every = CALIBRATION_STEPS // 8
+    overrides = {"max_steps": CALIBRATION_STEPS, "log_every": every, "validate_every": 10**9, "save_every": 10**9}
+    settings = [*run.overrides, *(f"training.{k}={v}" for k, v in overrides.items()), "training.validation_lines=0"]
+    place.tools.train(place.tools.load(run.recipe_name, settings), trial)
+    lines = [line for line in read_log(trial) if line["kind"] == "train"]
+    seconds = [line["tokens"] / line["tokens_per_second"] / every for line in lines[len(lines) // 2 :]]
+    shutil.rmtree(trial)
+    return {"seconds_per_update": statistics.median(seconds)}
+
+
+def read_curves(training: Path, layers: int) -> dict[str, Any]:
+    """The log of a run, thinned out: loss, validation, and the gradient of every encoder layer."""
+    log = read_log(training) if (training / "log.jsonl").exists() else []
+    train = [line for line in log if line["kind"] == "train"]
+    valid = [line for line in log if line["kind"] == "validation"]
+    seconds = sum(line["tokens"] / line["tokens_per_second"] for line in train if line["tokens_per_second"])
+    tokens = sum(line["tokens"] for line in train)
+    names = [f"encoder.layers.{depth}" for depth in range(layers)]
+    return {
+        "target_tokens": tokens,
+        "train_seconds": round(seconds, 2),
+        "tokens_per_second": round(tokens / seconds) if seconds else None,
+        "memory_gib": max((line["memory_gib"] or 0 for line in train), default=0) or None,
+        "valid": {k: v for k, v in valid[-1].items() if k not in ("samples", "kind")} if valid else None,
+        "curve": [[line["step"], round(line["nll"], 4)] for line in _thin(train, CURVE_POINTS)],
+        "valid_curve": [[line["step"], round(line["nll"], 4)] for line in valid],
+        "gradients": [
+            {"step": line["step"], "norms": [float(f"{line['layers'].get(name, math.nan):.3g}") for name in names]}
+            for line in _thin(train, GRADIENT_POINTS)
+        ],
+    }
+
+
+def _thin(lines: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """At most so many, evenly, with the first and the last."""
+    if len(lines) <= count:
+        return lines
+    return [lines[round(i * (len(lines) - 1) / (count - 1))] for i in range(count)]
+
+
+def _make_model(folder: Path, place: Place) -> None:
+    """The mean of the last checkpoints: of epochs in full, as the paper does; else of evenly spaced steps."""
+    if (folder / MODEL).is_dir():
+        return
+    training = folder / TRAINING
+    kind = "epoch" if place.scale.is_full else "step"
+    there = [path for path in all_checkpoints(training) if path.name.startswith(kind)]
+    paths = (
+        last_checkpoints(training, min(place.scale.averaged, len(there)), kind)
+        if there
+        else all_checkpoints(training)[-1:]
+    )
+    write_model(training, paths, folder / MODEL)
+
+
+def _decode(run: PlannedRun, folder: Path, place: Place) -> dict[str, Any]:
+    decoding = run.recipe.decoding
+    translator = Translator(folder / MODEL, place.device, place.precision)
+    found = {}
+    for test in place.study.tests():
+        started = time.perf_counter()
+        lines = translator.translate(test.source, beam=decoding.beam, length_penalty=decoding.length_penalty)
+        found[test.name] = {"seconds": round(time.perf_counter() - started, 2), "lines": len(lines)}
+        with replacing(folder / HYPOTHESES / f"{test.name}.txt") as aside:
+            text = "".join(" ".join(line.split()) + "\n" for line in lines)
+            aside.write_text(text, encoding="utf-8", newline="\n")
+    return {"beam": decoding.beam, "length_penalty": decoding.length_penalty, "tests": found}
+
+
+def score_run(folder: Path, tests: Sequence[TestSet], metrics: Sequence[str], score: Score) -> list[str]:
+    """Compute the scores that are missing, where the hypotheses are there; returns what cannot be computed here."""
+    scores: dict[str, Any] = read_step(folder / SCORES) or {}
+    missing: list[str] = []
+    before = json.dumps(scores)
+    for test in tests:
+        path = folder / HYPOTHESES / f"{test.name}.txt"
+        if not path.exists():
+            continue
+        hypotheses = path.read_text(encoding="utf-8").split("\n")[:-1]
+        of_test = scores.setdefault(test.name, {})
+        for metric in metrics:
+            if metric in of_test:
+                continue
+            try:
+                of_test[metric] = dict(score(hypotheses, test.references, metric))
+            except NotInstalledError:
+                missing.append(metric)
+    if json.dumps(scores) != before or not (folder / SCORES).exists():
+        write_json(folder / SCORES, scores)
+    return missing
+
+
+def describe_machine(device: str) -> dict[str, Any]:
+    name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
+    return {"device": name, "torch": torch.__version__, "python": sys.version.split()[0]}
+
+
+def _clear(device: str) -> None:
+    """The next model gets the memory of this one, and compiles afresh: the compiler counts what it has seen."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.compiler.reset()

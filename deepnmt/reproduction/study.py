@@ -1,0 +1,111 @@
+"""The folder of a study: what was asked for, the test sets, the runs, and for each experiment its results and report.
+
+DIR/study.json      scale, budget, settings and data, fixed by the first call: every arm must get the same
+DIR/tests/          the test sets as they were given, so that hypotheses can be scored anywhere
+DIR/runs/NAME/      train.json, decode.json, scores.json, speed.json, weights.json: each is there when its step is done;
+                    hypotheses/; and the large parts, which the report does not need: training/ (a RUN) and model/
+DIR/EXPERIMENT/     results.json (all that the report needs), report.md, report.html, charts
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deepnmt.errors import InputError
+from deepnmt.files import replacing, write_json
+
+STUDY, TESTS, RUNS = "study.json", "tests", "runs"
+
+
+@dataclass(frozen=True)
+class TestSet:
+    __test__ = False  # not one of pytest's
+
+    name: str
+    source: list[str]
+    references: list[list[str]]
+
+
+@dataclass(frozen=True)
+class Study:
+    folder: Path
+
+    @property
+    def runs(self) -> Path:
+        return self.folder / RUNS
+
+    def begin(
+        self,
+        fixed: dict[str, Any],
+        seconds: float | None,
+        languages: Sequence[str | None],
+        command: str,
+        experiments: Sequence[str],
+    ) -> None:
+        """Write study.json, or check that this call is of the study that is there."""
+        path = self.folder / STUDY
+        new: dict[str, Any] = {
+            "fixed": fixed,
+            "seconds": seconds,
+            "languages": list(languages),
+            "experiments": [],
+            "commands": [],
+        }
+        stored = self.read() if path.exists() else new
+        if not path.exists() and self.folder.is_dir() and any(self.folder.iterdir()):
+            raise InputError(f"{self.folder} is not empty and holds no study; choose another --out")
+        for name, value in fixed.items():
+            before = stored["fixed"].get(name)
+            if before != value:
+                raise InputError(
+                    f"{self.folder} was begun with {name} {_plain(before)}, and now it is {_plain(value)}: all arms of "
+                    "a study must get the same; restore it, or choose another --out"
+                )
+        stored["experiments"] = list(dict.fromkeys([*stored["experiments"], *experiments]))
+        stored["commands"] = list(dict.fromkeys([*stored["commands"], command]))
+        stored["seconds"] = stored["seconds"] if seconds is None else seconds
+        write_json(path, stored)
+
+    def read(self) -> dict[str, Any]:
+        try:
+            content: dict[str, Any] = json.loads((self.folder / STUDY).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"{self.folder} is not a study: it has no readable {STUDY}") from error
+        return content
+
+    def keep_tests(self, tests: Sequence[TestSet]) -> None:
+        """Store test sets; one that is there under the same name must be the same."""
+        for test in tests:
+            folder = self.folder / TESTS / test.name
+            if folder.exists():
+                if self.test(test.name) != test:
+                    raise InputError(f"--test {test.name}: {folder} holds another test set of that name")
+                continue
+            with replacing(folder) as aside:
+                aside.mkdir()
+                _write_lines(aside / "source.txt", test.source)
+                for number, lines in enumerate(test.references, start=1):
+                    _write_lines(aside / f"reference-{number}.txt", lines)
+
+    def test(self, name: str) -> TestSet:
+        folder = self.folder / TESTS / name
+        references = [_read_lines(path) for path in sorted(folder.glob("reference-*.txt"))]
+        return TestSet(name, _read_lines(folder / "source.txt"), references)
+
+    def tests(self) -> list[TestSet]:
+        folder = self.folder / TESTS
+        return [self.test(path.name) for path in sorted(folder.iterdir())] if folder.is_dir() else []
+
+
+def _plain(value: Any) -> str:
+    return "unset" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _write_lines(path: Path, lines: Sequence[str]) -> None:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
+
+
+def _read_lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").split("\n")[:-1]

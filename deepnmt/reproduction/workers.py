@@ -1,0 +1,101 @@
+"""Who does the runs: this process, or one or several processes per GPU. A run is claimed by a lock on its folder.
+
+The lock is the operating system's and goes with the process, so a killed worker leaves nothing to clean, and several
+calls may work on one study at the same time.
+"""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from deepnmt.errors import RunError
+from deepnmt.reproduction.plan import PlannedRun
+from deepnmt.reproduction.steps import Place, do_run, is_done
+
+POLL_SECONDS = 1.0
+
+
+def work(runs: Sequence[PlannedRun], place: Place, say: Callable[[str], None]) -> None:
+    """Do every run that is not done and that no other process is at."""
+    for number, run in enumerate(runs, start=1):
+        folder = place.study.runs / run.name
+        if is_done(run, folder):
+            continue
+        with _claim(folder) as mine:
+            if not mine or is_done(run, folder):
+                continue
+            say(
+                f"run {number} of {len(runs)}: {run.name} ({', '.join(f'{u.experiment}: {u.label}' for u in run.uses)})"
+            )
+            do_run(run, place)
+
+
+@contextmanager
+def _claim(folder: Path) -> Iterator[bool]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+            return
+        yield True
+
+
+def start_workers(
+    arguments: Sequence[str],
+    gpus: Sequence[str],
+    parallel: int,
+    runs: Sequence[PlannedRun],
+    study_runs: Path,
+    logs: Path,
+) -> None:
+    """`parallel` processes for every GPU, each doing runs until none is left; this one tells what is done.
+
+    `arguments` are this call's own, to which the workers' flag is added.
+    """
+    logs.mkdir(parents=True, exist_ok=True)
+    workers: list[tuple[Path, subprocess.Popen[bytes]]] = []
+    for number in range(len(gpus) * parallel):
+        log = logs / f"worker-{number + 1}.log"
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]}
+        command = [sys.executable, "-m", "deepnmt", "reproduce", *arguments, "--worker"]
+        with log.open("ab") as output:
+            workers.append((log, subprocess.Popen(command, stdout=output, stderr=output, env=environment)))
+    try:
+        _wait(workers, runs, study_runs)
+    except BaseException:
+        for _, worker in workers:
+            if worker.poll() is None:
+                worker.send_signal(signal.SIGTERM)
+        for _, worker in workers:
+            worker.wait()
+        raise
+    for log, worker in workers:
+        if worker.returncode:
+            last = (log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["no output"])[-1]
+            raise RunError(
+                f"a worker ended with status {worker.returncode}: {last.removeprefix('deepnmt: ')} (see {log})"
+            )
+
+
+def _wait(
+    workers: Sequence[tuple[Path, "subprocess.Popen[bytes]"]], runs: Sequence[PlannedRun], study_runs: Path
+) -> None:
+    from deepnmt.progress import progress
+
+    done = {run.name for run in runs if is_done(run, study_runs / run.name)}
+    with progress("runs", total=len(runs), unit="runs") as shown:
+        shown.advance(len(done))
+        while any(worker.poll() is None for _, worker in workers):
+            time.sleep(POLL_SECONDS)
+            for run in runs:
+                if run.name not in done and is_done(run, study_runs / run.name):
+                    done.add(run.name)
+                    shown.advance(1, run.name)
