@@ -158,17 +158,25 @@ class Engine:
         return Past(slots, ancestors, filled=0, length=0, memory=memory, padding=cache.padding)
 
     def step(self, symbols: Tensor, past: Past) -> tuple[Tensor, Past]:
-        """The step function of the search: symbols (B * K,) -> logits (B * K, V) of the next position."""
+        """The step function of the search: symbols (B * K,) -> logits (B * K, V) of the next position.
+
+        At the first position all hypotheses of a sentence are the same: it is computed once, into one slot.
+        """
         past = past.with_room()
-        beam, filled = past.beam, past.filled + past.beam
-        past.ancestors[:, :, past.filled : filled] = torch.eye(beam, dtype=torch.bool, device=symbols.device)
+        beam = past.beam if past.length else 1
+        filled = past.filled + beam
+        new = torch.eye(beam, dtype=torch.bool, device=symbols.device)
+        past.ancestors[:, :, past.filled : filled] = new
         visible = past.ancestors[:, None, :, :filled] if beam > 1 else None
         over_past = [AncestorVisibility(slots, visible, filled, beam) for slots in past.slots]
         over_memory = [MemoryVisibility(past.padding, beam)] * len(past.memory)
         position = torch.tensor([past.length], device=symbols.device)
-        embedded = self.model.target_embedding(symbols.unsqueeze(1), position)
+        embedded = self.model.target_embedding(symbols.view(-1, past.beam)[:, :beam].reshape(-1, 1), position)
         (features,) = self.model.decoder(embedded, list(zip(over_past, past.memory, over_memory, strict=True)))
-        return self.project(features.squeeze(1)), replace(past, filled=filled, length=past.length + 1)
+        logits = self.project(features.squeeze(1))
+        if beam < past.beam:
+            logits = logits.repeat_interleave(past.beam, 0)
+        return logits, replace(past, filled=filled, length=past.length + 1)
 
 
 def _heads_first(part: Tensor) -> Tensor:
