@@ -113,7 +113,7 @@ def open_folder(recipe: "Recipe", dataset: "Dataset", out: Path, world: "World",
     from deepnmt.config import read_table
     from deepnmt.settings import to_table
     from deepnmt.training import folder
-    from deepnmt.training.assembly import Settings, plan_memory
+    from deepnmt.training.assembly import Settings, open_stream, plan_memory
 
     if recipe.batching.layout == "auto":
         layout: Literal["packed", "padded"] = "packed" if world.device.type == "cuda" else "padded"
@@ -129,6 +129,9 @@ def open_folder(recipe: "Recipe", dataset: "Dataset", out: Path, world: "World",
         _say(world, f"batching.tokens_per_batch = {tokens:,} by the memory plan")
     if going_on:
         folder.check_recipe(out, stored, to_table(recipe))
+    else:
+        # What the data refuses, it refuses before there is a folder.
+        open_stream(Settings(recipe.model, recipe.batching, recipe.training), dataset, world, None)
     if world.is_main:
         about = {"deepnmt": __version__, "data": str(dataset.folder.resolve())}
         folder.begin_folder(out, to_table(recipe), about, dataset.folder)
@@ -195,7 +198,9 @@ def export_model(recipe: "Recipe", out: Path) -> str:
         made_of = f"the mean of the last {len(paths)} epochs"
     elif recipe.training.export == "best" and scored:
         paths = best_checkpoints(out, 1)
-        made_of = f"the best checkpoint ({paths[0].name}, {recipe.training.best_by} {abs(score_of(paths[0]) or 0):.2f})"
+        score = score_of(paths[0]) or 0.0
+        metric = recipe.training.best_by if score >= 0 else "loss"  # without decoded text only the loss counts
+        made_of = f"the best checkpoint ({paths[0].name}, {metric} {abs(score):.2f})"
     else:
         paths, made_of = [newest], f"the last checkpoint ({newest.name})"
     write_model(out, paths, out / "model")

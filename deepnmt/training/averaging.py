@@ -41,7 +41,8 @@ def last_checkpoints(run: Path, count: int, kind: str | None = None) -> list[Pat
 
 def best_checkpoints(run: Path, count: int) -> list[Path]:
     """The checkpoints with the best validation scores, best first."""
-    scored = [path for path in all_checkpoints(run) if path.name.startswith("step") and score_of(path) is not None]
+    by_step = {step_of(path): path for path in all_checkpoints(run)}  # an epoch's and a step's may be the same
+    scored = [path for path in by_step.values() if score_of(path) is not None]
     if len(scored) < count:
         raise InputError(
             f"{run} has {len(scored)} validated checkpoints, not {count}; ask for fewer, or train with a higher "

@@ -44,15 +44,15 @@ def mean_loss(
     objective: Objective, batches: Iterable[AnyBatch], precision: Precision, device: torch.device
 ) -> tuple[float, float]:
     """Loss and nll per target token over batches, without dropout."""
-    was_training = objective.training
-    objective.eval()
+    was_training = objective.model.training
+    objective.model.eval()
     sums = torch.zeros(2, dtype=torch.float64, device=device)
     tokens = 0
     with in_one_piece(objective), autocast(precision, device):
         for batch in batches:
             sums += torch.stack(objective(batch.to(device)))
             tokens += batch.num_target_tokens
-    objective.train(was_training)
+    objective.model.train(was_training)
     loss, nll = (sums / max(tokens, 1)).tolist()
     return loss, nll
 

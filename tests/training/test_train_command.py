@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from deepnmt.cli import main
 from deepnmt.decoding.translator import Translator
+from deepnmt.evaluation.scores import quick_scores
 from deepnmt.training.curves import read_log
 
 ROOT = Path(__file__).parents[2]
@@ -136,9 +137,13 @@ def test_finished_run_leaves_a_model_that_translates(place):
     assert list((run / "tensorboard").iterdir())
 
 
-def test_checkpoint_translates_as_it_is(place):
+def test_logged_scores_are_those_of_the_checkpoint(place):
+    """And a checkpoint translates as it is."""
     translator = Translator(place / "run" / "checkpoints" / "step-00000060")
-    assert len(translator.translate(["the cat"], beam=1)) == 1
+    sources, references = ((place / f"valid.{side}").read_text().splitlines()[:5] for side in ("en", "de"))
+    scores = quick_scores(translator.translate(sources, beam=1), references, "de")
+    logged = next(line for line in read_log(place / "run") if line["kind"] == "validation" and line["step"] == 60)
+    assert (logged["bleu"], logged["chrf"]) == (scores["bleu"].value, scores["chrf"].value)
 
 
 def test_run_is_refused_twice_and_a_finished_one_resumes_to_its_end(place, capsys):
@@ -188,6 +193,7 @@ def test_signals_save_and_end_with_one_sentence(place, number, status):
         ([], "nowhere", "is not a dataset: there is no such folder"),
         ([], "separate", "shares embeddings, but"),
         (["training.wandb_project=x"], "joint", "wandb is not installed"),
+        (["batching.max_length=1"], "joint", "there is nothing to train on"),
     ],
 )
 def test_refusals_leave_nothing_behind(more, data, message, place, capsys):

@@ -274,6 +274,23 @@ def test_moving_average_is_validated_and_the_parameters_are_not_touched(tmp_path
     assert torch.equal(flat(run.model), flat(plain.model))
 
 
+def test_model_is_looked_at_without_dropout_and_trained_with_it(tmp_path):
+    run, data, job = make_job(tmp_path, replace(TRAINING, max_steps=9))
+    modes, validate = [], job.validate
+
+    def watched(model):
+        before = model.training
+        found = validate(model)
+        modes.append((before, model.training))
+        return found
+
+    job.validate = watched
+    train(run, data, job)
+    job.curves.close()
+    assert modes == [(False, False)] * 2
+    assert run.model.training
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_learns_like_full(tmp_path, precision):
     full, half = (
