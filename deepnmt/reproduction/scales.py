@@ -46,6 +46,7 @@ class Scale:
     shape: Shape | None = None  # None: the recipes' own
     tokens: int | None = None  # per run, batches counted full; None: as the recipe says
     tokens_per_update: int = 0
+    tokens_per_batch: int = 0  # what the device takes at once
     lr: float = 0.0
     warmup_share: float = 0.0  # of all updates
     dropouts: tuple[float, float, float] = (0.1, 0.0, 0.0)  # residual, attention, feed-forward
@@ -76,7 +77,8 @@ SCALES: dict[str, Scale] = {
         lr=1e-3,
         warmup_share=0.25,
         dropouts=(0.1, 0.1, 0.1),
-        settings=("batching.tokens_per_batch=16384",),
+        tokens_per_batch=16_384,
+        settings=("batching.layout=packed",),
         looks=5,
         seeds=1,
         averaged=3,
@@ -91,7 +93,8 @@ SCALES: dict[str, Scale] = {
         lr=2e-3,
         warmup_share=0.32,
         dropouts=(0.3, 0.0, 0.0),
-        settings=("batching.tokens_per_batch=8192",),
+        tokens_per_batch=8192,
+        settings=("batching.layout=packed",),
         looks=5,
         seeds=3,
     ),
@@ -102,7 +105,8 @@ SCALES: dict[str, Scale] = {
         tokens_per_update=256,
         lr=5e-3,
         warmup_share=0.2,
-        settings=("batching.tokens_per_batch=256", "training.tensorboard=false"),
+        tokens_per_batch=256,
+        settings=("training.tensorboard=false",),
         looks=2,
         seeds=2,
         averaged=2,
@@ -137,6 +141,7 @@ def overrides_of(
     return [
         *overrides,
         f"training.tokens_per_update={batch}",
+        f"batching.tokens_per_batch={min(batch, scale.tokens_per_batch)}",
         f"training.max_steps={steps}",
         f"training.warmup_steps={max(round(warmup_share * steps), 1)}",
         f"training.log_every={max(min(steps // 60, 100), 1)}",

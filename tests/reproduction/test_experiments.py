@@ -1,0 +1,160 @@
+"""The experiments as data: what they name exists, and in small every arm gets the same."""
+
+from pytest import approx, mark, raises
+
+from deepnmt.config import load_recipe
+from deepnmt.errors import InputError
+from deepnmt.reproduction.paper import EXPERIMENTS
+from deepnmt.reproduction.plan import Budget, choose_experiments, count_parameters, estimate, plan_runs, set_budget
+from deepnmt.reproduction.scales import PAPER_DIM, SCALES, arms_of
+from deepnmt.settings import to_table
+
+SMALL = [name for name, scale in SCALES.items() if not scale.is_full]
+PAPER = {name: experiment for name, experiment in EXPERIMENTS.items() if name != "two"}
+
+
+def planned(name, scale, seeds=1, budget=None, settings=()):
+    budget = budget or Budget(SCALES[scale].tokens, None)
+    return plan_runs({name: PAPER[name]}, scale, seeds, budget, settings, load_recipe)
+
+
+@mark.parametrize("name", PAPER)
+def test_arms_have_names_of_their_own_and_claims_are_about_arms(name):
+    labels = [arm.label for arm in PAPER[name].arms]
+    assert len(set(labels)) == len(labels)
+    for claim in PAPER[name].claims:
+        for label in (claim.better, claim.worse, claim.fails):
+            assert not label or label in labels
+
+
+@mark.parametrize("name", PAPER)
+def test_in_full_the_recipes_are_the_papers(name):
+    for run in planned(name, "full"):
+        written = to_table(load_recipe(run.recipe_name, [o for o in run.overrides if o.startswith("model.")]))
+        now = to_table(run.recipe)
+        assert now["model"] == written["model"]
+        for setting in ("tokens_per_update", "max_steps", "lr", "warmup_steps", "betas"):
+            if not any(f"training.{setting}=" in override for override in run.overrides):
+                assert now["training"][setting] == written["training"][setting]
+
+
+@mark.parametrize("scale", SMALL)
+@mark.parametrize("name", PAPER)
+def test_in_small_every_arm_sees_the_same_tokens(name, scale):
+    if PAPER[name].equal == "time" or not PAPER[name].trains:
+        return
+    seen = {run.recipe.training.tokens_per_update * run.recipe.training.max_steps for run in planned(name, scale)}
+    most = max(run.recipe.training.tokens_per_update for run in planned(name, scale))
+    assert max(seen) - min(seen) <= most
+
+
+@mark.parametrize("scale", SMALL)
+@mark.parametrize("name", [n for n, e in PAPER.items() if n != "table7" and not e.own_setting and e.trains])
+def test_in_small_no_arm_is_tuned_more_than_another(name, scale):
+    settings = set()
+    for run in planned(name, scale):
+        model, training = to_table(run.recipe.model), to_table(run.recipe.training)
+        dropouts = tuple(model[kind] for kind in ("dropout", "attention_dropout", "ffn_dropout"))
+        settings.add((repr(training), dropouts))
+    assert len(settings) == 1
+
+
+def test_table_7_has_two_settings_in_the_papers_ratio():
+    full = {run.uses[0].label: run.recipe.training for run in planned("table7", "full")}
+    small = {run.uses[0].label: run.recipe.training for run in planned("table7", "multi30k")}
+    for trainings in (full, small):
+        base, deep = trainings["pre, base"], trainings["pre, deep"]
+        assert deep.tokens_per_update == 2 * base.tokens_per_update
+        assert deep.max_steps == approx(base.max_steps / 2, rel=0.01)
+        assert deep.lr == approx(2 * base.lr)
+        assert deep.warmup_steps == approx(2 * base.warmup_steps, rel=0.01)
+
+
+def test_a_batch_never_holds_more_than_an_update():
+    for scale in SMALL:
+        for name in PAPER:
+            for run in planned(name, scale):
+                assert run.recipe.batching.tokens_per_batch <= run.recipe.training.tokens_per_update
+
+
+@mark.parametrize("scale", SMALL)
+def test_big_stays_twice_as_wide_as_base(scale):
+    models = {run.uses[0].label: run.recipe.model for run in planned("table1", scale)}
+    base, big = models["pre Base"], models["pre Big"]
+    assert (big.encoder.dim, big.encoder.ffn_dim) == (2 * base.encoder.dim, 2 * base.encoder.ffn_dim)
+    assert big.encoder.num_layers == base.encoder.num_layers
+
+
+def test_the_papers_parameter_counts_are_those_of_the_recipes():
+    for name, experiment in PAPER.items():
+        if name == "multi30k-tiny":
+            continue
+        for arm in arms_of(experiment, SCALES["full"]):
+            if "parameters" in arm.paper:
+                ours = count_parameters(load_recipe(arm.recipe, arm.overrides).model) / 1e6
+                assert ours == approx(arm.paper["parameters"], rel=0.02), (name, arm.label)
+    assert load_recipe("en-de-pre-base").model.encoder.dim == PAPER_DIM
+
+
+def test_the_tiny_models_have_as_many_parameters_as_the_published_one():
+    vocabulary = ["model.source_vocab_size=10000", "model.target_vocab_size=10000"]
+    for arm in PAPER["multi30k-tiny"].arms:
+        ours = count_parameters(load_recipe(arm.recipe, [*arm.overrides, *vocabulary]).model)
+        assert ours == approx(2.6e6, rel=0.1), arm.label
+
+
+def test_arms_of_several_experiments_that_are_the_same_are_one_run():
+    experiments = {name: PAPER[name] for name in ("table1", "figure4", "trainability")}
+    runs = plan_runs(experiments, "multi30k", 1, Budget(SCALES["multi30k"].tokens, None), [], load_recipe)
+    shared = [run for run in runs if len(run.uses) == 3]
+    assert [use.label for use in shared[0].uses] == ["pre Base", "Transformer 6L", "pre 6L"]
+    assert len(runs) < sum(len(arms_of(e, SCALES["multi30k"])) for e in experiments.values())
+
+
+def test_seeds_are_done_one_after_the_other_and_differ():
+    runs = planned("table5", "multi30k", seeds=2)
+    assert [run.seed for run in runs] == [1, 1, 1, 2, 2, 2]
+    assert len({run.name for run in runs}) == 6
+    assert runs[3].recipe.training.seed == 2
+
+
+def test_what_does_not_train_needs_one_seed_and_keeps_the_papers_sizes():
+    runs = planned("figure5", "multi30k", seeds=3)
+    assert len(runs) == len(PAPER["figure5"].arms)
+    assert runs[0].recipe.model.encoder.dim == 512
+
+
+def test_settings_of_the_call_are_for_every_arm():
+    assert {run.recipe.training.lr for run in planned("table1", "tiny", settings=["training.lr=0.5"])} == {0.5}
+
+
+def budget(name, scale, minutes, device="cuda"):
+    return set_budget({name: PAPER[name]}, scale, minutes, device, lambda b: planned(name, scale, budget=b))
+
+
+def test_minutes_give_every_run_as_many_tokens_as_fit():
+    whole, less = budget("table1", "europarl", None), budget("table1", "europarl", 20)
+    assert whole.tokens == SCALES["europarl"].tokens
+    assert less.tokens < whole.tokens
+    runs = planned("table1", "europarl", budget=less)
+    expected = sum(estimate(run, "cuda").training + estimate(run, "cuda").aside for run in runs)
+    assert 0.8 * 20 * 60 < expected < 20 * 60
+    assert budget("table1", "europarl", 10_000).tokens == whole.tokens
+
+
+def test_equal_time_is_shared_out():
+    given = budget("headline", "europarl", 60)
+    assert 0.7 * 1200 < given.seconds < 1200
+    assert all(run.seconds == given.seconds for run in planned("headline", "europarl", budget=given))
+
+
+def test_refusals():
+    for call, message in [
+        (lambda: budget("table1", "full", 20), "--minutes is for the small scales"),
+        (lambda: budget("headline", "europarl", None), "say how much in all with --minutes"),
+        (lambda: budget("table1", "europarl", 1), "minutes beside training: more than --minutes 1"),
+        (lambda: budget("table1", "europarl", 4), "too little for 10 runs of any use: give at least"),
+        (lambda: choose_experiments(["table11"]), "unknown experiment 'table11'; did you mean table1?"),
+    ]:
+        with raises(InputError, match=message):
+            call()

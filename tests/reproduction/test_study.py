@@ -1,0 +1,213 @@
+"""A study from end to end: killed in the middle, gone on with, scored later, reported; and what it refuses."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import two_arms
+from pytest import fixture, raises
+
+from deepnmt.cli import main
+from deepnmt.reproduction.plan import PlannedRun
+from deepnmt.reproduction.scales import SCALES
+from deepnmt.reproduction.steps import InterruptedTrainingError, Place, Tools, do_run, is_done, read_step
+from deepnmt.reproduction.study import Study, TestSet
+from deepnmt.training.curves import read_log
+from deepnmt.training.diagnosis import TrainingError
+
+ROOT = Path(__file__).parents[2]
+SHORT = ["training.max_steps=40", "training.save_every=4", "training.validate_every=20", "training.log_every=2"]
+
+
+@fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("study")
+    two_arms.write_corpus(folder / "toy")
+    return folder
+
+
+def arguments(place, out="out", *more):
+    data = ["--data", str(place / "toy" / "data"), "--out", str(place / out)]
+    return ["reproduce", "two", *SHORT, "--scale", "tiny", "--device", "cpu", *data, *more]
+
+
+def start(words):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(ROOT / "tests/reproduction/two_arms.py"), *words]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def kill_in_second_run(place):
+    """Runs in a process of its own until the second run has been training a while; returns both runs' folders."""
+    process = start(arguments(place))
+    runs = place / "out" / "runs"
+    deadline = time.monotonic() + 240
+    try:
+        while True:
+            folders = sorted(runs.glob("*-s1-*"), key=lambda path: path.stat().st_ctime) if runs.is_dir() else []
+            second = next((f for f in folders if not (f / "train.json").exists()), None)
+            finished = [f for f in folders if (f / "scores.json").exists()]
+            if finished and second and len(list((second / "training" / "checkpoints").glob("step-*"))) >= 2:
+                break
+            assert process.poll() is None, "it ended before it could be killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    return finished[0], second
+
+
+def test_a_killed_study_goes_on_where_it_was_and_is_reported(place, monkeypatch, capsys):
+    first, second = kill_in_second_run(place)
+    assert not (second / "train.json").exists()
+    before = (first / "train.json").stat().st_mtime_ns
+    logged = read_log(second / "training")[0]
+
+    # As on a machine without sacremoses.
+    monkeypatch.setitem(sys.modules, "sacremoses", None)
+    monkeypatch.delitem(sys.modules, "deepnmt.evaluation.multibleu", raising=False)
+    assert main(arguments(place)) == 0
+    assert (first / "train.json").stat().st_mtime_ns == before, "what was done is not done again"
+    assert read_log(second / "training")[0] == logged, "a run that had begun goes on, times included"
+    assert read_step(second / "train.json")["steps"] == 40
+
+    results = json.loads((place / "out" / "two" / "results.json").read_text())
+    assert [(run["arm"], run["seed"]) for run in results["runs"]] == [
+        ("plain", 1),
+        ("DLCL", 1),
+        ("plain", 2),
+        ("DLCL", 2),
+    ]
+    assert all(run["train"]["status"] == "done" for run in results["runs"])
+    assert "compound_bleu" not in results["runs"][3]["scores"]["test"]
+    assert "--score-only" in (place / "out" / "two" / "report.md").read_text()
+    assert results["runs"][1]["weights"][0]["kind"] == "dlcl"
+    assert not (first / "training" / "checkpoints").exists(), "nobody needs them any more"
+    capsys.readouterr()
+
+
+def test_scores_that_were_missing_are_added_later(place, capsys):
+    if not (place / "out" / "two").is_dir():
+        assert main(arguments(place)) == 0
+    shutil.copytree(place / "out", place / "later")
+    for model in (place / "later" / "runs").glob("*/model"):
+        shutil.rmtree(model)
+    assert main(["reproduce", "--score-only", str(place / "later")]) == 0
+    results = json.loads((place / "later" / "two" / "results.json").read_text())
+    for run in results["runs"]:
+        assert "sacremoses" in run["scores"]["test"]["compound_bleu"]["signature"]
+    report = (place / "later" / "two" / "report.md").read_text()
+    assert "--score-only" not in report
+    assert "| plain |" in report and "weights-dlcl-1.svg" in report
+
+    # What is committed of a study is small: its results alone make the report.
+    shutil.rmtree(place / "later" / "runs")
+    (place / "later" / "two" / "report.md").unlink()
+    assert main(["reproduce", "--report-only", str(place / "later")]) == 0
+    assert (place / "later" / "two" / "report.md").read_text() == report
+    capsys.readouterr()
+
+
+def test_a_study_gives_every_arm_the_same_or_refuses(place, capsys):
+    if not (place / "out" / "two").is_dir():
+        assert main(arguments(place)) == 0
+    capsys.readouterr()
+    other = [word if word != "training.max_steps=40" else "training.max_steps=50" for word in arguments(place)]
+    assert main(other) == 2
+    assert "all arms of a study must get the same" in capsys.readouterr().err
+
+
+def test_several_processes_share_the_runs(place, capsys):
+    words = ["reproduce", "figure5", *SHORT, "--scale", "tiny", "--device", "cpu"]
+    words += ["model.encoder.dim=16", "model.encoder.ffn_dim=16", "model.encoder.num_heads=2"]
+    words += ["model.decoder.dim=16", "model.decoder.ffn_dim=16", "model.decoder.num_heads=2"]
+    words += ["--data", str(place / "toy" / "data"), "--out", str(place / "shared"), "--parallel", "2"]
+    assert main(words) == 0
+    runs = json.loads((place / "shared" / "figure5" / "results.json").read_text())["runs"]
+    assert len(runs) == 7 and all(run["speed"]["tokens_per_second"] > 0 for run in runs)
+    told = [(place / "shared" / "workers" / f"worker-{i}.log").read_text().count("deepnmt: run ") for i in (1, 2)]
+    assert sum(told) == 6, "each run is done once; in one width, Base and Big are the same"
+    assert "depth.svg" in (place / "shared" / "figure5" / "report.md").read_text()
+    capsys.readouterr()
+
+
+def test_a_dry_run_prints_the_runs_and_writes_nothing(place, capsys):
+    assert main([*arguments(place, "dry"), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("pre-dlcl-4+1-d16-s") == 2
+    assert "4 runs, about" in out
+    assert not (place / "dry").exists()
+
+
+def test_refusals(place, tmp_path, capsys):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    data = ["--data", str(place / "toy" / "data")]
+    for words, message in [
+        ([], "name at least one experiment"),
+        (["two"], "--data is missing"),
+        (["two", *data], "--out is missing"),
+        (["two", *data, "--out", str(tmp_path / "x"), "--scale", "tny"], "unknown scale 'tny'; did you mean tiny?"),
+        (["tabel1", *data, "--out", str(tmp_path / "x")], "unknown experiment 'tabel1'; did you mean table1?"),
+        (["two", *data, "--out", str(tmp_path / "full"), "--scale", "tiny"], "is not empty and holds no study"),
+        (["two", *data, "--out", str(tmp_path / "x"), "--test", "news", "a"], "a test set is NAME SOURCE REFERENCE"),
+        (["two", *data, "--out", str(tmp_path / "x"), "--minutes", "-3"], "'-3' is not a number of minutes"),
+        (["two", *data, "--out", str(tmp_path / "x"), "training.lrr=3"], "unknown setting training.lrr"),
+        (["--report-only", str(tmp_path)], "is not a study: it has no readable study.json"),
+        (["two", "--data", str(tmp_path), "--out", str(tmp_path / "x")], "is not a dataset"),
+    ]:
+        assert main(["reproduce", *words]) == 2, words
+        assert message in capsys.readouterr().err, words
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_list_names_everything(capsys):
+    assert main(["reproduce", "--list"]) == 0
+    out = capsys.readouterr().out
+    for name in ("table1", "table7", "figure6", "headline", "multi30k-tiny", "full", "europarl"):
+        assert f"  {name} " in out
+
+
+def fake_place(folder, train):
+    def unused(*_):
+        raise AssertionError("a run that failed has nothing to decode, score or measure")
+
+    study = Study(folder)
+    study.keep_tests([TestSet("test", ["a"], [["b"]])])
+    return Place(study, SCALES["tiny"], Tools(unused, train, unused, unused, unused), ["bleu"], "cpu", "fp32")
+
+
+def run_of_recipe():
+    from deepnmt.config import load_recipe
+
+    return PlannedRun("run", "en-de-pre-base", [], 1, load_recipe("en-de-pre-base"), True, None, [], {"scores"})
+
+
+def test_a_run_that_diverges_is_done_and_failed(tmp_path):
+    def diverges(recipe, out):
+        raise TrainingError("diverged at step 7")
+
+    place, run = fake_place(tmp_path, diverges), run_of_recipe()
+    do_run(run, place)
+    found = read_step(tmp_path / "runs" / "run" / "train.json")
+    assert (found["status"], found["reason"]) == ("failed", "diverged at step 7")
+    assert is_done(run, tmp_path / "runs" / "run")
+
+
+def test_a_run_that_was_told_to_stop_is_not_done(tmp_path):
+    def stops(recipe, out):
+        checkpoint = out / "checkpoints" / "step-00000003"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "state.json").write_text('{"run": {"step": 3}}')
+
+    place, run = fake_place(tmp_path, stops), run_of_recipe()
+    with raises(InterruptedTrainingError):
+        do_run(run, place)
+    assert not is_done(run, tmp_path / "runs" / "run")
+    assert (tmp_path / "runs" / "run" / "training" / "checkpoints").is_dir()
