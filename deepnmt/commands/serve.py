@@ -68,17 +68,18 @@ def run(arguments: argparse.Namespace) -> None:
         raise InputError(str(error)) from error
     if arguments.grace < 0:
         raise InputError(f"--grace must be at least 0, not {arguments.grace:g}")
+    device = _device(arguments)
     logging.basicConfig(level=logging.INFO, format="deepnmt: %(message)s", stream=sys.stderr)
     metrics = Metrics()
-    listening = open_socket(arguments.host, arguments.port)
-    shelf = load_models(arguments.model, _device(arguments), arguments.precision, limits, metrics)
-    app = create_app(shelf, limits, metrics, tuple(arguments.allow_origin))
-    listening.listen(2048)
-    address = address_of(listening)
-    for model in shelf.models:
-        print(f"deepnmt: serving {model.name} ({model.source} to {model.target})", file=sys.stderr)
-    print(f"deepnmt: open {address} to translate; the API is at {address}/docs", file=sys.stderr, flush=True)
-    run_server(app, listening, arguments.grace, arguments.access_log)
+    with open_socket(arguments.host, arguments.port) as listening:
+        shelf = load_models(arguments.model, device, arguments.precision, limits, metrics)
+        app = create_app(shelf, limits, metrics, tuple(arguments.allow_origin))
+        listening.listen(2048)
+        address = address_of(listening)
+        for model in shelf.models:
+            print(f"deepnmt: serving {model.name} ({model.source} to {model.target})", file=sys.stderr)
+        print(f"deepnmt: open {address} to translate; the API is at {address}/docs", file=sys.stderr, flush=True)
+        run_server(app, listening, arguments.grace, arguments.access_log)
 
 
 def _device(arguments: argparse.Namespace) -> str:

@@ -53,15 +53,25 @@ class GracefulServer(uvicorn.Server):
 
 def open_socket(host: str, port: int) -> socket.socket:
     """Bound before anything is loaded, so that a port in use is known at once."""
+    if not 0 <= port <= 65_535:
+        raise InputError(f"cannot listen on port {port}: choose a --port from 0 to 65535")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as error:
+        raise _unusable(host, port, error) from error
+    try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
-    except (OSError, UnicodeError, OverflowError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise InputError(f"cannot listen on {host} port {port}: {reason} (choose another --host or --port)") from error
+    except OSError as error:
+        listening.close()
+        raise _unusable(host, port, error) from error
     return listening
+
+
+def _unusable(host: str, port: int, error: Exception) -> InputError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return InputError(f"cannot listen on {host} port {port}: {reason} (choose another --host or --port)")
 
 
 def address_of(listening: socket.socket) -> str:

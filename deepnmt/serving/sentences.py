@@ -4,7 +4,7 @@ Every pattern here is linear in the text, whatever a client sends.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deepnmt.decoding.splitting import UNSPACED_LANGUAGES
@@ -85,12 +85,6 @@ def _cut(text: str, gap: str) -> Iterator[Sentence]:
         start = following
     if start < len(text):
         yield Sentence(text[start:], gap)
-
-
-def join_sentences(sentences: Sequence[Sentence], translations: Sequence[str], language: str) -> str:
-    """The translations with the gaps of the source between them, as `language` writes them."""
-    gaps = [fitted_gap(sentence, language) for sentence in sentences[:-1]] + [s.gap for s in sentences[-1:]]
-    return "".join(translation + gap for translation, gap in zip(translations, gaps, strict=True))
 
 
 def fitted_gap(sentence: Sentence, language: str) -> str:

@@ -28,18 +28,17 @@ export function startTranslate(limits) {
     say(text.length > LONG ? "Translating…" : "");
     const begun = performance.now();
     const fresh = [];
-    let expected = 0, at = 0;
+    let at = 0;
     try {
       for (const part of parts(text, Math.floor(limits.max_characters / 2))) {
         const options = text.length > LONG ? {} : RICH;
         await translateStream({ text: part, model: model.name, ...options }, own.signal, (line) => {
           if (own.signal.aborted) return;
-          if (line.sentences !== undefined) expected += line.sentences;
           if (line.text === undefined) return;
           const start = text.indexOf(line.source, at);
           at = start + line.source.length;
           fresh.push({ ...line, start, alternatives: line.alternatives ?? [], rich: text.length <= LONG || undefined });
-          add(fresh, expected);
+          add(fresh, Math.min(at / text.length, 1));
         });
       }
       finish(fresh, (performance.now() - begun) / 1000);
@@ -53,7 +52,7 @@ export function startTranslate(limits) {
     }
   }
 
-  function add(fresh, expected) {
+  function add(fresh, share) {
     if (fresh.length === 1) {
       output.replaceChildren();
       choose(-1);
@@ -62,9 +61,9 @@ export function startTranslate(limits) {
     sentences = fresh;
     const i = fresh.length - 1;
     output.append(element(fresh[i], i), fresh[i].gap);
-    if (expected > 3) {
-      progress(fresh.length, expected);
-      say(`${fresh.length} of ${plural(expected, "sentence")}`);
+    if (source.value.length > LONG) {
+      progress(share, 1);
+      say(`${plural(fresh.filter((s) => s.source).length, "sentence")}, ${Math.floor(100 * share)} %`);
     }
     enable();
   }
@@ -270,8 +269,7 @@ export function startTranslate(limits) {
       const next = words[at < 0 ? (along > 0 ? 0 : words.length - 1) : at + along];
       if (next) light(i, Number(next.dataset.word));
     } else {
-      choose(i);
-      byId("alternatives-list").querySelector("button")?.focus();
+      choose(i).then(() => byId("alternatives-list").querySelector("button")?.focus());
     }
   }
 

@@ -1,0 +1,131 @@
+"""A client for the application without a network, a translator without a model, and the two together."""
+
+import asyncio
+import json
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from deepnmt.decoding.alignment import Alignment
+from deepnmt.decoding.translator import Hypothesis
+from deepnmt.serving.limits import Limits
+from deepnmt.serving.metrics import Metrics
+from deepnmt.serving.models import ServedModel, Shelf
+from deepnmt.serving.server import create_app
+
+JSON = {"content-type": "application/json"}
+
+
+class Shouter:
+    """Says everything in capitals; the second best has an exclamation mark, and so on.
+
+    Fails on the word `poison`. `held` keeps it from answering, `calls` has what it was asked in one go.
+    """
+
+    def __init__(self):
+        self.calls = []
+        self.free = threading.Event()
+        self.free.set()
+        self.entered = threading.Event()
+
+    def translate_nbest(self, texts, *, warn, beam, length_penalty, nbest, alignments):
+        self.calls.append((list(texts), {"beam": beam, "length_penalty": length_penalty, "nbest": nbest}))
+        self.entered.set()
+        assert self.free.wait(30)
+        if any("poison" in text for text in texts):
+            raise FloatingPointError("poison")
+        return [[self._said(text, rank, alignments) for rank in range(nbest)] for text in texts]
+
+    def _said(self, text, rank, alignments):
+        said = text.upper() + "!" * rank
+        words = text.split()
+        weights = [[float(i == j) for j in range(len(words))] for i in range(len(words))]
+        return Hypothesis(
+            said,
+            -1.0 - rank,
+            -2.0 - rank,
+            said.split(),
+            Alignment(words, said.split(), weights) if alignments else None,
+        )
+
+    @contextmanager
+    def held(self):
+        self.free.clear()
+        self.entered.clear()
+        try:
+            yield
+        finally:
+            self.free.set()
+
+
+def shouting_app(*pairs, translators=None, allow_origins=(), **limits):
+    """An application whose models, named like en-de, shout."""
+    limits, metrics = Limits(**{"cache_sentences": 0, **limits}), Metrics()
+    models = []
+    for i, name in enumerate(pairs or ("en-de",)):
+        translator = translators[i] if translators else Shouter()
+        models.append(ServedModel(name, tuple(name.split("-")[:2]), translator, limits, metrics))
+    return create_app(Shelf(models), limits, metrics, allow_origins)
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict
+    chunks: list
+
+    @property
+    def body(self):
+        return b"".join(self.chunks)
+
+    def json(self):
+        return json.loads(self.body)
+
+    def lines(self):
+        return [json.loads(line) for line in self.body.splitlines()]
+
+
+async def asking(app, method, path, body=b"", headers=None, leave=None, pieces=1):
+    """One request. `leave` is an event after which the client is gone; the body comes in so many `pieces`."""
+    if not isinstance(body, bytes):
+        body, headers = json.dumps(body).encode(), {**JSON, **(headers or {})}
+    split = urlsplit(path)
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
+        "path": split.path, "raw_path": split.path.encode(), "query_string": split.query.encode(), "root_path": "",
+        "headers": [(k.lower().encode(), v.encode("latin-1")) for k, v in (headers or {}).items()],
+        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80),
+    }  # fmt: skip
+    size = max(-(-len(body) // pieces), 1)
+    coming = [body[i : i + size] for i in range(0, len(body), size)] or [b""]
+    answer = Answer(0, {}, [])
+
+    async def receive():
+        if coming:
+            return {"type": "http.request", "body": coming.pop(0), "more_body": bool(coming)}
+        await (leave or asyncio.Event()).wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        if message["type"] == "http.response.start":
+            assert not answer.status, "two answers to one request"
+            answer.status = message["status"]
+            answer.headers = {k.decode(): v.decode() for k, v in message["headers"]}
+        elif message.get("body"):
+            answer.chunks.append(message["body"])
+
+    await app(scope, receive, send)
+    return answer
+
+
+def ask(app, method, path, body=b"", headers=None, **more):
+    return asyncio.run(asking(app, method, path, body, headers, **more))
+
+
+def post(app, fields, **more):
+    return ask(app, "POST", "/translate", fields, **more)
+
+
+def service(app):
+    return app.state.service

@@ -1,0 +1,129 @@
+"""`deepnmt serve` as a process: it comes up, works, and goes down without dropping anybody."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from urllib.parse import urlsplit
+
+import uvicorn
+from asking import service, shouting_app
+from phrasebook import phrases
+from pytest import fixture, mark
+
+from deepnmt.cli import main
+from deepnmt.serving.running import GracefulServer
+
+
+@fixture
+def served(phrase_folder):
+    """The process and where it listens."""
+    command = [sys.executable, "-m", "deepnmt", "serve", f"phrases={phrase_folder}", "--port", "0"]
+    options = ["--cache-sentences", "0", "--max-batch-sentences", "8", "--grace", "60"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            lines = iter(process.stderr.readline, "")
+            address = next(found[1] for line in lines if (found := re.search(r"open (http://\S+) to translate", line)))
+            yield process, urlsplit(address)
+        finally:
+            process.kill()
+
+
+def connect(address):
+    return http.client.HTTPConnection(address.hostname, address.port, timeout=60)
+
+
+def ask(address, fields):
+    connection = connect(address)
+    connection.request("POST", "/translate", json.dumps(fields), {"content-type": "application/json"})
+    response = connection.getresponse()
+    table = json.loads(response.read())
+    connection.close()
+    return response.status, table
+
+
+def test_it_serves_and_on_a_signal_finishes_what_it_began_and_refuses_the_rest(served):
+    process, address = served
+    status, table = ask(address, {"text": "The house is old.", "model": "phrases"})
+    assert (status, table["translations"][0]["text"]) == (200, "Das Haus ist alt.")
+
+    sources = [source for source, _ in phrases(400, seed=5)]
+    connection = connect(address)
+    connection.connect()
+    # A reader that is slow to begin: the stream cannot be over before the signal.
+    connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    body = json.dumps({"text": "\n".join(sources), "stream": True, "alignments": True, "beam": 1})
+    connection.request("POST", "/translate", body, {"content-type": "application/json"})
+    stream = connection.getresponse()
+    assert json.loads(stream.readline())["sentences"] == 400
+
+    process.send_signal(signal.SIGTERM)
+    refused = status = None
+    while status != 503:
+        status, refused = ask(address, {"text": "late"})
+    assert refused == {"error": "the server is shutting down and takes no new requests"}
+
+    *lines, last = [json.loads(line) for line in stream]
+    connection.close()
+    assert [line["source"] for line in lines] == sources
+    assert last == {"done": True}
+    assert process.wait(60) == 0
+    assert "Traceback" not in process.stderr.read()
+
+
+def test_a_second_signal_ends_it_at_once():
+    app = shouting_app()
+    server = GracefulServer(uvicorn.Config(app), service(app).gate, 60)
+
+    class Loop:
+        def call_soon_threadsafe(self, call):
+            self.asked = call
+
+    server._loop = Loop()
+    server.handle_exit(signal.SIGTERM, None)
+    assert (service(app).gate.closed, server.should_exit) == (True, False)
+    assert server._loop.asked == server._drain
+    server.handle_exit(signal.SIGTERM, None)
+    assert (server.should_exit, server.force_exit) == (True, True)
+
+
+@mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere is not a MODEL folder"),
+        (["{model}", "{model}"], "two models are called en-de: give one another name, as in other={model}"),
+        (["{model}", "--timeout", "0"], "timeout must be at least 1, not 0.0"),
+        (["{model}", "--grace", "-1"], "--grace must be at least 0, not -1"),
+        (["{model}", "--threads", "0"], "--threads must be at least 1, not 0"),
+        (["{model}", "--port", "99999"], "cannot listen on port 99999: choose a --port from 0 to 65535"),
+        (["{model}", "--host", "no such host"], "cannot listen on no such host port 8000"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_in_a_sentence(phrase_folder, capsys, monkeypatch, arguments, message):
+    given = [argument.format(model=phrase_folder) for argument in arguments]
+    port = [] if "--port" in given or "--host" in given else ["--port", "0"]
+    assert main(["serve", *given, *port]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"deepnmt: {message.format(model=phrase_folder)}")
+    assert error.count("\n") == 1
+
+
+def test_a_port_in_use_is_said_at_once(phrase_folder, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", str(phrase_folder), "--port", str(port)]) == 2
+    expected = (
+        f"deepnmt: cannot listen on 127.0.0.1 port {port}: Address already in use (choose another --host or --port)\n"
+    )
+    assert capsys.readouterr().err == expected
+
+
+def test_without_the_extra_it_says_what_to_install(phrase_folder, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    assert main(["serve", str(phrase_folder)]) == 2
+    assert capsys.readouterr().err == "deepnmt: deepnmt serve needs fastapi: pip install 'deepnmt[serve]'\n"

@@ -1,0 +1,146 @@
+"""Rubbish in, a valid answer or a refusal out: never an error of the server, never a crash."""
+
+import json
+import string
+
+from asking import ask, post, service, shouting_app
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pytest import fixture, mark
+
+REFUSED = {400, 404, 405, 413, 415, 422}
+FIELDS = [
+    "text", "q", "model", "source", "target", "beam", "nbest", "length_penalty", "alignments", "stream", "format",
+    "alternatives",
+]  # fmt: skip
+KINDS = [
+    "", "application/json", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "text/plain",
+    "multipart/form-data", 'multipart/mixed; boundary="', "application/json; charset=utf-16", "image/png", ";;;",
+]  # fmt: skip
+# Any character at all: halves of characters, NUL, both directions, no width, line breaks of every kind.
+CHARACTERS = st.one_of(
+    st.characters(exclude_categories=()),
+    st.sampled_from("\x00\ud800\udfff\u200b\u200e\u202e\ufeff\u2028\x85\r\n\t .!?…。<>&{}\"'אم"),
+)
+TEXT = st.text(CHARACTERS, max_size=80)
+NUMBERS = st.one_of(st.integers(), st.floats(), st.integers(-2, 20))
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), NUMBERS, TEXT),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(TEXT, inner, max_size=3)),
+    max_leaves=6,
+)
+fuzzed = settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@fixture(scope="module")
+def app():
+    return shouting_app("en-de", "de-en", batch_wait=0.0, max_characters=5_000, max_texts=20, max_body_bytes=100_000)
+
+
+def check(answer):
+    """It is one of ours, whole and readable."""
+    assert answer.status == 200 or answer.status in REFUSED, answer
+    if answer.headers["content-type"] == "application/x-ndjson":
+        assert answer.lines()[-1] == {"done": True}
+    elif answer.status == 200:
+        assert "translations" in answer.json() or "translatedText" in answer.json()
+    else:
+        assert list(answer.json()) == ["error"]
+        assert answer.json()["error"]
+    return answer
+
+
+@fuzzed
+@given(st.binary(max_size=400), st.sampled_from(KINDS), st.integers(1, 5))
+def test_any_bytes_as_any_kind(app, body, kind, pieces):
+    check(ask(app, "POST", "/translate", body, {"content-type": kind}, pieces=pieces))
+
+
+@fuzzed
+@given(st.text(string.printable, max_size=60), st.text(string.printable, max_size=200))
+def test_any_kind_of_form(app, kind, body):
+    kind = kind.replace("\n", "").replace("\r", "")
+    for start in ("multipart/form-data; boundary=", "application/x-www-form-urlencoded; "):
+        check(ask(app, "POST", "/translate", body.encode(), {"content-type": start + kind}))
+
+
+@fuzzed
+@given(VALUES)
+def test_any_json(app, value):
+    check(post(app, value if isinstance(value, dict) else {"text": value}))
+    check(ask(app, "POST", "/translate", json.dumps(value).encode()))
+
+
+@fuzzed
+@given(
+    st.dictionaries(st.sampled_from(FIELDS), st.one_of(VALUES, NUMBERS, st.sampled_from(["en", "de", "html", "auto"])))
+)
+def test_the_right_fields_with_any_values(app, fields):
+    check(post(app, fields))
+
+
+@fuzzed
+@given(st.one_of(TEXT, st.lists(TEXT, max_size=6)), st.booleans())
+def test_any_text_is_answered(app, text, stream):
+    answer = check(post(app, {"text": text, "stream": stream, "nbest": 2, "alignments": True}))
+    assert answer.status == 200
+    if not stream:
+        texts = [text] if isinstance(text, str) else text
+        assert len(answer.json()["translations"]) == len(texts)
+
+
+@fuzzed
+@given(st.one_of(TEXT, st.lists(TEXT, max_size=6)), st.sampled_from(["text", "html"]))
+def test_any_text_is_answered_to_libretranslates_clients(app, text, form):
+    answer = check(post(app, {"q": text, "source": "en", "target": "de", "format": form}))
+    assert answer.status == 200
+    assert isinstance(answer.json()["translatedText"], str) == isinstance(text, str)
+
+
+@fuzzed
+@given(st.sampled_from(["GET", "POST", "PUT", "HEAD", "OPTIONS", "DELETE", "X"]), st.text(max_size=30))
+def test_any_path(app, method, path):
+    path = path.replace("?", "").replace("#", "")
+    for start in ("/", "/models/", "/page/", "/page/../../", "/translate/"):
+        answer = ask(app, method, start + path.encode("utf-8", "replace").decode())
+        assert answer.status < 500
+
+
+@mark.parametrize(
+    ("body", "status"),
+    [
+        (json.dumps({"text": "x" * 10_000_000}).encode(), 413),
+        (b"\x00" * 10_000_000, 413),
+        (json.dumps({"text": ["\n"] * 5_000}).encode(), 413),
+        (json.dumps({"text": "\n" * 90_000}).encode(), 413),
+        (json.dumps({"text": "\n" * 4_900}).encode(), 200),
+        (b'{"text": "\\ud800"}', 200),
+        (b'{"text": "\\u0000"}', 200),
+        (b'{"text": "a", "text": "b"}', 200),
+        (b'{"text": "a", "beam": 1e400}', 422),
+        (b'{"text": "a", "beam": -0}', 422),
+        (b'\xef\xbb\xbf{"text": "with a mark of byte order"}', 200),
+        (b'{"text":' * 60_000, 413),
+        (b'{"text":' * 10_000, 400),
+    ],
+    ids=range(13),
+)
+def test_known_rubbish(app, body, status):
+    assert check(ask(app, "POST", "/translate", body, pieces=50)).status == status
+
+
+@mark.parametrize(
+    "line", ["x" * 100_000, "." * 100_000, "word " * 20_000, "a.\u200b" * 33_000, "א. " * 33_000, "<" * 100_000]
+)
+def test_lines_of_100k_characters(line):
+    roomy = shouting_app(batch_wait=0.0)
+    translation = check(post(roomy, {"text": line})).json()["translations"][0]
+    assert translation["text"].replace(" ", "") == line.upper().replace(" ", "")
+    assert check(post(roomy, {"q": line, "target": "de", "format": "html"})).status == 200
+    assert check(post(roomy, {"text": line, "stream": True})).status == 200
+
+
+def test_after_all_that_nothing_is_left_behind(app):
+    assert (service(app).gate.requests, service(app).gate.characters) == (0, 0)
+    assert service(app).shelf.models[0].queue.depth == 0
+    assert post(app, {"text": "still here"}).json()["translations"][0]["text"] == "STILL HERE"
