@@ -115,13 +115,13 @@ def line_chart(series: Sequence[Series], axes: Axes) -> str:
         parts.append(_across(frame, y, "stroke='#888' stroke-dasharray='6 4'"))
         parts.append(_text(frame.right - 4, y - 4, name, anchor="end", size=10))
     for number, line in enumerate(drawn):
-        parts += _line(line, PALETTE[number % len(PALETTE)], DASHES[(number // len(PALETTE)) % len(DASHES)], frame)
+        parts += _line(line, PALETTE[number % len(PALETTE)], _dashes(line, number), frame)
     legend = frame.bottom + 54
     for number, line in enumerate(drawn):
         x, y = frame.left + (number % 2) * (axes.width // 2 - 40), legend + 18 * (number // 2)
-        stroke = PALETTE[number % len(PALETTE)]
-        parts.append(f"<line x1='{x}' x2='{x + 24}' y1='{y - 4}' y2='{y - 4}' stroke='{stroke}' stroke-width='2.5'/>")
-        parts.append(_text(x + 30, y, line.name, size=11))
+        style = f"stroke='{PALETTE[number % len(PALETTE)]}' stroke-width='2.5' {_dashes(line, number)}"
+        parts.append(f"<line x1='{x}' x2='{x + 30}' y1='{y - 4}' y2='{y - 4}' {style}/>")
+        parts.append(_text(x + 36, y, line.name, size=11))
     return _svg(axes.width, legend + 18 * ((len(drawn) + 1) // 2), parts)
 
 
@@ -186,12 +186,16 @@ def _across(frame: _Frame, y: float, style: str) -> str:
     return f"<line x1='{frame.left}' x2='{frame.right}' y1='{y:.1f}' y2='{y:.1f}' {style}/>"
 
 
-def _line(line: Series, stroke: str, dash: str, frame: _Frame) -> list[str]:
+def _dashes(line: Series, number: int) -> str:
+    """Colours come again after a while; then the dashes differ."""
+    dash = DASHES[1] if line.dashed else DASHES[(number // len(PALETTE)) % len(DASHES)]
+    return f"stroke-dasharray='{dash}'" if dash else ""
+
+
+def _line(line: Series, stroke: str, dashes: str, frame: _Frame) -> list[str]:
     style = f"stroke='{stroke}' stroke-width='2' fill='none'"
-    dash = "6 4" if line.dashed else dash
     path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in line.points)
-    dashes = f" stroke-dasharray='{dash}'" if dash else ""
-    parts = [f"<polyline points='{path}' {style}{dashes}/>"]
+    parts = [f"<polyline points='{path}' {style} {dashes}/>"]
     hover = line.hover or [f"{line.name}: {y:.4g} at {x:g}" for x, y in line.points]
     for (x, y), spread, note in zip(line.points, _spreads(line), hover, strict=True):
         px = frame.x(x)
@@ -269,9 +273,10 @@ def page(title: str, sections: Sequence[str]) -> str:
     """A whole HTML page that loads nothing."""
     style = (
         "body{font:15px/1.5 Helvetica,Arial,sans-serif;max-width:1100px;margin:2em auto;padding:0 1em;color:#222}"
-        "svg{max-width:100%;height:auto}table{border-collapse:collapse;margin:1em 0}td,th{padding:.25em .7em;"
-        "border-bottom:1px solid #ddd;text-align:left}td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}"
-        "code{font-size:13px}rect:hover{stroke:#000}"
+        "svg{max-width:100%;height:auto}figure{margin:1em 0}code{font-size:13px}rect:hover{stroke:#000}"
+        "table{border-collapse:collapse;margin:1em 0;display:block;overflow-x:auto}"
+        "td,th{padding:.25em .7em;border-bottom:1px solid #ddd;text-align:left;white-space:nowrap;font-size:13px}"
+        "td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}"
     )
     body = "\n".join(sections)
     return (

@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, metavar="DATASET", help="what `deepnmt prepare` wrote")
     parser.add_argument("--out", type=Path, metavar="DIR", help="the folder of the study; the same call again goes on")
     parser.add_argument("--minutes", type=_positive, metavar="M", help="device time for all runs together")
+    parser.add_argument("--stop-after", type=_positive, metavar="M", help="begin no further run after so many minutes")
     parser.add_argument("--seeds", type=_count, metavar="N", help="runs of every arm (default: the scale's)")
     parser.add_argument(
         "--test",
@@ -115,13 +116,13 @@ def _reproduce(arguments: argparse.Namespace) -> None:
         return
     place = _place(arguments, study, dataset, load, device, experiments)
     if arguments.worker:
-        _work(runs, place)
+        _work(runs, place, arguments.stop_after)
         return
     _begin(arguments, study, experiments, settings, dataset, budget)
     if len(gpus) * arguments.parallel > 1:
         start_workers(_as_argv(arguments), gpus, arguments.parallel, runs, study.runs, study.folder / "workers")
     else:
-        _work(runs, place)
+        _work(runs, place, arguments.stop_after)
     for name in experiments:
         _report(study, name, runs)
     _index(study)
@@ -267,8 +268,8 @@ def _as_argv(arguments: argparse.Namespace) -> list[str]:
     """The call as words, without what only concerns this process."""
     words = [*arguments.experiments, "--scale", arguments.scale, "--data", str(arguments.data)]
     words += ["--out", str(arguments.out)] if arguments.out else []
-    for name in ("minutes", "seeds", "device"):
-        value = getattr(arguments, name)
+    for name in ("minutes", "stop-after", "seeds", "device"):
+        value = getattr(arguments, name.replace("-", "_"))
         words += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)] if value is not None else []
     words += ["--parallel", str(arguments.parallel)] if arguments.parallel > 1 else []
     words += ["--keep-checkpoints"] if arguments.keep_checkpoints else []
@@ -376,12 +377,12 @@ def _read_weights(folder: Path) -> list[dict[str, Any]]:
     return [{**asdict(weights), "matrix": weights.matrix.round(5).tolist()} for weights in found]
 
 
-def _work(runs: "list[PlannedRun]", place: "Place") -> None:
+def _work(runs: "list[PlannedRun]", place: "Place", stop_after: float | None) -> None:
     from deepnmt.reproduction.steps import InterruptedTrainingError
     from deepnmt.reproduction.workers import work
 
     try:
-        work(runs, place, lambda text: print(f"deepnmt: {text}", file=sys.stderr, flush=True))
+        work(runs, place, lambda text: print(f"deepnmt: {text}", file=sys.stderr, flush=True), stop_after)
     except InterruptedTrainingError:
         raise SystemExit(143) from None  # training said so, and what there is was saved
 

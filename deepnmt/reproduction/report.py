@@ -198,7 +198,9 @@ def _depth_charts(arms: Sequence[ArmResult], experiment: Experiment, drawing: Dr
     for name in dict.fromkeys(arm.arm.line for arm in arms if arm.arm.line):
         there = [(arm, figure(arm)) for arm in arms if arm.arm.line == name and arm.arm.depth is not None]
         known = [(float(arm.arm.depth or 0), found) for arm, found in there if found is not None]
-        ours.append((name, [(x, f.mean) for x, f in known], [f.spread for _, f in known], False))
+        failed = [str(arm.arm.depth) for arm, _ in there if arm.has_failed]
+        title = f"{name} (failed at {', '.join(failed)})" if failed else name
+        ours.append((title, [(x, f.mean) for x, f in known], [f.spread for _, f in known], False))
         key = "speed" if speed else "bleu"
         numbers = [(float(arm.arm.depth or 0), arm.arm.paper.get(key)) for arm, _ in there]
         points = [(x, float(y)) for x, y in numbers if isinstance(y, int | float)]
@@ -314,7 +316,8 @@ def metric_titles(content: Mapping[str, Any]) -> dict[str, str]:
 def _score(result: ArmResult, score: Figure | None) -> str:
     if result.has_failed:
         return FAILED
-    return _spread(score)
+    some = f" ({len(result.failures)} of {len(result.runs)} failed)" if result.failures else ""
+    return _spread(score) + some
 
 
 def _spread(figure: Figure | None) -> str:

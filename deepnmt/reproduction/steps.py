@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo
 
 from deepnmt.decoding.translator import Translator
 from deepnmt.files import replacing, write_json
@@ -29,6 +30,7 @@ from deepnmt.training.diagnosis import TrainingError
 TRAINING, MODEL, HYPOTHESES = "training", "model", "hypotheses"
 TRAIN, DECODE, SCORES, SPEED, WEIGHTS = "train.json", "decode.json", "scores.json", "speed.json", "weights.json"
 CALIBRATION_STEPS = 80
+COMPILED_VARIANTS = 64  # widths, norms, rates of dropout
 CURVE_POINTS = 60
 GRADIENT_POINTS = 8
 
@@ -102,6 +104,11 @@ def is_done(run: PlannedRun, folder: Path) -> bool:
         if train["status"] == "done":
             needed += [DECODE, SCORES, *([WEIGHTS] if "weights" in run.measures else [])]
     return all((folder / name).exists() for name in needed)
+
+
+def share_compiled_layers() -> None:
+    """Let a process keep the compiled layers of many models: the next seed or depth needs none of its own."""
+    torch._dynamo.config.recompile_limit = COMPILED_VARIANTS
 
 
 def read_step(path: Path) -> Any:
@@ -258,8 +265,7 @@ def describe_machine(device: str) -> dict[str, Any]:
 
 
 def _clear(device: str) -> None:
-    """The next model gets the memory of this one, and compiles afresh: the compiler counts what it has seen."""
+    """The next model gets the memory of this one."""
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
-        torch.compiler.reset()

@@ -16,14 +16,19 @@ from pathlib import Path
 
 from deepnmt.errors import RunError
 from deepnmt.reproduction.plan import PlannedRun
-from deepnmt.reproduction.steps import Place, do_run, is_done
+from deepnmt.reproduction.steps import Place, do_run, is_done, share_compiled_layers
 
 POLL_SECONDS = 1.0
 
 
-def work(runs: Sequence[PlannedRun], place: Place, say: Callable[[str], None]) -> None:
-    """Do every run that is not done and that no other process is at."""
+def work(runs: Sequence[PlannedRun], place: Place, say: Callable[[str], None], stop_after: float | None = None) -> None:
+    """Do every run that is not done and that no other process is at; begin none after `stop_after` minutes."""
+    share_compiled_layers()
+    started = time.monotonic()
     for number, run in enumerate(runs, start=1):
+        if stop_after is not None and time.monotonic() - started > 60 * stop_after:
+            say(f"{stop_after:g} minutes have passed: no further run is begun; the same call goes on")
+            return
         folder = place.study.runs / run.name
         if is_done(run, folder):
             continue

@@ -111,6 +111,13 @@ def test_a_score_of_nothing_is_a_failure(blocks):
     assert any(isinstance(b, Bullets) and b.items == ["DLCL: BLEU 0.30"] for b in built)
 
 
+def test_a_seed_that_failed_is_counted_beside_the_others(blocks):
+    seeds = [run_of("DLCL", 1, 40.0), run_of("DLCL", 2, 42.0), run_of("DLCL", 3, status="failed", reason="diverged")]
+    table = main_table(blocks(seeds))
+    row = dict(zip(table.head, table.rows[1], strict=True))
+    assert row["compound_bleu"] == "41.00 ± 1.41 (1 of 3 failed)"
+
+
 def test_what_is_missing_is_said(blocks):
     built = blocks([run_of("plain", 1, 40.0, metrics=("bleu",))])
     notes = " ".join(block.text for block in built if isinstance(block, Paragraph))

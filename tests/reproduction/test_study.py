@@ -211,3 +211,34 @@ def test_a_run_that_was_told_to_stop_is_not_done(tmp_path):
         do_run(run, place)
     assert not is_done(run, tmp_path / "runs" / "run")
     assert (tmp_path / "runs" / "run" / "training" / "checkpoints").is_dir()
+
+
+def test_equal_time_becomes_updates_by_a_measured_speed_and_the_warm_up_keeps_its_share(tmp_path):
+    from deepnmt.config import load_recipe
+    from deepnmt.reproduction.steps import CALIBRATION_STEPS, _timed_recipe
+
+    settings = ["training.max_steps=1000", "training.warmup_steps=250", "training.save_every=50"]
+    tried = []
+
+    def train(recipe, out):
+        """Two updates a second, after a slow start."""
+        tried.append(recipe.training.max_steps)
+        out.mkdir(parents=True)
+        every = recipe.training.log_every
+        speeds = [10.0] * 3 + [2000.0] * 5
+        lines = [
+            {"kind": "train", "step": every * n, "tokens": 1000 * every, "tokens_per_second": speed}
+            for n, speed in enumerate(speeds, start=1)
+        ]
+        (out / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    place = fake_place(tmp_path, train)
+    place = Place(place.study, place.scale, Tools(load_recipe, train, *[None] * 3), [], "cpu", "fp32")
+    run = PlannedRun("run", "en-de-pre-base", settings, 1, load_recipe("en-de-pre-base", settings), True, 600.0)
+    folder = tmp_path / "runs" / "run"
+    folder.mkdir(parents=True)
+    timed = _timed_recipe(run, folder, place).training
+    assert (timed.max_steps, timed.warmup_steps, timed.save_every) == (1200, 300, 60)
+    assert not (folder / "calibration").exists()
+    assert _timed_recipe(run, folder, place).training.max_steps == 1200
+    assert tried == [CALIBRATION_STEPS], "once measured, the number of updates stays"
