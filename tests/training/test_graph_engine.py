@@ -46,13 +46,13 @@ def run(made: tuple[Any, Transformer], update: Update, seed: int = 1) -> tuple[t
 
 
 @pytest.mark.parametrize("compiled", [True, False])
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-3), ("bf16", 0.05)])
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-3), ("bf16", 0.12)])
 def test_gradients_are_those_of_plain_torch(precision: str, tolerance: float, compiled: bool) -> None:
     torch._dynamo.reset()
     graphed, plain = engine(True, 0.0, precision, compiled), engine(False, 0.0, "fp32")
     for update in updates(3):
         (sums, gradients), (plain_sums, plain_gradients) = run(graphed, update), run(plain, update)
-        torch.testing.assert_close(sums, plain_sums, rtol=tolerance / 5, atol=0)
+        torch.testing.assert_close(sums, plain_sums, rtol=tolerance / 10, atol=0)
         for gradient, expected in zip(gradients, plain_gradients, strict=True):
             assert (gradient - expected).norm() <= tolerance * expected.norm() + 1e-6
 
