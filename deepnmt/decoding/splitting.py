@@ -4,8 +4,9 @@ import re
 from collections.abc import Callable
 
 # Tried in this order: ends of sentences, clauses, words; last, anywhere. A cut is after the match.
+# A run of stops is looked at from its beginning only: a line of dots must not take quadratic time.
 BOUNDARIES = (
-    re.compile(r"[.!?…]+[\"'”’»)\]]*\s+|[。！？][」』”’）]*\s*"),
+    re.compile(r"(?<![.!?…])[.!?…]+[\"'”’»)\]]*\s+|[。！？][」』”’）]*\s*"),
     re.compile(r"[;:]\s+|[；：]\s*"),
     re.compile(r",\s+|\s[-–—]+\s|[，、]\s*"),
     re.compile(r"\s+"),

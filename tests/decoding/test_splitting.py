@@ -32,3 +32,8 @@ def test_chinese_is_cut_at_its_own_marks():
 def test_pieces_are_joined_as_the_language_is_written():
     assert join_translations(["a.", "", "b."], "de") == "a. b."
     assert join_translations(["甲。", "乙。"], "zh-CN") == "甲。乙。"
+
+
+def test_a_line_of_dots_takes_no_time():
+    """With a pattern that is quadratic, minutes: the time limit of the tests notices."""
+    assert "".join(split_long("." * 100_000, 256, len)) == "." * 100_000
