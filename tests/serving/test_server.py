@@ -545,3 +545,23 @@ def test_a_real_model_answers_any_text(real_app, text):
     assert answer.status == 200
     gaps = [part for part in re.split(r"\S+", answer.json()["translations"][0]["text"]) if "\n" in part]
     assert sum(gap.count("\n") for gap in gaps) == text.replace("\u2028", "").count("\n")
+
+
+GUIDE = (PAGE.parents[2] / "docs" / "serve.md").read_text(encoding="utf-8")
+
+
+@mark.parametrize("body", re.findall(r"curl .*-d '(.+)'", GUIDE))
+def test_the_requests_of_the_guide_are_answered(app, body):
+    """As curl sends them: it says they are a form."""
+    answer = ask(app, "POST", "/translate", body.encode(), FORM)
+    assert answer.status == 200
+    assert answer.body.upper().startswith(b'{"MODEL":"EN-DE"')
+
+
+def test_the_guide_names_every_route_and_the_limits_as_they_are(app):
+    for path in ask(app, "GET", "/openapi.json").json()["paths"]:
+        assert path.split("/{")[0] in GUIDE
+    limits = Limits()
+    for name in ("max_characters", "max_requests", "max_waiting_characters"):
+        assert f"`--{name.replace('_', '-')}` ({getattr(limits, name):,})" in GUIDE
+    assert f"`--timeout` ({limits.timeout:g} s" in GUIDE
