@@ -100,6 +100,7 @@ def _list() -> None:
 def _reproduce(arguments: argparse.Namespace) -> None:
     from deepnmt.data.dataset import Dataset
     from deepnmt.reproduction.plan import choose_experiments
+    from deepnmt.reproduction.results import collect
     from deepnmt.reproduction.study import Study
     from deepnmt.reproduction.workers import start_workers
 
@@ -119,12 +120,14 @@ def _reproduce(arguments: argparse.Namespace) -> None:
         _work(runs, place, arguments.stop_after)
         return
     _begin(arguments, study, experiments, settings, dataset, budget)
+    for name in experiments:
+        collect(study, name, runs)  # so that --report-only knows the plan, however early this call ends
     if len(gpus) * arguments.parallel > 1:
         start_workers(_as_argv(arguments), gpus, arguments.parallel, runs, study.runs, study.folder / "workers")
     else:
         _work(runs, place, arguments.stop_after)
     for name in experiments:
-        _report(study, name, runs)
+        _report(study, name)
     _index(study)
 
 
@@ -387,17 +390,14 @@ def _work(runs: "list[PlannedRun]", place: "Place", stop_after: float | None) ->
         raise SystemExit(143) from None  # training said so, and what there is was saved
 
 
-def _report(study: "Study", name: str, runs: "Sequence[PlannedRun] | None") -> None:
+def _report(study: "Study", name: str) -> None:
     from deepnmt.analysis.charts import page
     from deepnmt.reproduction.document import write_report
     from deepnmt.reproduction.paper import EXPERIMENTS
     from deepnmt.reproduction.report import report
-    from deepnmt.reproduction.results import collect, read_results, refresh
+    from deepnmt.reproduction.results import read_results, refresh
 
-    if runs is not None:
-        collect(study, name, runs)
-    else:
-        refresh(study, name)
+    refresh(study, name)
     experiment = EXPERIMENTS[name]
     blocks = report(read_results(study, name), experiment, _drawing())
     write_report(study.folder / name, experiment.title, blocks, page)
@@ -451,7 +451,7 @@ def _report_again(arguments: argparse.Namespace) -> None:
     if arguments.score_only is not None:
         _score_again(study)
     for name in names:
-        _report(study, name, None)
+        _report(study, name)
     _index(study)
 
 

@@ -20,13 +20,15 @@ FAILED = "failed"
 
 
 def collect(study: Study, name: str, runs: Sequence[PlannedRun]) -> None:
-    """Write DIR/EXPERIMENT/results.json from the steps that are done."""
+    """Write DIR/EXPERIMENT/results.json from the steps that are done; seeds of earlier calls stay."""
     about = study.read()
-    found = []
-    for run in runs:
-        for use in run.uses:
-            if use.experiment == name:
-                found.append({"arm": use.label, "run": run.name, "seed": run.seed, **read_run(study.runs / run.name)})
+    uses = [(use.label, run) for run in runs for use in run.uses if use.experiment == name]
+    found: list[dict[str, Any]] = [{"arm": label, "run": run.name, "seed": run.seed} for label, run in uses]
+    if (study.folder / name / RESULTS).exists():
+        planned = {(run["arm"], run["seed"]) for run in found}
+        before = read_results(study, name)["runs"]
+        found += [run for run in before if (run["arm"], run["seed"]) not in planned]
+    found = [{**run, **read_run(study.runs / run["run"])} for run in found]
     write_json(study.folder / name / RESULTS, {"experiment": name, **about, "runs": found})
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 from deepnmt.errors import RunError
 from deepnmt.reproduction.plan import PlannedRun
@@ -74,7 +75,8 @@ def start_workers(
         with log.open("ab") as output:
             workers.append((log, subprocess.Popen(command, stdout=output, stderr=output, env=environment)))
     try:
-        _wait(workers, runs, study_runs)
+        with _told_to_stop():
+            _wait(workers, runs, study_runs)
     except BaseException:
         for _, worker in workers:
             if worker.poll() is None:
@@ -88,6 +90,20 @@ def start_workers(
             raise RunError(
                 f"a worker ended with status {worker.returncode}: {last.removeprefix('deepnmt: ')} (see {log})"
             )
+
+
+@contextmanager
+def _told_to_stop() -> Iterator[None]:
+    """SIGTERM ends this process only after its workers have saved what they have."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _wait(

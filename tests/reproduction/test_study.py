@@ -66,6 +66,8 @@ def kill_in_second_run(place):
 def test_a_killed_study_goes_on_where_it_was_and_is_reported(place, monkeypatch, capsys):
     first, second = kill_in_second_run(place)
     assert not (second / "train.json").exists()
+    assert main(["reproduce", "--report-only", str(place / "out")]) == 0
+    assert "Not run yet: DLCL." in (place / "out" / "two" / "report.md").read_text(), "what there is can be looked at"
     before = (first / "train.json").stat().st_mtime_ns
     logged = read_log(second / "training")[0]
 
@@ -134,6 +136,31 @@ def test_several_processes_share_the_runs(place, capsys):
     told = [(place / "shared" / "workers" / f"worker-{i}.log").read_text().count("deepnmt: run ") for i in (1, 2)]
     assert sum(told) == 6, "each run is done once; in one width, Base and Big are the same"
     assert "depth.svg" in (place / "shared" / "figure5" / "report.md").read_text()
+    capsys.readouterr()
+
+
+def test_workers_that_are_told_to_stop_save_and_go_on_later(place, capsys):
+    endless = {"two": "figure6", "training.max_steps=40": "training.max_steps=100000"}
+    words = [endless.get(word, word) for word in arguments(place, "stopped")]
+    process = start([*words, "--parallel", "2", "--seeds", "1"])
+    runs, deadline = place / "stopped" / "runs", time.monotonic() + 240
+    while len(list(runs.glob("*/training/checkpoints/step-*"))) < 3:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=120) == 143
+    told = "".join(log.read_text() for log in (place / "stopped" / "workers").glob("*.log"))
+    assert "and saved" in told
+    assert not list(runs.glob("*/train.json")), "a run that was stopped is not done"
+
+
+def test_fewer_seeds_later_do_not_drop_the_ones_there_are(place, capsys):
+    if not (place / "out" / "two").is_dir():
+        assert main(arguments(place)) == 0
+    assert main(arguments(place, "out", "--seeds", "1")) == 0
+    results = json.loads((place / "out" / "two" / "results.json").read_text())
+    assert sorted((run["arm"], run["seed"]) for run in results["runs"])[-1] == ("plain", 2)
+    assert all(run["train"] for run in results["runs"])
     capsys.readouterr()
 
 
