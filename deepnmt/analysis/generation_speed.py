@@ -84,10 +84,11 @@ def _runners(engine: Engine, source: Tensor, workload: Workload) -> tuple[Callab
             return generate(engine.step, state, rules, Greedy(), shrinking=never)
         return beam_search(engine.step, state, rules, config, never)
 
-    def encode() -> object:
+    def encode() -> None:
         if graphed is not None and graphed.recorded:
-            return next(iter(graphed.recorded.values())).start_graph.replay()
-        return engine.start(source, workload.beam)
+            next(iter(graphed.recorded.values())).start_graph.replay()
+        else:
+            engine.start(source, workload.beam)
 
     return run, encode
 
