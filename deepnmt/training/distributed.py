@@ -7,7 +7,9 @@ Sharded (FSDP2): parameters, gradients and optimiser state are spread over the r
 """
 
 import os
+import secrets
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -16,7 +18,9 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.rendezvous import rendezvous
 
 from deepnmt.errors import InputError, RunError
 from deepnmt.training.config import Precision
@@ -112,18 +116,47 @@ def join_world(device: str | None, timeout_seconds: int) -> Iterator[World]:
         yield world
         return
     backend = "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+    timeout = timedelta(seconds=timeout_seconds)
+    try:
+        store = _fresh_store(next(rendezvous("env://", timeout=timeout))[0], rank, size, timeout_seconds)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    except RuntimeError as error:
+        raise RunError(f"rank {rank} of {size} did not find the others: {_sentence(error)}") from error
     with _one_voice(world):
         yield world
     # Only when all went well: after a failure this could wait for a rank that is gone; the process ends anyway.
     dist.destroy_process_group()
 
 
+def _fresh_store(store: Store, rank: int, size: int, timeout_seconds: int) -> Store:
+    """A part of the store that nobody has written to before.
+
+    After a restart torchrun hands out the store of the ranks before, with their addresses still in it, and who reads
+    one before it is overwritten waits for the dead. So the main rank picks a name for the new part and tells each of
+    the others under a key that only a living one can have made up; they confirm.
+    """
+    mine = secrets.token_hex(8)
+    store.set(f"hello/{rank}", mine)
+    if rank > 0:
+        name = store.get(f"welcome/{mine}").decode()
+        store.set(f"joined/{name}/{rank}", "")
+        return PrefixStore(name, store)
+    missing, deadline = set(range(1, size)), time.monotonic() + timeout_seconds
+    while missing:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"ranks {', '.join(map(str, sorted(missing)))} have not come")
+        for other in missing:
+            if store.check([f"hello/{other}"]):
+                store.set(f"welcome/{store.get(f'hello/{other}').decode()}", mine)
+        time.sleep(0.01)
+        missing = {other for other in missing if not store.check([f"joined/{mine}/{other}"])}
+    return PrefixStore(mine, store)
+
+
 @contextmanager
 def _one_voice(world: World) -> Iterator[None]:
     """An error that every rank has is told by the main one; an error of one rank is told by the main one for it."""
     store = dist.distributed_c10d._get_default_store()
-    key = f"{FAILURE_KEY}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
@@ -132,7 +165,7 @@ def _one_voice(world: World) -> Iterator[None]:
         # The first to fail says why; those that fail because of it (their peer is gone) find it said.
         mine = f"{world.rank} {_sentence(error)}"
         with suppress(RuntimeError):  # the store itself may be gone
-            mine = store.compare_set(key, "", mine).decode()
+            mine = store.compare_set(FAILURE_KEY, "", mine).decode()
         first, _, sentence = mine.partition(" ")
         if isinstance(error, InputError) and world.is_main:
             raise

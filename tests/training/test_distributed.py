@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ from small import BATCHING, CONFIG_MODEL, TRAINING, corpus, make_job, run_to_end
 
 from deepnmt.errors import InputError, RunError
 from deepnmt.training.curves import read_log
-from deepnmt.training.distributed import join_world
+from deepnmt.training.distributed import _fresh_store, join_world
 from deepnmt.training.trainer import train
 
 FIFTY = replace(TRAINING, max_steps=50, tokens_per_update=256, log_every=1, validate_every=25, save_every=25)
@@ -140,6 +141,22 @@ def fail_on(rank, error):
         return type(told).__name__, str(told)
     except SystemExit as ended:
         return "SystemExit", ended.code
+
+
+def test_restarted_ranks_do_not_meet_the_dead():
+    """The store still holds what the ranks before wrote, as torchrun leaves it."""
+    store = torch.distributed.HashStore()
+    for rank in range(3):
+        store.set(f"hello/{rank}", "dead")
+    for size in (3, 2):
+        with ThreadPoolExecutor() as pool:
+            late = [pool.submit(_fresh_store, store, rank, size, 20) for rank in reversed(range(size))]
+            found = [future.result() for future in late]
+        found[0].set("key", f"of {size}")
+        assert [one.get("key") for one in found] == [f"of {size}".encode()] * size
+        assert not torch.distributed.PrefixStore("dead", store).check(["key"])
+    with pytest.raises(RuntimeError, match="ranks 1 have not come"):
+        _fresh_store(torch.distributed.HashStore(), 0, 2, 0)
 
 
 def spread_work():
