@@ -19,7 +19,7 @@ COMMANDS = {
     "backtranslate": "make synthetic parallel text from monolingual text",
     "evaluate": "translate a test set and score it",
     "reproduce": "run the paper's experiments, and set the numbers side by side",
-    "inspect": "print what a model is made of",
+    "inspect": "look into a model: its size, its learned weights, its gradients",
     "bench": "measure how fast a preset generates or trains on this machine",
     "convert": "turn a checkpoint of another toolkit into a MODEL folder",
     "serve": "serve models over HTTP, with a page to translate on",

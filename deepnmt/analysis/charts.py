@@ -60,7 +60,7 @@ def heat_map(
     left, top = 16 + 7 * max(map(len, rows)), 46
     width, height = left + cell * len(columns) + 110, top + cell * len(rows) + 34
     parts = [_text(left, 20, title, size=14, weight="bold")]
-    every = 1 if cell >= 18 else 2
+    every = 1 if cell >= 24 or len(columns) <= 10 else 2
     for j, name in enumerate(columns):
         if j % every == 0:
             parts.append(_text(left + (j + 0.5) * cell, top - 6, name, anchor="middle", size=10))
@@ -97,7 +97,7 @@ def bar_chart(bars: Sequence[tuple[str, float]], title: str, y_label: str) -> st
         parts.append(
             _text(x + step / 2, y - 4 if value >= 0 else y + size + 11, f"{value:.1f}", anchor="middle", size=9)
         )
-        parts.append(_text(x + step / 2, top + plot + 22, name, anchor="middle", size=10))
+        parts.append(_text(x + step / 2, top + plot + 28, name, anchor="middle", size=10))
     parts.append(f"<line x1='{left}' x2='{left + step * len(bars)}' y1='{zero:.1f}' y2='{zero:.1f}' stroke='#444'/>")
     return _svg(left + step * len(bars) + 20, top + plot + 40, parts)
 

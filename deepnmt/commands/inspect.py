@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from deepnmt.data.dataset import Corpus
     from deepnmt.model.config import ModelConfig, StackConfig
 
-EXAMPLE = "deepnmt inspect size en-de-pre-dlcl-30l model.encoder.num_layers=25"
+EXAMPLE = """deepnmt inspect size en-de-pre-dlcl-30l model.encoder.num_layers=25
+  deepnmt inspect weights MODEL --out weights.png
+  deepnmt inspect gradients en-de-pre-20l --out gradients.png"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

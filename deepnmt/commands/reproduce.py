@@ -459,7 +459,8 @@ def _score_again(study: "Study") -> None:
     """Scores of all hypotheses that lack some; needs the study's folder only."""
     from deepnmt.progress import progress
     from deepnmt.reproduction.paper import EXPERIMENTS
-    from deepnmt.reproduction.steps import HYPOTHESES, score_run
+    from deepnmt.reproduction.steps import score_run
+    from deepnmt.reproduction.study import HYPOTHESES
 
     about = study.read()
     languages = about["languages"][0], about["languages"][1]

@@ -16,6 +16,9 @@ from deepnmt.reproduction.paper import EXPERIMENTS
 from deepnmt.reproduction.scales import SCALES, RecipeLike, Scale, arms_of, overrides_of
 from deepnmt.settings import did_you_mean, to_table
 
+# Other places of the paper where an experiment is meant.
+ALIASES = {"appendix-a": "trainability", "section5.1": "trainability", "appendix-b": "table7", "figure2": "table2"}
+
 Load = Callable[[str, Sequence[str]], RecipeLike]
 
 # For estimates before anything was measured: arithmetic at this rate, and this long for each layer of each batch.
@@ -56,6 +59,7 @@ class Budget:
 
 
 def choose_experiments(names: Sequence[str]) -> dict[str, Experiment]:
+    names = [ALIASES.get(name, name) for name in names]
     for name in names:
         if name not in EXPERIMENTS:
             raise InputError(

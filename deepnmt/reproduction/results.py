@@ -5,21 +5,22 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deepnmt.errors import InputError
 from deepnmt.files import write_json
 from deepnmt.reproduction.experiment import Arm, Experiment
-from deepnmt.reproduction.plan import PlannedRun
 from deepnmt.reproduction.scales import SCALES, arms_of
-from deepnmt.reproduction.steps import DECODE, SCORES, SPEED, TRAIN, WEIGHTS, read_step
-from deepnmt.reproduction.study import Study
+from deepnmt.reproduction.study import DECODE, SCORES, SPEED, TRAIN, WEIGHTS, Study, read_step
+
+if TYPE_CHECKING:
+    from deepnmt.reproduction.plan import PlannedRun
 
 RESULTS = "results.json"
 FAILED = "failed"
 
 
-def collect(study: Study, name: str, runs: Sequence[PlannedRun]) -> None:
+def collect(study: Study, name: str, runs: "Sequence[PlannedRun]") -> None:
     """Write DIR/EXPERIMENT/results.json from the steps that are done; seeds of earlier calls stay."""
     about = study.read()
     uses = [(use.label, run) for run in runs for use in run.uses if use.experiment == name]

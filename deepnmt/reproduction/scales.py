@@ -6,11 +6,13 @@ another, and all see the same tokens. Only table 7, which is about settings, has
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.reproduction.experiment import Arm, Experiment
-from deepnmt.training.config import TrainingConfig
+
+if TYPE_CHECKING:
+    from deepnmt.model.config import ModelConfig, StackConfig
+    from deepnmt.training.config import TrainingConfig
 
 PAPER_DIM = 512  # of Base: twice as wide (Big) there is twice as wide here
 PAPER_TOKENS_PER_UPDATE = 32_768  # of Base, likewise
@@ -20,9 +22,9 @@ class RecipeLike(Protocol):
     """What this room needs of a recipe."""
 
     @property
-    def model(self) -> ModelConfig: ...
+    def model(self) -> "ModelConfig": ...
     @property
-    def training(self) -> TrainingConfig: ...
+    def training(self) -> "TrainingConfig": ...
     @property
     def batching(self) -> Any: ...
     @property
@@ -167,7 +169,7 @@ def _one_setting(arm: Arm, scale: Scale) -> list[str]:
     ]
 
 
-def _resized(name: str, stack: StackConfig, shape: Shape) -> list[str]:
+def _resized(name: str, stack: "StackConfig", shape: Shape) -> list[str]:
     times = max(stack.dim // PAPER_DIM, 1)
     layers = stack.num_layers
     layers = layers // shape.encoder_divisor if name == "encoder" else layers - shape.fewer_decoder_layers

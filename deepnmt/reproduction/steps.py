@@ -14,21 +14,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo
 
 from deepnmt.decoding.translator import Translator
 from deepnmt.files import replacing, write_json
 from deepnmt.model.config import ModelConfig
 from deepnmt.reproduction.plan import Load, PlannedRun, count_parameters
 from deepnmt.reproduction.scales import RecipeLike, Scale
-from deepnmt.reproduction.study import Study, TestSet
+from deepnmt.reproduction.study import (
+    DECODE,
+    HYPOTHESES,
+    MODEL,
+    SCORES,
+    SPEED,
+    TRAIN,
+    TRAINING,
+    WEIGHTS,
+    Study,
+    TestSet,
+    read_step,
+)
 from deepnmt.training.averaging import all_checkpoints, last_checkpoints, write_model
 from deepnmt.training.checkpoint import step_of
 from deepnmt.training.curves import read_log
 from deepnmt.training.diagnosis import TrainingError
 
-TRAINING, MODEL, HYPOTHESES = "training", "model", "hypotheses"
-TRAIN, DECODE, SCORES, SPEED, WEIGHTS = "train.json", "decode.json", "scores.json", "speed.json", "weights.json"
 CALIBRATION_STEPS = 80
 COMPILED_VARIANTS = 64  # widths, norms, rates of dropout
 CURVE_POINTS = 60
@@ -108,11 +117,9 @@ def is_done(run: PlannedRun, folder: Path) -> bool:
 
 def share_compiled_layers() -> None:
     """Let a process keep the compiled layers of many models: the next seed or depth needs none of its own."""
+    import torch._dynamo.config  # slow to load, and only needed where layers are compiled
+
     torch._dynamo.config.recompile_limit = COMPILED_VARIANTS
-
-
-def read_step(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def _once(path: Path, make: Callable[[], Any]) -> Any:

@@ -17,6 +17,8 @@ from deepnmt.errors import InputError
 from deepnmt.files import replacing, write_json
 
 STUDY, TESTS, RUNS = "study.json", "tests", "runs"
+TRAINING, MODEL, HYPOTHESES = "training", "model", "hypotheses"
+TRAIN, DECODE, SCORES, SPEED, WEIGHTS = "train.json", "decode.json", "scores.json", "speed.json", "weights.json"
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,11 @@ class Study:
     def tests(self) -> list[TestSet]:
         folder = self.folder / TESTS
         return [self.test(path.name) for path in sorted(folder.iterdir())] if folder.is_dir() else []
+
+
+def read_step(path: Path) -> Any:
+    """What a step left, or None where it is not done."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def _plain(value: Any) -> str:

@@ -24,7 +24,8 @@ POLL_SECONDS = 1.0
 
 def work(runs: Sequence[PlannedRun], place: Place, say: Callable[[str], None], stop_after: float | None = None) -> None:
     """Do every run that is not done and that no other process is at; begin none after `stop_after` minutes."""
-    share_compiled_layers()
+    if place.device == "cuda":
+        share_compiled_layers()
     started = time.monotonic()
     for number, run in enumerate(runs, start=1):
         if stop_after is not None and time.monotonic() - started > 60 * stop_after:

@@ -111,6 +111,10 @@ def test_arms_of_several_experiments_that_are_the_same_are_one_run():
     assert len(runs) < sum(len(arms_of(e, SCALES["multi30k"])) for e in experiments.values())
 
 
+def test_an_experiment_is_known_by_its_other_places_in_the_paper():
+    assert list(choose_experiments(["appendix-a", "figure2", "trainability"])) == ["trainability", "table2"]
+
+
 def test_seeds_are_done_one_after_the_other_and_differ():
     runs = planned("table5", "multi30k", seeds=2)
     assert [run.seed for run in runs] == [1, 1, 1, 2, 2, 2]

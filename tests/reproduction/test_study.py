@@ -15,8 +15,8 @@ from pytest import fixture, raises
 from deepnmt.cli import main
 from deepnmt.reproduction.plan import PlannedRun
 from deepnmt.reproduction.scales import SCALES
-from deepnmt.reproduction.steps import InterruptedTrainingError, Place, Tools, do_run, is_done, read_step
-from deepnmt.reproduction.study import Study, TestSet
+from deepnmt.reproduction.steps import InterruptedTrainingError, Place, Tools, do_run, is_done
+from deepnmt.reproduction.study import Study, TestSet, read_step
 from deepnmt.training.curves import read_log
 from deepnmt.training.diagnosis import TrainingError
 
