@@ -22,6 +22,7 @@ COMMANDS = {
     "inspect": "look into a model: its size, its learned weights, its gradients",
     "bench": "measure how fast a preset generates or trains on this machine",
     "convert": "turn a checkpoint of another toolkit into a MODEL folder",
+    "export": "write a MODEL for ONNX runtimes, checked to say the same",
     "serve": "serve models over HTTP, with a page to translate on",
     "score": "score translations: BLEU of every kind, chrF, TER, each with its signature",
 }
