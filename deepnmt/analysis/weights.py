@@ -2,8 +2,10 @@
 
 import csv
 import io
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -113,6 +115,26 @@ def to_page(found: list[ConnectionWeights], column: int, mask: bool, title: str)
     of_what = "each output" if len(found[0].rows) == 1 else found[0].columns[column]
     sections.append(bar_chart(found[0].profile(column), f"weight of {of_what} in the {found[0].stack}", "weight"))
     return page(title, [*sections, f"<p>{RULE if mask else 'Every weight is shown.'}</p>"])
+
+
+def storable_weights(folder: Path) -> list[dict[str, Any]]:
+    """The weights of a MODEL folder as plain lists, for a file; none where none are learned."""
+    found = learned_weights(load_model(folder))
+    return [{**asdict(weights), "matrix": weights.matrix.round(5).tolist()} for weights in found]
+
+
+def draw_stored(stored: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Pictures (SVG) of what `storable_weights` gave: a heat map for each stack, and a column of the first."""
+    found = [
+        ConnectionWeights(s["stack"], s["kind"], np.array(s["matrix"]), tuple(s["rows"]), tuple(s["columns"]))
+        for s in stored
+    ]
+    drawn = [heat_map(one.shown(mask=True).tolist(), one.rows, one.columns, one.title) for one in found]
+    if found:
+        column = default_column(found[0])
+        title = f"weight of {found[0].columns[column]} in the {found[0].stack}"
+        drawn.append(bar_chart(found[0].profile(column), title, "weight"))
+    return drawn
 
 
 def to_text(weights: ConnectionWeights, mask: bool) -> str:

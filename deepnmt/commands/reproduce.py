@@ -99,7 +99,7 @@ def _list() -> None:
 
 def _reproduce(arguments: argparse.Namespace) -> None:
     from deepnmt.data.dataset import Dataset
-    from deepnmt.reproduction.plan import choose_experiments
+    from deepnmt.reproduction.plan import choose_experiments, describe_plan
     from deepnmt.reproduction.results import collect
     from deepnmt.reproduction.study import Study
     from deepnmt.reproduction.workers import start_workers
@@ -113,7 +113,7 @@ def _reproduce(arguments: argparse.Namespace) -> None:
     load = _loader(arguments.data, dataset)
     budget, runs = _plan(arguments, experiments, settings, study, load, device)
     if arguments.dry_run:
-        _print_plan(runs, device, len(gpus) * arguments.parallel)
+        print(describe_plan(runs, device, len(gpus) * arguments.parallel))
         return
     place = _place(arguments, study, dataset, load, device, experiments)
     if arguments.worker:
@@ -204,24 +204,6 @@ def _plan(
     return budget, planned(budget)
 
 
-def _print_plan(runs: "list[PlannedRun]", device: str, at_once: int) -> None:
-    from deepnmt.reproduction.plan import estimate
-
-    total = 0.0
-    print(f"{'run':<44} {'parameters':>12} {'updates':>9} {'tokens':>14} {'minutes':>8}  for")
-    for run in runs:
-        expected = estimate(run, device)
-        training = run.recipe.training
-        minutes = (expected.training + expected.aside) / 60
-        total += minutes
-        tokens = f"{training.tokens_per_update * training.max_steps:,}" if run.trains and run.seconds is None else "-"
-        updates = f"{training.max_steps:,}" if run.trains and run.seconds is None else "-"
-        uses = "; ".join(f"{use.experiment}: {use.label}" for use in run.uses)
-        print(f"{run.name:<44} {expected.parameters:>12,} {updates:>9} {tokens:>14} {minutes:>8.1f}  {uses}")
-    print(f"{len(runs)} runs, about {total:.0f} minutes on one device", end="")
-    print(f", less with {at_once} at a time (estimates, not measured)" if at_once > 1 else " (estimated, not measured)")
-
-
 def _begin(
     arguments: argparse.Namespace,
     study: "Study",
@@ -289,6 +271,7 @@ def _place(
     device: str,
     experiments: "dict[str, Experiment]",
 ) -> "Place":
+    from deepnmt.analysis.weights import storable_weights
     from deepnmt.reproduction.scales import SCALES
     from deepnmt.reproduction.steps import Place, Tools
 
@@ -299,7 +282,7 @@ def _place(
         train=_trainer(dataset, device),
         score=_scorer(languages),
         speed=_speedometer(device, precision),
-        weights=_read_weights,
+        weights=storable_weights,
     )
     return Place(
         study=study,
@@ -370,16 +353,6 @@ def _speedometer(device: str, precision: str) -> "Callable[[ModelConfig], Mappin
     return measure
 
 
-def _read_weights(folder: Path) -> list[dict[str, Any]]:
-    from deepnmt.analysis.weights import read_weights
-
-    try:
-        found = read_weights(folder)
-    except InputError:  # a model without learned connections beside one with them
-        return []
-    return [{**asdict(weights), "matrix": weights.matrix.round(5).tolist()} for weights in found]
-
-
 def _work(runs: "list[PlannedRun]", place: "Place", stop_after: float | None) -> None:
     from deepnmt.reproduction.steps import InterruptedTrainingError
     from deepnmt.reproduction.workers import work
@@ -415,31 +388,15 @@ def _index(study: "Study") -> None:
 
 
 def _drawing() -> "Drawing":
-    import numpy as np
-
-    from deepnmt.analysis.charts import Axes, Series, bar_chart, heat_map, line_chart
-    from deepnmt.analysis.weights import ConnectionWeights, default_column
+    from deepnmt.analysis.charts import Axes, Series, line_chart
+    from deepnmt.analysis.weights import draw_stored
     from deepnmt.reproduction.report import Drawing
 
     def lines(found: "Sequence[Line]", title: str, x_label: str, y_label: str, log: bool) -> str:
         series = [Series(name, points, spread, dashed=dashed) for name, points, spread, dashed in found]
         return line_chart(series, Axes(title=title, x_label=x_label, y_label=y_label, log_y=log))
 
-    def weights(stored: Sequence[Mapping[str, Any]]) -> list[str]:
-        drawn = []
-        found = [
-            ConnectionWeights(s["stack"], s["kind"], np.array(s["matrix"]), tuple(s["rows"]), tuple(s["columns"]))
-            for s in stored
-        ]
-        for one in found:
-            drawn.append(heat_map(one.shown(mask=True).tolist(), one.rows, one.columns, one.title))
-        if found:
-            column = default_column(found[0])
-            title = f"weight of {found[0].columns[column]} in the {found[0].stack}"
-            drawn.append(bar_chart(found[0].profile(column), title, "weight"))
-        return drawn
-
-    return Drawing(lines, weights)
+    return Drawing(lines, draw_stored)
 
 
 def _report_again(arguments: argparse.Namespace) -> None:

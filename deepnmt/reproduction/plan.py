@@ -168,6 +168,23 @@ def estimate(run: PlannedRun, device: str) -> Estimate:
     return Estimate(parameters, per_token * training.tokens_per_update * training.max_steps, aside)
 
 
+def describe_plan(runs: Sequence[PlannedRun], device: str, at_once: int) -> str:
+    """The runs with their sizes and estimated times, for a dry run."""
+    total = 0.0
+    lines = [f"{'run':<44} {'parameters':>12} {'updates':>9} {'tokens':>14} {'minutes':>8}  for"]
+    for run in runs:
+        expected, training = estimate(run, device), run.recipe.training
+        minutes = (expected.training + expected.aside) / 60
+        total += minutes
+        is_counted = run.trains and run.seconds is None
+        updates = f"{training.max_steps:,}" if is_counted else "-"
+        tokens = f"{training.tokens_per_update * training.max_steps:,}" if is_counted else "-"
+        uses = "; ".join(f"{use.experiment}: {use.label}" for use in run.uses)
+        lines.append(f"{run.name:<44} {expected.parameters:>12,} {updates:>9} {tokens:>14} {minutes:>8.1f}  {uses}")
+    shared = f", less with {at_once} at a time" if at_once > 1 else ""
+    return "\n".join([*lines, f"{len(runs)} runs, about {total:.0f} minutes on one device{shared} (estimated)"])
+
+
 _counted: dict[Any, int] = {}
 
 
