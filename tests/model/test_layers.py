@@ -75,3 +75,16 @@ def test_learned_positions_tell_orders_apart(ids):
     with torch.no_grad():
         model.source_embedding.positions.weight.zero_()
     torch.testing.assert_close(model(source, target)[0], model(turned, target)[0], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_products_and_fused_attention_agree(causal: bool) -> None:
+    from deepnmt.model.attention import KeysValues, _attend_by_products, attend_padded
+
+    query, keys, values = (torch.randn(3, 5, 2, 8) for _ in range(3))
+    visible = None if causal else torch.rand(3, 1, 1, 5) > 0.3
+    if visible is not None:
+        visible[..., 0] = True
+    seen = KeysValues(keys, values)
+    fused = attend_padded(query, seen, 0.0, visible, causal)
+    torch.testing.assert_close(_attend_by_products(query, seen, 0.0, visible, causal), fused)

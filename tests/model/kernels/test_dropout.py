@@ -2,7 +2,7 @@
 
 import torch
 
-from deepnmt.model.kernels.dropout import scattered_dropout
+from deepnmt.model.kernels.dropout import quartered_dropout, scattered_dropout
 
 
 def dropped(seed: int, p: float = 0.3, shape: tuple[int, ...] = (1000, 512)) -> torch.Tensor:
@@ -37,3 +37,20 @@ def test_the_same_seed_drops_the_same_and_the_gradient_follows() -> None:
     assert x.grad is not None
     assert torch.equal(x.grad != 0, out != 0)
     assert torch.equal(out, scattered_dropout(x, 0.2, seed))
+
+
+def test_quarters_of_random_words_drop_their_share_independently() -> None:
+    masks = [quartered_dropout(torch.ones(1000, 513), 0.3) == 0 for _ in range(2)]
+    for mask in masks:
+        assert abs(mask.double().mean() - 0.3) < 0.003
+        for place in range(4):  # each quarter of a word alone
+            assert abs(mask.flatten()[place::4].double().mean() - 0.3) < 0.006
+        for other in (mask.roll(1, 1), mask.roll(1, 0), mask.roll(3, 1)):
+            assert abs((mask & other).double().mean() - 0.09) < 0.003
+    assert abs((masks[0] & masks[1]).double().mean() - 0.09) < 0.003
+    kept = quartered_dropout(torch.ones(1000, 513), 0.1)
+    assert abs(kept.mean() - 1) < 0.003
+    torch.manual_seed(3)
+    first = quartered_dropout(torch.ones(7, 3), 0.5)
+    torch.manual_seed(3)
+    assert torch.equal(first, quartered_dropout(torch.ones(7, 3), 0.5))
