@@ -77,7 +77,7 @@ def test_learned_positions_tell_orders_apart(ids):
     torch.testing.assert_close(model(source, target)[0], model(turned, target)[0], rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("causal", [True, False])
+@mark.parametrize("causal", [True, False])
 def test_products_and_fused_attention_agree(causal: bool) -> None:
     from deepnmt.model.attention import KeysValues, _attend_by_products, attend_padded
 
