@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -129,22 +128,14 @@ def open_updates(settings: Settings, dataset: Dataset, world: World, state: Stre
 
 
 def open_stream(settings: Settings, dataset: Dataset, world: World, state: StreamState | None) -> BatchStream:
-    sides = dataset.tokenizers.source, dataset.tokenizers.target
-    dropout = settings.batching.bpe_dropout
-
-    def resample(side: int, sentences: Any, seed: int) -> list[list[int]]:
-        return sides[side].resample_batch(sentences, dropout, seed)
-
-    return BatchStream(
-        dataset.train,
+    return BatchStream.of(
+        dataset,
         settings.batching,
         seed=settings.training.seed,
         tokens_per_update=settings.training.tokens_per_update,
-        weights={entry["name"]: entry.get("weight", 1.0) for entry in dataset.meta["train"]},
         rank=world.rank,
         world_size=world.size,
         state=state,
-        resample=(partial(resample, 0), partial(resample, 1)) if dropout > 0 else None,
     )
 
 

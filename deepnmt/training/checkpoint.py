@@ -196,6 +196,7 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
     except SafetensorError as error:
         raise RunError(f"cannot write {path.name} of a checkpoint ({error}); the one before is whole") from error
+    path.chmod(0o644)  # safetensors lets nobody but the owner read what it writes
 
 
 def _read_shards(path: Path, tensors: dict[str, Tensor], alone: bool) -> None:
