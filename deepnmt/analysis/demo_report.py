@@ -37,8 +37,8 @@ class Demo:
 def show(demo: Demo, result: dict[str, Any], count: int) -> None:
     print(f"\nTest set: {result['num_lines']:,} sentences of components the model has never seen")
     for score in result["scores"].values():
-        interval = score.get("confidence")
-        spread = f" ({interval['low']:.1f} to {interval['high']:.1f} with 95 % confidence)" if interval else ""
+        low, high = score.get("low"), score.get("high")
+        spread = "" if low is None else f" ({low:.1f} to {high:.1f} with 95 % confidence)"
         print(f"  {score['name']} {score['value']:.1f}{spread}   {score['signature']}")
     for source, hypothesis, reference in demo.triples(count):
         print(f"\n  {source}\n  > {hypothesis}\n  = {reference}")

@@ -20,6 +20,7 @@ TRAINING_SECONDS = {"cpu": 500, "cuda": 60}
 RECIPES = {"cpu": "demo", "cuda": "demo-gpu"}
 STEPS = {"cpu": (300, 6000), "cuda": (2000, 8000)}  # at least and at most
 EXAMPLES = 10
+VOCABULARY = 4000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +48,7 @@ def run(arguments: argparse.Namespace) -> None:
                  for split, prefix in (("train", ""), ("valid", "valid-"), ("test", "test-"))
                  for side, language in (("source", "en"), ("target", target))]  # fmt: skip
         given = [part for pair in files for part in pair]
-        _call("prepare", *given, "--source-lang", "en", "--target-lang", target, "--vocab-size", 4000, "--joint",
+        _call("prepare", *given, "--source-lang", "en", "--target-lang", target, "--vocab-size", VOCABULARY, "--joint",
               "--min-frequency", 2, "--out", data)  # fmt: skip
     model = run_folder / "model"
     if not (model / "meta.json").is_file():

@@ -1,0 +1,98 @@
+"""The demo from end to end in small: it shows what it made, reuses what is there, and does not start over."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deepnmt.cli import main
+from deepnmt.commands import demo
+
+RECIPE = """
+[model]
+source_vocab_size = 10
+target_vocab_size = 10
+share_embeddings = true
+[model.encoder]
+num_layers = 3
+dim = 16
+ffn_dim = 32
+num_heads = 2
+connection = "dlcl"
+[model.decoder]
+num_layers = 1
+dim = 16
+ffn_dim = 32
+num_heads = 2
+connection = "dlcl"
+[batching]
+tokens_per_batch = 256
+[training]
+max_steps = 30
+schedule = "warmup_stable_decay"
+tokens_per_update = 256
+warmup_steps = 5
+decay_steps = 15
+log_every = 5
+validate_every = 30
+save_every = 30
+tensorboard = false
+"""
+NAMES = ["light", "door", "window", "switch", "sensor", "heater"]
+GERMAN = ["Licht", "Tor", "Fenster", "Schalter", "Sensor", "Heizgerät"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A demo folder whose corpus is already there, so that nothing is downloaded."""
+    corpus = tmp_path / "demo" / "corpus-de"
+    corpus.mkdir(parents=True)
+    for split, numbers in {"train": range(200), "valid": range(300, 310), "test": range(400, 420)}.items():
+        lines = [(n, NAMES[n % 6], GERMAN[n % 6]) for n in numbers]
+        english = [f"Turn the {name} number {n} on or off now" for n, name, _ in lines]
+        german = [f"Schalte das {name} Nummer {n} jetzt ein oder aus" for n, _, name in lines]
+        (corpus / f"{split}.en").write_text("\n".join(english) + "\n", encoding="utf-8")
+        (corpus / f"{split}.de").write_text("\n".join(german) + "\n", encoding="utf-8")
+    (corpus / "corpus.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "tiny.toml").write_text(RECIPE, encoding="utf-8")
+    monkeypatch.setattr(demo, "STEPS", {"cpu": (30, 30)})
+    monkeypatch.setattr(demo, "VOCABULARY", 300)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_whole_way_and_then_only_what_is_missing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["demo", "--recipe", "tiny.toml", "--device", "cpu"]
+    assert main(command) == 0
+    shown = capsys.readouterr()
+    assert "$ deepnmt prepare" in shown.err and "$ deepnmt train" in shown.err and "$ deepnmt evaluate" in shown.err
+    assert "|tok:13a|" in shown.out and "chrF2|" in shown.out
+    assert shown.out.count("\n  > ") == demo.EXAMPLES
+    assert "deepnmt translate demo/run-de/model" in shown.out
+    report = (folder / "demo" / "report-de.html").read_text(encoding="utf-8")
+    assert "What each layer listens to" in report and report.count("<svg") == 4
+    assert "http://" not in report.replace("http://www.w3.org/2000/svg", "") and "<script src" not in report
+
+    assert main(command) == 0
+    again = capsys.readouterr()
+    assert "$ deepnmt" not in again.err
+    assert shown.out.endswith(again.out)
+
+
+def test_an_interrupted_demo_goes_on_with_its_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["demo", "--recipe", "tiny.toml", "--device", "cpu"]
+    assert main(command) == 0
+    plan = folder / "demo" / "plan-de.json"
+    steps = json.loads(plan.read_text(encoding="utf-8"))["steps"]
+    assert steps == 30
+    for path in (folder / "demo" / "run-de" / "model").iterdir():
+        path.unlink()  # as if it had been stopped after training
+    (folder / "demo" / "run-de" / "model").rmdir()
+    capsys.readouterr()
+    assert main([*command, "--seconds", "1"]) == 0  # the plan that was made counts, not a new one
+    assert f"training.max_steps={steps}" in capsys.readouterr().err
+
+
+def test_english_is_refused_as_the_target(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--target", "en"]) == 2
+    assert "--target en" in capsys.readouterr().err
