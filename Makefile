@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .PHONY: demo test format clean
 
 demo: $(VENV)/installed
-	$(BIN)/deepnmt demo
+	$(BIN)/deepnmt demo $(if $(TARGET),--target $(TARGET))
 
 test: $(VENV)/installed
 	$(BIN)/ruff format --check .

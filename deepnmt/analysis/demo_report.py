@@ -24,7 +24,7 @@ class Demo:
 
     @property
     def report(self) -> Path:
-        return self.folder / f"report-{self.target}.html"
+        return self.folder / "report.html"
 
     def triples(self, count: int) -> list[tuple[str, str, str]]:
         """Source, translation and reference of some test sentences, evenly spread over those of middling length."""

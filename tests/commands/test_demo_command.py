@@ -69,7 +69,7 @@ def test_the_whole_way_and_then_only_what_is_missing(folder: Path, capsys: pytes
     assert "|tok:13a|" in shown.out and "chrF2|" in shown.out
     assert shown.out.count("\n  > ") == demo.EXAMPLES
     assert "deepnmt translate demo/run-de/model" in shown.out
-    report = (folder / "demo" / "report-de.html").read_text(encoding="utf-8")
+    report = (folder / "demo" / "report.html").read_text(encoding="utf-8")
     assert "What each layer listens to" in report and report.count("<svg") == 4
     assert "http://" not in report.replace("http://www.w3.org/2000/svg", "") and "<script src" not in report
 
