@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from deepnmt import __version__
 from deepnmt.data.sentence_pieces import SentencePieces
 from deepnmt.data.tokenizer import Tokenizer, TokenizerPair
-from deepnmt.data.vocabulary import EOS, PAD, UNK
+from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
 from deepnmt.decoding.export_check import DECODER, ENCODER, Agreement, ExportedModel, compare, random_sources
 from deepnmt.errors import InputError, RunError
 from deepnmt.files import replacing, sha256, write_json
@@ -128,6 +128,9 @@ def _write(graph: nn.Module, example: tuple[Any, ...], path: Path, **names: Any)
             program = torch.onnx.export(graph.eval(), example, dynamo=True, verbose=False, **names)
             assert program is not None
             ClearMetadataAndDocStringPass()(program.model)  # stack traces, with the paths of this machine
+            for weight in program.model.graph.initializers.values():
+                # A weight has its shape in itself. Said twice, onnxruntime's quantiser changes it in one place only.
+                weight.shape = weight.type = None
             program.save(path)
     except torch.onnx.OnnxExporterError as error:
         raise RunError(f"torch cannot write {path.name}: {str(error.__cause__ or error).splitlines()[0]}") from error
@@ -184,7 +187,7 @@ def _description(model: Transformer, tokenizers: TokenizerPair) -> dict[str, Any
         "format": EXPORT_FORMAT,
         "deepnmt": __version__,
         "torch": torch.__version__,
-        "ids": {"pad": config.pad_id, "eos": EOS, "unk": UNK},
+        "ids": {"bos": BOS, "pad": config.pad_id, "eos": EOS, "unk": UNK},
         "past": {"layers": stack.num_layers, "heads": stack.num_heads, "head_dim": stack.dim // stack.num_heads},
         "max_positions": config.max_positions if config.positions == "learned" else None,
         "tokenizers": {

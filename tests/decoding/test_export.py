@@ -1,0 +1,279 @@
+"""`deepnmt export`: what onnxruntime makes of the graphs is what the model says, or there are no graphs."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from itertools import zip_longest
+from pathlib import Path
+
+import onnxruntime
+import pytest
+import torch
+from conftest import digit_tokenizers, padded, reversed_digits, tiny_model
+
+from deepnmt.cli import main
+from deepnmt.data.sentence_pieces import SentencePieces, cut, piece_counts
+from deepnmt.data.tokenizer import Tokenizer, TokenizerPair, Writing
+from deepnmt.data.vocabulary import EOS
+from deepnmt.decoding import export as exporting
+from deepnmt.decoding.export_check import ExportedModel, _difference, compare, random_sources
+from deepnmt.decoding.translator import Translator
+from deepnmt.errors import RunError
+from deepnmt.model.config import ModelConfig, StackConfig
+from deepnmt.model.connections import CONNECTIONS
+from deepnmt.model.storage import load_model, save_model
+from deepnmt.model.transformer import Transformer
+
+ROOT = Path(__file__).parents[2]
+GRAPHS = ("encoder.onnx", "decoder_step.onnx")
+KINDS = list(CONNECTIONS)
+# Every scheme once, in two stacks of each model; what is rare in a model comes with one of them.
+RARE = [
+    {"norm": "post", "positions": "learned", "max_positions": 9},
+    {"norm": "pre", "activation": "swiglu", "share_embeddings": True},
+    {"norm": "post", "tie_output": False, "activation": "gelu"},
+]
+PAIRS = zip_longest(KINDS[1::2], KINDS[::2], fillvalue="residual")
+CASES = [(*pair, RARE[number % len(RARE)]) for number, pair in enumerate(PAIRS)]
+
+
+def scrambled(encoder: str, decoder: str, settings: dict) -> Transformer:
+    """Nothing at a special value, so that every weight matters."""
+    torch.manual_seed(0)
+    # Another width on each side, where the embedding is not shared.
+    dims = (16, 16) if settings.get("share_embeddings") else (16, 24)
+    # One layer has two outputs to mix already, and tracing takes seconds a layer; transparent attention needs readers.
+    layers = (1, 2) if encoder == "transparent" else (2, 1)
+    stacks = {
+        side: StackConfig(num_layers=count, dim=dim, ffn_dim=20, num_heads=4, connection=CONNECTIONS[kind].Config())
+        for side, kind, count, dim in zip(("encoder", "decoder"), (encoder, decoder), layers, dims, strict=True)
+    }
+    model = Transformer(ModelConfig(source_vocab_size=14, target_vocab_size=14, **stacks, **settings)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.fixture(scope="module")
+def exported(digits_model, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("exports") / "digits"
+    assert main(["export", str(digits_model), "--format", "onnx", "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture
+def instead(monkeypatch, exported):
+    """The exporter errs: whatever the model, it writes these graphs, which are those of the digits model."""
+
+    def write_graphs(model, folder):
+        for name in GRAPHS:
+            shutil.copy(exported / name, folder / name)
+
+    monkeypatch.setattr(exporting, "write_graphs", write_graphs)
+
+
+@pytest.mark.parametrize(("encoder", "decoder", "settings"), CASES, ids=[f"{e}-{d}" for e, d, _ in CASES])
+@torch.no_grad()
+def test_steps_in_onnxruntime_are_the_whole_pass_in_torch(encoder, decoder, settings, tmp_path):
+    """Of every scheme, either norm, any batch size and lengths: nothing of the example it was traced on is left."""
+    model = scrambled(encoder, decoder, settings)
+    exporting.write_graphs(model, tmp_path)
+    onnx = ExportedModel(tmp_path)
+    for lengths in [(1,), (6,), (3, 8, 1), (2, 2, 7, 4, 5)]:
+        source = padded([torch.randint(3, 14, (length,)).tolist() for length in lengths])
+        target = torch.randint(3, 14, (len(lengths), 9))
+        memory, past = onnx.encode(source.numpy()), onnx.start(len(lengths))
+        for tokens, expected in zip(target.T, model(source, target).transpose(0, 1), strict=True):
+            logits, past = onnx.step(tokens.numpy(), memory, past)
+            torch.testing.assert_close(torch.from_numpy(logits), expected, rtol=0, atol=1e-5)
+    assert compare(model, onnx, random_sources(model.config)).max_difference < 1e-5
+
+
+def test_every_scheme_and_norm_is_among_the_cases():
+    assert {kind for *pair, _ in CASES for kind in pair} == set(CONNECTIONS)
+    assert {settings["norm"] for *_, settings in CASES} == {"pre", "post"}
+
+
+def test_the_folder_says_what_it_is(exported, digits_model):
+    about = json.loads((exported / "export.json").read_text())
+    assert about["config"] == json.loads((digits_model / "config.json").read_text())
+    assert about["checked"]["positions"] > 200
+    assert 0 < about["checked"]["max_difference"] < 1e-4
+    for side in ("source", "target"):
+        original = getattr(TokenizerPair.load(digits_model), side)
+        assert json.loads((exported / f"vocabulary.{side}.json").read_text()) == original.pieces
+        assert SentencePieces.read(exported / f"{side}.model").pieces == original.pieces
+    step = onnxruntime.InferenceSession(exported / "decoder_step.onnx")
+    shapes = {given.name: given.shape for given in step.get_inputs()}
+    assert shapes["tokens"] == ["batch"]
+    assert shapes["memory_values_1"] == ["batch", "source_length", 4, 16]
+    assert shapes["past_keys_0"] == ["batch", "past_length", 4, 16]
+
+
+def test_graphs_do_not_tell_where_they_were_made(exported):
+    for name in GRAPHS:
+        content = (exported / name).read_bytes()
+        assert str(ROOT).encode() not in content
+        assert b"stack_trace" not in content
+
+
+def test_the_page_translates_as_we_do_without_torch_or_deepnmt_and_quantised(exported, digits_model, tmp_path):
+    example, quantise = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.DOTALL)
+    assert example.count('"MODEL-onnx"') == 1
+    shutil.copytree(exported, tmp_path / "MODEL-onnx")
+    program = f"""
+import sys
+sys.modules["torch"] = sys.modules["deepnmt"] = None
+{example}
+texts = json.loads(sys.argv[1])
+print(json.dumps(translate(texts)))
+{quantise}
+encoder, step = (onnxruntime.InferenceSession(folder / f"{{name}}.int8.onnx") for name in ("encoder", "decoder_step"))
+print(json.dumps(translate(texts)))
+"""
+    texts = [source for source, _ in reversed_digits(20, seed=7)] + ["fu\u0308nf  drei", "¿eins?"]
+    command = [sys.executable, "-W", "error", "-c", program, json.dumps(texts)]
+    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    _, same, quantised = ran.stdout.splitlines()
+    expected = Translator(digits_model).translate(texts, beam=1)
+    assert json.loads(same) == expected
+    assert sum(map(str.__eq__, json.loads(quantised), expected)) >= 20, "of a model that is sure, int8 says the same"
+
+
+def test_ids_are_right_where_sentencepiece_numbers_otherwise(tmp_path):
+    """A vocabulary with a cut-off has pieces that are never used, and no ids for them."""
+    whole = digit_tokenizers().source.subwords.model
+    model = cut(whole, piece_counts(whole, {"drei": 9, "acht": 9}), 5)
+    tokenizers = TokenizerPair(*(Tokenizer(SentencePieces(model), Writing(language)) for language in ("de", "en")))
+    assert tokenizers.source.vocab_size < 57
+    exporting._write_tokenizer(tmp_path, "source", tokenizers.source)
+    symbols = json.loads((tmp_path / "vocabulary.source.json").read_text())
+    pieces = SentencePieces.read(tmp_path / "source.model")._processor.encode("drei acht null", out_type=str)
+    assert [symbols.index(piece) if piece in symbols else 3 for piece in pieces] == tokenizers.source.encode(
+        "drei acht null"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("encoder.connection.weight", (-1, 1)),
+        ("encoder.layers.1.attention.input.bias", 5),
+        ("decoder.layers.1.feed_forward.expand.bias", 5),
+    ],
+)
+def test_a_graph_that_differs_by_one_number_is_not_kept(name, place, instead, digits_model, tmp_path, capsys):
+    model = load_model(digits_model)
+    with torch.no_grad():
+        model.get_parameter(name)[place] += 0.01
+    save_model(tmp_path / "MODEL", model)
+    TokenizerPair.load(digits_model).save(tmp_path / "MODEL")
+    assert main(["export", str(tmp_path / "MODEL")]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert re.fullmatch(
+        r"deepnmt: nothing is exported: at step \d of a batch of \d sentences of up to \d tokens a logit of the ONNX "
+        r"graph differs from the model's by \S+, which is more than 1e-04\n",
+        captured.err,
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["MODEL"]
+
+
+def test_an_earlier_export_survives_one_that_fails(instead, exported, random_model, tmp_path, capsys):
+    out = tmp_path / "out"
+    shutil.copytree(exported, out)
+    before = (out / "export.json").read_bytes()
+    assert main(["export", str(random_model), "--out", str(out), "--overwrite"]) == 1
+    assert (out / "export.json").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_good_export_stands_beside_the_model_and_replaces_an_earlier_one(instead, digits_model, tmp_path, capsys):
+    model, out = tmp_path / "MODEL", tmp_path / "MODEL-onnx"
+    shutil.copytree(digits_model, model)
+    (tmp_path / "text").write_text("eins zwei\n\nfünf drei sieben\n", encoding="utf-8")
+    assert main(["export", f"{model}/", "--check", str(tmp_path / "text")]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{out}: decoder_step.onnx 0.4 MB, encoder.onnx 0.4 MB")
+    given = len(random_sources(load_model(model).config)) + 2
+    assert f"tokens of {given} sentences, logits within" in second
+
+    (out / "old").write_text("")
+    assert main(["export", str(model), "--overwrite"]) == 0
+    assert not (out / "old").exists()
+    assert (out / "encoder.onnx").is_file()
+
+
+@torch.no_grad()
+def test_the_comparison_runs_every_sentence_in_several_batches(digits_model, exported):
+    model = load_model(digits_model)
+    sources = random_sources(model.config)
+    assert {len(ids) for ids in sources} >= {1, 2, 3} and max(map(len, sources)) > 15
+    assert all(ids[-1] == EOS for ids in sources)
+    agreement = compare(model, ExportedModel(exported), sources)
+    assert agreement.sentences == len(sources)
+    assert agreement.positions >= sum(map(len, sources))
+    with pytest.raises(RunError, match="differs from the model's"):
+        compare(tiny_model(digit_tokenizers(), seed=2).eval(), ExportedModel(exported), sources)
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ([2.00003, 2.00001], None),
+        ([1.99999, 2.000005], "chooses another token"),
+        ([2.0002, 1.99998], "differs from the model's by 1.7e-04"),
+        ([float("nan"), 1.0], "by nan"),
+        ([2.0], "has logits"),
+    ],
+)
+def test_a_difference_is_a_logit_or_a_choice(found, message):
+    expected = torch.tensor([[2.00003, 1.99998]])
+    if message is None:
+        assert _difference(expected, torch.tensor([found]), "here") < 1e-4
+    else:
+        with pytest.raises(RunError, match=message):
+            _difference(expected, torch.tensor([found]), "here")
+
+
+def test_a_tie_of_the_model_is_no_difference():
+    assert _difference(torch.tensor([[2.0, 2.000001]]), torch.tensor([[2.000002, 2.0]]), "here") < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "nowhere is not a MODEL folder: it has no meta.json"),
+        (["nowhere", "--format", "tflite"], "argument --format: invalid choice: 'tflite'"),
+        (["nowhere", "--check", "missing.txt"], "missing.txt does not exist"),
+        ([], "the following arguments are required: MODEL"),
+    ],
+)
+def test_refusals(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"deepnmt: {message}")
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_exists_is_kept_unless_it_is_an_export_to_overwrite(digits_model, tmp_path, capsys):
+    command = ["export", str(digits_model), "--out", str(tmp_path)]
+    assert main(command) == 2
+    expected = f"deepnmt: {tmp_path} exists already; choose another --out, or --overwrite it\n"
+    assert capsys.readouterr().err == expected
+    assert main([*command, "--overwrite"]) == 2
+    expected = f"deepnmt: {tmp_path} is not an export, so it is not overwritten; choose another --out\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_missing_packages_are_named_with_their_extra(digits_model, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(exporting, "find_spec", lambda name: None if name != "onnx" else True)
+    assert main(["export", str(digits_model), "--out", str(tmp_path / "out")]) == 2
+    expected = "deepnmt: deepnmt export needs onnxruntime and onnxscript: pip install 'deepnmt[onnx]'\n"
+    assert capsys.readouterr().err == expected
