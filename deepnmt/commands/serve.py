@@ -1,6 +1,7 @@
 """`deepnmt serve`: models behind HTTP, with a page to translate on."""
 
 import argparse
+import os
 import sys
 
 from deepnmt.errors import InputError
@@ -47,7 +48,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         group.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS, metavar=metavar, help=text)
 
 
+# What torch's CPU kernels keep for each shape they have met. Batches have ever new shapes, so it is of no use here and
+# grows by hundreds of MB. Read when torch is loaded.
+SHAPE_CACHES = {"LRU_CACHE_CAPACITY": "16", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16"}
+
+
 def run(arguments: argparse.Namespace) -> None:
+    for name, capacity in SHAPE_CACHES.items():
+        os.environ.setdefault(name, capacity)
     try:
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
@@ -83,8 +91,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _device(arguments: argparse.Namespace) -> str:
-    import os
-
     import torch
 
     if arguments.threads is not None and arguments.threads < 1:

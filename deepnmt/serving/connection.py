@@ -39,15 +39,20 @@ async def _departure(receive: Receive) -> None:
 
 
 class LineStream(Response):
-    """NDJSON: a JSON object a line, as they come. `leave` is called at the end, however it ends."""
+    """NDJSON: a JSON object a line, as they come. `leave` is called at the end, however it ends.
+
+    A client that takes no line within `patience` seconds is given up.
+    """
 
     media_type = "application/x-ndjson"
 
-    def __init__(self, tables: AsyncGenerator[dict[str, Any], None], leave: Callable[[], None]) -> None:
+    def __init__(
+        self, tables: AsyncGenerator[dict[str, Any], None], leave: Callable[[], None], patience: float
+    ) -> None:
         super().__init__()
         del self.headers["content-length"]
         self.headers["x-accel-buffering"] = "no"  # a proxy must not collect the lines
-        self.tables, self.leave = tables, leave
+        self.tables, self.leave, self.patience = tables, leave, patience
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -55,18 +60,24 @@ class LineStream(Response):
         except RefusedError as refused:
             if refused.status != GONE:
                 raise
+        except TimeoutError:
+            logger.info("a client did not read its stream for %g seconds and was given up", self.patience)
         finally:
             self.leave()
 
     async def _write(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async def patiently(message: Message) -> None:
+            async with asyncio.timeout(self.patience):
+                await send(message)
+
+        await patiently({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async with aclosing(self.tables) as tables:
             try:
                 async for table in tables:
-                    await send(_chunk(table))
+                    await patiently(_chunk(table))
             except RefusedError as refused:  # too late for a status
-                await send(_chunk({"error": refused.message}))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await patiently(_chunk({"error": refused.message}))
+        await patiently({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _chunk(table: dict[str, Any]) -> Message:

@@ -109,7 +109,8 @@ def _add_translate(app: FastAPI, service: Service) -> None:
         if asked.stream:
             size = sum(map(len, texts))
             service.gate.enter(size)
-            return LineStream(_lines(service, model, texts, options), leave=partial(service.gate.leave, size))
+            leave = partial(service.gate.leave, size)
+            return LineStream(_lines(service, model, texts, options), leave, patience=service.limits.timeout)
         with service.admitted(texts):
             answers = await unless_gone(request.receive, service.translate_all(model, texts, options))
         translations = [

@@ -86,8 +86,11 @@ class Answer:
         return [json.loads(line) for line in self.body.splitlines()]
 
 
-async def asking(app, method, path, body=b"", headers=None, leave=None, pieces=1):
-    """One request. `leave` is an event after which the client is gone; the body comes in so many `pieces`."""
+async def asking(app, method, path, body=b"", headers=None, leave=None, pieces=1, reads=10**9):
+    """One request. `leave` is an event after which the client is gone; the body comes in so many `pieces`.
+
+    The client `reads` so many chunks of the answer and then no more.
+    """
     if not isinstance(body, bytes):
         body, headers = json.dumps(body).encode(), {**JSON, **(headers or {})}
     split = urlsplit(path)
@@ -112,6 +115,8 @@ async def asking(app, method, path, body=b"", headers=None, leave=None, pieces=1
             assert not answer.status, "two answers to one request"
             answer.status = message["status"]
             answer.headers = {k.decode(): v.decode() for k, v in message["headers"]}
+        elif len(answer.chunks) == reads:
+            await asyncio.Event().wait()
         elif message.get("body"):
             answer.chunks.append(message["body"])
 

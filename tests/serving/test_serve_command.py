@@ -16,7 +16,15 @@ from phrasebook import phrases
 from pytest import fixture, mark
 
 from deepnmt.cli import main
+from deepnmt.commands.serve import SHAPE_CACHES
 from deepnmt.serving.running import GracefulServer
+
+
+@fixture(autouse=True)
+def own_environment(monkeypatch):
+    """What the command sets is unset again."""
+    for name, capacity in SHAPE_CACHES.items():
+        monkeypatch.setenv(name, capacity)
 
 
 @fixture

@@ -12,6 +12,7 @@ from deepnmt.serving.limits import Limits
 from deepnmt.serving.metrics import Metrics
 from deepnmt.serving.models import load_models
 from deepnmt.serving.server import PAGE, create_app
+from deepnmt.serving.service import WINDOW
 
 
 @fixture
@@ -125,21 +126,27 @@ def test_requests_of_many_clients_share_batches(app):
 def test_a_long_document_does_not_keep_a_short_request_waiting():
     app = shouting_app(max_batch_sentences=8)
     document = "\n".join(f"line {i}" for i in range(500))
+    queue = service(app).shelf.models[0].queue
+
+    async def waiting(count):
+        while queue.depth < count:
+            await asyncio.sleep(0.001)
 
     async def run():
         with shouter(app).held():
             long = asyncio.create_task(asking(app, "POST", "/translate", {"text": document}))
             await asyncio.to_thread(shouter(app).entered.wait, 30)
+            at_work = len(shouter(app).calls[0][0])
+            await waiting(WINDOW - at_work)
             short = asyncio.create_task(asking(app, "POST", "/translate", {"text": "short"}))
-            while service(app).gate.requests < 2:
-                await asyncio.sleep(0.001)
-            await asyncio.sleep(0)
+            await waiting(WINDOW - at_work + 1)
         assert (await short).status == 200
-        done_before = sum(len(texts) for texts, _ in shouter(app).calls)
         assert (await long).json()["translations"][0]["text"] == document.upper()
-        return done_before
 
-    assert asyncio.run(run()) < 250
+    asyncio.run(run())
+    calls = [texts for texts, _ in shouter(app).calls]
+    turn = next(i for i, texts in enumerate(calls) if "short" in texts)
+    assert sum(map(len, calls[:turn])) <= WINDOW
 
 
 def test_sentences_are_remembered_with_their_options():
@@ -329,6 +336,14 @@ def test_a_client_that_leaves_takes_its_sentences_along(app):
 
     assert asyncio.run(run()).status == 200
     assert [texts for texts, _ in shouter(app).calls] == [["busy"], ["next"]]
+
+
+def test_a_client_that_does_not_read_its_stream_is_given_up():
+    app = shouting_app(timeout=1)
+    service(app).limits.__dict__["timeout"] = 0.1
+    answer = post(app, {"text": "One. Two. Three.", "stream": True}, reads=2)
+    assert len(answer.chunks) == 2
+    assert service(app).gate.requests == 0
 
 
 def test_a_sentence_on_which_the_model_fails_is_an_error_of_the_server_and_only_there(app, caplog):
