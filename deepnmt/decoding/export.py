@@ -5,7 +5,7 @@ Whoever runs them needs onnxruntime and a tokeniser, no torch and nothing of our
 
 import logging
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict
@@ -35,24 +35,28 @@ DESCRIPTION = "export.json"
 PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 
 
-def export(folder: Path, out: Path, texts: Sequence[str] = ()) -> Agreement:
+def export(
+    folder: Path, out: Path, texts: Sequence[str] = (), tell: Callable[[str], None] = lambda text: None
+) -> Agreement:
     """Write the MODEL of `folder` to the folder `out`, unless it says anything else than the MODEL does.
 
-    Compared on random sources and on `texts`.
+    Compared on random sources and on `texts`. `tell` hears what is being done.
     """
     check_packages()
     model, tokenizers = load_model(folder), TokenizerPair.load(folder)
+    _check_vocabularies(folder, model, tokenizers)
     given = [[*ids, EOS] for ids in tokenizers.source.encode_batch(texts) if ids]
     with replacing(out) as aside:
         aside.mkdir()
+        num_layers = model.config.encoder.num_layers + model.config.decoder.num_layers
+        tell(f"tracing {num_layers} layers, some seconds each")
         write_graphs(model, aside)
+        tell("comparing what was written with the model")
         agreement = compare(model, ExportedModel(aside), [*random_sources(model.config), *given])
         for side, tokenizer in (("source", tokenizers.source), ("target", tokenizers.target)):
             _write_tokenizer(aside, side, tokenizer)
-        weights = {"file": WEIGHTS, "sha256": sha256(folder / WEIGHTS)}
-        write_json(
-            aside / DESCRIPTION, _description(model, tokenizers) | {"weights": weights, "checked": asdict(agreement)}
-        )
+        origin = {"weights_sha256": sha256(folder / WEIGHTS), "checked": asdict(agreement)}
+        write_json(aside / DESCRIPTION, _description(model, tokenizers) | origin)
     return agreement
 
 
@@ -60,6 +64,13 @@ def check_packages() -> None:
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise InputError(f"deepnmt export needs {' and '.join(missing)}: pip install 'deepnmt[onnx]'")
+
+
+def _check_vocabularies(folder: Path, model: Transformer, tokenizers: TokenizerPair) -> None:
+    for side in ("source", "target"):
+        in_model, in_text = getattr(model.config, f"{side}_vocab_size"), getattr(tokenizers, side).vocab_size
+        if in_model < in_text:
+            raise InputError(f"{folder}: the {side} tokeniser has {in_text} symbols, the model only {in_model}")
 
 
 class EncoderGraph(nn.Module):

@@ -21,6 +21,7 @@ from deepnmt.decoding import export as exporting
 from deepnmt.decoding.export_check import ExportedModel, _difference, compare, random_sources
 from deepnmt.decoding.translator import Translator
 from deepnmt.errors import RunError
+from deepnmt.files import sha256
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections import CONNECTIONS
 from deepnmt.model.storage import load_model, save_model
@@ -28,6 +29,7 @@ from deepnmt.model.transformer import Transformer
 
 ROOT = Path(__file__).parents[2]
 GRAPHS = ("encoder.onnx", "decoder_step.onnx")
+TOLD = "deepnmt: tracing 4 layers, some seconds each\ndeepnmt: comparing what was written with the model\n"
 KINDS = list(CONNECTIONS)
 # Every scheme once, in two stacks of each model; what is rare in a model comes with one of them.
 RARE = [
@@ -100,6 +102,7 @@ def test_every_scheme_and_norm_is_among_the_cases():
 def test_the_folder_says_what_it_is(exported, digits_model):
     about = json.loads((exported / "export.json").read_text())
     assert about["config"] == json.loads((digits_model / "config.json").read_text())
+    assert about["weights_sha256"] == sha256(digits_model / "model.safetensors")
     assert about["checked"]["positions"] > 200
     assert 0 < about["checked"]["max_difference"] < 1e-4
     for side in ("source", "target"):
@@ -178,7 +181,7 @@ def test_a_graph_that_differs_by_one_number_is_not_kept(name, place, instead, di
     assert re.fullmatch(
         r"deepnmt: nothing is exported: at step \d of a batch of \d sentences of up to \d tokens a logit of the ONNX "
         r"graph differs from the model's by \S+, which is more than 1e-04\n",
-        captured.err,
+        captured.err.removeprefix(TOLD),
     )
     assert [path.name for path in tmp_path.iterdir()] == ["MODEL"]
 
@@ -188,6 +191,7 @@ def test_an_earlier_export_survives_one_that_fails(instead, exported, random_mod
     shutil.copytree(exported, out)
     before = (out / "export.json").read_bytes()
     assert main(["export", str(random_model), "--out", str(out), "--overwrite"]) == 1
+    assert capsys.readouterr().err.startswith(f"{TOLD}deepnmt: nothing is exported: ")
     assert (out / "export.json").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -197,7 +201,9 @@ def test_a_good_export_stands_beside_the_model_and_replaces_an_earlier_one(inste
     shutil.copytree(digits_model, model)
     (tmp_path / "text").write_text("eins zwei\n\nfünf drei sieben\n", encoding="utf-8")
     assert main(["export", f"{model}/", "--check", str(tmp_path / "text")]) == 0
-    first, second = capsys.readouterr().out.splitlines()
+    captured = capsys.readouterr()
+    first, second = captured.out.splitlines()
+    assert captured.err == TOLD
     assert first.startswith(f"{out}: decoder_step.onnx 0.4 MB, encoder.onnx 0.4 MB")
     given = len(random_sources(load_model(model).config)) + 2
     assert f"tokens of {given} sentences, logits within" in second
@@ -250,6 +256,8 @@ def test_a_tie_of_the_model_is_no_difference():
         (["nowhere"], "nowhere is not a MODEL folder: it has no meta.json"),
         (["nowhere", "--format", "tflite"], "argument --format: invalid choice: 'tflite'"),
         (["nowhere", "--check", "missing.txt"], "missing.txt does not exist"),
+        (["nowhere", "--check", "."], ". is not UTF-8 text"),
+        (["nowhere", "--check", sys.executable], f"{sys.executable} is not UTF-8 text"),
         ([], "the following arguments are required: MODEL"),
     ],
 )
@@ -269,6 +277,17 @@ def test_what_exists_is_kept_unless_it_is_an_export_to_overwrite(digits_model, t
     assert capsys.readouterr().err == expected
     assert main([*command, "--overwrite"]) == 2
     expected = f"deepnmt: {tmp_path} is not an export, so it is not overwritten; choose another --out\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_a_tokeniser_of_another_model_is_refused(digits_model, tmp_path, capsys):
+    model = scrambled("residual", "residual", {"norm": "pre"})
+    save_model(tmp_path / "MODEL", model)
+    assert main(["export", str(tmp_path / "MODEL")]) == 2
+    assert "there is no tokeniser at" in capsys.readouterr().err
+    TokenizerPair.load(digits_model).save(tmp_path / "MODEL")
+    assert main(["export", str(tmp_path / "MODEL")]) == 2
+    expected = f"deepnmt: {tmp_path / 'MODEL'}: the source tokeniser has 57 symbols, the model only 14\n"
     assert capsys.readouterr().err == expected
 
 
