@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 FENCED = re.compile(r"^```(\S+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PORT = "8000"
+LIMIT = 600  # seconds for the whole page, on a machine that is busy with other things
+pytestmark = mark.timeout(LIMIT + 60)
 
 CURL = f"""#!{sys.executable}
 # Where there is no curl: as much of it as the tutorial uses.
@@ -89,7 +91,7 @@ def walk(tmp_path_factory) -> Walk:
         start_new_session=True,
     )
     try:
-        status = process.wait(timeout=280)
+        status = process.wait(timeout=LIMIT)
     finally:
         kill_group(process.pid)
     outputs = [log.read_text(encoding="utf-8") for log in logs if log.exists()]
