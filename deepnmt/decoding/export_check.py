@@ -75,12 +75,13 @@ def compare(model: Transformer, exported: ExportedModel, sources: Sequence[list[
     sources: ids with their end. They are decoded in batches of several sizes.
     """
     limit = model.config.max_positions if model.config.positions == "learned" else None
-    positions, max_difference = 0, 0.0
+    sentences, positions, max_difference = 0, 0, 0.0
     for batch in _batches([ids[:limit] for ids in sources]):
+        sentences += len(batch)
         for difference in _decode_both(model, exported, _padded(batch, model.config.pad_id), limit):
             positions += len(batch)
             max_difference = max(max_difference, difference)
-    return Agreement(len(sources), positions, max_difference)
+    return Agreement(sentences, positions, max_difference)
 
 
 def _decode_both(model: Transformer, exported: ExportedModel, source: Tensor, limit: int | None) -> Iterator[float]:

@@ -8,7 +8,6 @@ import sys
 from itertools import zip_longest
 from pathlib import Path
 
-import onnxruntime
 import pytest
 import torch
 from conftest import digit_tokenizers, padded, reversed_digits, tiny_model
@@ -26,6 +25,10 @@ from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections import CONNECTIONS
 from deepnmt.model.storage import load_model, save_model
 from deepnmt.model.transformer import Transformer
+
+for package in exporting.PACKAGES:
+    pytest.importorskip(package, reason="pip install 'deepnmt[onnx]'")
+import onnxruntime  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 GRAPHS = ("encoder.onnx", "decoder_step.onnx")
