@@ -109,7 +109,7 @@ def _evaluate(demo: "Demo", device: str | None) -> dict[str, Any]:
         with contextlib.redirect_stdout(printed):
             _call("evaluate", demo.model, "--source", demo.corpus / "test.en", "--reference",
                   demo.corpus / f"test.{demo.target}", "--output", demo.hypotheses, "--metrics", "bleu", "chrf",
-                  "--confidence", "--length-penalty", 1.0, "--json", *on_device)  # fmt: skip
+                  "--confidence", "--json", *on_device)  # fmt: skip
         write_json(path, json.loads(printed.getvalue()))
     return cast(dict[str, Any], json.loads(path.read_text(encoding="utf-8")))
 

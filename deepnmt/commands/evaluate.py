@@ -57,6 +57,7 @@ def run(arguments: argparse.Namespace) -> None:
     references = [(path, read_lines(path)) for path in arguments.reference]
     check_lengths([(arguments.source, source)], references)
     translator = load_translator(arguments)
+    settings = translator.defaults | settings
     hypotheses, seconds = _translated(translator, source, arguments, settings)
     scores = score(
         hypotheses,

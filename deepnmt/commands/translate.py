@@ -52,8 +52,8 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
     """The settings of a `TranslationConfig`: what is not given is not passed on, so the defaults are its own."""
     group = parser.add_argument_group("search (lengths count subwords)")
     for name, kind, text in (
-        ("beam", int, "hypotheses kept at each step; 1 is greedy (4)"),
-        ("length-penalty", float, "alpha: the score is log probability / length**alpha (0.6)"),
+        ("beam", int, "hypotheses kept at each step; 1 is greedy (the model's recipe says, else 4)"),
+        ("length-penalty", float, "alpha: the score is log probability / length**alpha (the recipe's, else 0.6)"),
         ("patience", float, "a sentence is done after patience * beam finished hypotheses (1)"),
         ("min-length", int, "shortest translation (0)"),
         ("max-length", int, "longest translation, instead of ratio and extra"),

@@ -81,6 +81,7 @@ class Translator:
                 )
         self.models = [self._load(folder, pair) for folder, pair in zip(folders, self.tokenizers, strict=True)]
         self.engines = [prepare(model, precision) for model in self.models]
+        self.defaults: dict[str, Any] = load_meta(folders[0]).get("decoding", {})
         self.graphed = GraphedSearches(self.engines[0]) if _can_record(self.device, self.engines) else None
 
     @classmethod
@@ -89,7 +90,7 @@ class Translator:
         translator = cls.__new__(cls)
         translator.device = model.output_weight.device
         translator.tokenizers, translator.models, translator.engines = [tokenizers], [model], [Engine(model)]
-        translator.graphed = None
+        translator.graphed, translator.defaults = None, {}
         return translator
 
     def _load(self, folder: Path, pair: TokenizerPair) -> Transformer:
@@ -118,7 +119,7 @@ class Translator:
         `settings` are the fields of `TranslationConfig`; `prefixes` are what the translations must begin with;
         `done` is called with the number of texts of each batch. A text of spaces only has one empty translation.
         """
-        config = from_table(TranslationConfig, settings)
+        config = from_table(TranslationConfig, self.defaults | settings)
         warn = warn or _warn
         pieces = self._pieces(texts, prefixes, config, warn)
         for batch in self._translated(list(self._batches(pieces, config)), config):

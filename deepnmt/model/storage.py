@@ -98,7 +98,7 @@ def load_weights(model: Transformer, stored: dict[str, torch.Tensor], where: Pat
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise InputError(f"{path.parent} is not a MODEL folder: it has no {path.name}") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is damaged: {error}") from error

@@ -1,5 +1,6 @@
 """One model from several checkpoints: the mean of their weights (in float64, so that equal ones stay themselves)."""
 
+import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from deepnmt.files import replacing
 from deepnmt.model.storage import load_config, load_weights, save_model
 from deepnmt.model.transformer import Transformer
 from deepnmt.training.checkpoint import list_checkpoints, read_state, read_weights, score_of, step_of
-from deepnmt.training.folder import CHECKPOINTS, copy_tokenizers
+from deepnmt.training.folder import CHECKPOINTS, RECIPE, copy_tokenizers
 
 
 def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
@@ -82,11 +83,18 @@ def write_model(run: Path, paths: Sequence[Path], out: Path, meta: dict[str, Any
         "step": step_of(newest),
         "averaged": [path.name for path in paths],
         "score": read_state(newest).get("score") if len(paths) == 1 else None,
+        "decoding": read_decoding(run),
         **(meta or {}),
     }
     with replacing(out) as aside:
         save_model(aside, model, {name: value for name, value in described.items() if value is not None})
         copy_tokenizers(run, aside)
+
+
+def read_decoding(run: Path) -> dict[str, Any] | None:
+    """How the run's recipe wants its model to be decoded; what translates with the model does so unless told otherwise."""
+    recipe = run / RECIPE
+    return tomllib.loads(recipe.read_text(encoding="utf-8")).get("decoding") if recipe.is_file() else None
 
 
 def build_model(checkpoint: Path, weights: dict[str, Tensor]) -> Transformer:

@@ -1,5 +1,6 @@
 """From text to text: what a user of `Translator` may rely on."""
 
+import json
 import shutil
 
 import pytest
@@ -282,3 +283,19 @@ def test_batches_side_by_side_give_what_one_after_the_other_gives(unsure):
         torch.set_num_threads(1)
     assert pieces(found) == pieces(expected)
     assert sum(counted) == len(SOURCES)
+
+
+def test_a_model_is_searched_as_its_recipe_says_unless_told_otherwise(digits_model, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(digits_model, folder)
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps({**meta, "decoding": {"beam": 2, "length_penalty": 0.0}}))
+    told, plain = Translator(folder), Translator(digits_model)
+    text = SOURCES[:1]
+    (mine,), (theirs,) = (
+        told.translate_nbest(text, nbest=2),
+        plain.translate_nbest(text, nbest=2, beam=2, length_penalty=0.0),
+    )
+    assert [(h.text, h.score) for h in mine] == [(h.text, h.score) for h in theirs]
+    assert mine[0].score == mine[0].log_prob  # no penalty
+    assert told.translate_nbest(text, length_penalty=1.0)[0][0].score > mine[0].score
