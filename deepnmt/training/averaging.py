@@ -92,7 +92,7 @@ def write_model(run: Path, paths: Sequence[Path], out: Path, meta: dict[str, Any
 
 
 def read_decoding(run: Path) -> dict[str, Any] | None:
-    """How the run's recipe wants its model to be decoded; what translates with the model does so unless told otherwise."""
+    """How the run's recipe wants its model to be decoded: what translates with it does so unless told otherwise."""
     recipe = run / RECIPE
     return tomllib.loads(recipe.read_text(encoding="utf-8")).get("decoding") if recipe.is_file() else None
 
