@@ -2,10 +2,9 @@
 
     python benchmarks/serve.py [MODEL] --clients 64 --seconds 60 --json serve.json
 
-Every client sends a sentence, waits for its translation and sends the next, over loopback. The same is measured twice
-in one run: as the server is, and one request at a time (batches of one). Every answer is checked to be the one to its
-request. Without MODEL a small one with random weights is made: its translations are as long as they may be (twice the
-source and 20 subwords more), so it is harder work than a trained model of its size.
+Every client sends a sentence, waits for its translation and sends the next, over loopback. Two servers are measured
+in turns: as it is, and one request at a time (batches of one). Every answer is checked to be the one to its request.
+Without MODEL a small one is made: 12 + 2 layers, width 64, taught the phrase book of the tests for a moment.
 """
 
 import argparse
@@ -13,7 +12,6 @@ import asyncio
 import json
 import os
 import platform
-import random
 import re
 import signal
 import statistics
@@ -21,126 +19,144 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "serving"))
+import phrasebook  # noqa: E402
+
+ALONE = ["--max-batch-sentences", "1", "--batch-wait", "0"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", type=Path, metavar="MODEL")
     parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=60.0, help="for each of the two measurements")
-    parser.add_argument("--words", type=int, nargs=2, default=[5, 20], metavar=("FEWEST", "MOST"), help="of a sentence")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for each of the two ways")
+    parser.add_argument("--turns", type=int, default=6, help="in so many turns, so that both meet the same machine")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         model = arguments.model or make_model(Path(name) / "small")
-        together = measure(arguments, model, [])
-        alone = measure(arguments, model, ["--max-batch-sentences", "1", "--batch-wait", "0"])
-    result = {
-        "machine": f"{platform.machine()}, {arguments.threads} threads, Python {platform.python_version()}",
-        "clients": arguments.clients,
-        "batched": together,
-        "one at a time": alone,
-        "times the throughput": round(together["requests per second"] / alone["requests per second"], 2),
-    }
+        result = compare(arguments, model)
     print(json.dumps(result, indent=2))
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=2) + "\n")
 
 
-def vocabulary() -> list[str]:
-    text = " ".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
-    return sorted(set(re.findall(r"[A-Za-z]{2,12}", text)))
+def compare(arguments: argparse.Namespace, model: Path) -> dict[str, Any]:
+    with served(arguments, model, []) as together, served(arguments, model, ALONE) as alone:
+        for server in (together, alone):
+            asyncio.run(load(server, range(8), 3.0))  # warm up
+            server.turns.clear()
+        for turn in range(arguments.turns):
+            for server in (together, alone):
+                seeds = range(1000 * turn + 1000, 1000 * turn + 1000 + arguments.clients)
+                asyncio.run(load(server, seeds, arguments.seconds / arguments.turns))
+        ratios = [one.rate / other.rate for one, other in zip(together.turns, alone.turns, strict=True)]
+        return {
+            "machine": f"{platform.machine()}, {arguments.threads} threads, Python {platform.python_version()}",
+            "clients": arguments.clients,
+            "batched": together.figures(),
+            "one at a time": alone.figures(),
+            "times the throughput": round(together.rate / alone.rate, 2),
+            "in each turn": [round(ratio, 2) for ratio in ratios],
+        }
 
 
 def make_model(folder: Path) -> Path:
-    """12 encoder layers with DLCL, 2 decoder layers, width 128, 2,000 subwords of this project's own documentation."""
+    """12 encoder layers with DLCL, 2 decoder layers, width 64, which learns the phrase book of the tests."""
     import torch
 
-    from deepnmt.data.sentence_pieces import SentencePieces, train
-    from deepnmt.data.tokenizer import Tokenizer, TokenizerPair, Writing
-    from deepnmt.model.config import ModelConfig, StackConfig
-    from deepnmt.model.connections.dlcl import DlclConfig
-    from deepnmt.model.storage import save_model
-    from deepnmt.model.transformer import Transformer
-
-    words = Counter(vocabulary())
-    pieces = train(dict(words), vocab_size=2000, subwords="bpe", byte_fallback=True, character_coverage=1.0)
-    pair = TokenizerPair(*(Tokenizer(SentencePieces(pieces), Writing(language)) for language in ("en", "de")))
-    torch.manual_seed(1)
-    stack = {"dim": 128, "ffn_dim": 512, "num_heads": 4, "connection": DlclConfig()}
-    config = ModelConfig(
-        source_vocab_size=pair.source.vocab_size,
-        target_vocab_size=pair.target.vocab_size,
-        share_embeddings=True,
-        encoder=StackConfig(**stack, num_layers=12),
-        decoder=StackConfig(**stack, num_layers=2),
-    )
-    save_model(folder, Transformer(config).eval())
-    pair.save(folder)
+    torch.set_num_threads(1)
+    phrasebook.make_model(folder, dim=64)
     return folder
 
 
-def measure(arguments: argparse.Namespace, model: Path, options: list[str]) -> dict[str, Any]:
+@dataclass
+class Turn:
+    times: list[float]  # seconds of each request
+    wrong: int
+    elapsed: float
+    memory: list[int]
+
+    @property
+    def rate(self) -> float:
+        return len(self.times) / self.elapsed
+
+
+@dataclass
+class Server:
+    pid: int
+    port: int
+    turns: list[Turn] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        return sum(len(turn.times) for turn in self.turns) / sum(turn.elapsed for turn in self.turns)
+
+    def figures(self) -> dict[str, Any]:
+        times = sorted(seconds for turn in self.turns for seconds in turn.times)
+        memory = [used for turn in self.turns for used in turn.memory]
+        return {
+            "requests": len(times),
+            "lost or wrong": sum(turn.wrong for turn in self.turns),
+            "requests per second": round(self.rate, 1),
+            "p50 ms": round(1000 * statistics.median(times), 1),
+            "p99 ms": round(1000 * times[int(0.99 * (len(times) - 1))], 1),
+            "memory MB after a quarter": memory[len(memory) // 4],
+            "memory MB at the end": memory[-1],
+        }
+
+
+@contextmanager
+def served(arguments: argparse.Namespace, model: Path, options: list[str]) -> Iterator[Server]:
     command = [sys.executable, "-m", "deepnmt", "serve", str(model), "--port", "0", "--device", "cpu"]
     command += ["--threads", str(arguments.threads), "--precision", arguments.precision, "--cache-sentences", "0"]
-    with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True, cwd=ROOT) as server:
+    with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:
-            assert server.stderr is not None
-            lines = iter(server.stderr.readline, "")
+            assert process.stderr is not None
+            lines = iter(process.stderr.readline, "")
             port = next(int(found[1]) for line in lines if (found := re.search(r"open http://[^ ]+:(\d+) to", line)))
-            return asyncio.run(load(arguments, server.pid, port))
+            yield Server(process.pid, port)
         finally:
-            server.send_signal(signal.SIGTERM)
-            server.wait(60)
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
 
 
-async def load(arguments: argparse.Namespace, pid: int, port: int) -> dict[str, Any]:
-    words = vocabulary()
-    await asyncio.gather(*(client(port, words, arguments, seed, time.monotonic() + 3) for seed in range(8)))  # warm up
+async def load(server: Server, seeds: Sequence[int], seconds: float) -> None:
     started = time.monotonic()
-    until = started + arguments.seconds
-    memory = asyncio.ensure_future(watch_memory(pid, until))
-    seeds = range(1000, 1000 + arguments.clients)
-    results = await asyncio.gather(*(client(port, words, arguments, seed, until) for seed in seeds))
+    until = started + seconds
+    memory = asyncio.ensure_future(watch_memory(server.pid, until))
+    results = await asyncio.gather(*(client(server.port, seed, until) for seed in seeds))
     elapsed = time.monotonic() - started
-    times = sorted(seconds for done, _ in results for seconds in done)
-    used = await memory
-    return {
-        "requests": len(times),
-        "lost or wrong": sum(wrong for _, wrong in results),
-        "requests per second": round(len(times) / elapsed, 1),
-        "p50 ms": round(1000 * statistics.median(times), 1),
-        "p99 ms": round(1000 * times[int(0.99 * (len(times) - 1))], 1),
-        "memory MB after a quarter": used[len(used) // 4],
-        "memory MB at the end": used[-1],
-    }
+    times = [taken for done, _ in results for taken in done]
+    server.turns.append(Turn(times, sum(wrong for _, wrong in results), elapsed, await memory))
 
 
-async def client(
-    port: int, words: list[str], arguments: argparse.Namespace, seed: int, until: float
-) -> tuple[list[float], int]:
+async def client(port: int, seed: int, until: float) -> tuple[list[float], int]:
     """The seconds each request took, and how many had no answer or another's."""
-    rng = random.Random(seed)
+    sentences = cycle(source for source, _ in phrasebook.phrases(200, seed))
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     done: list[float] = []
     wrong = 0
     while time.monotonic() < until:
-        text = " ".join(rng.choices(words, k=rng.randint(*arguments.words))) + "."
+        text = next(sentences)
         body = json.dumps({"text": text}).encode()
         head = f"POST /translate HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
         started = time.monotonic()
         writer.write(head + body)
         status, answer = await read_answer(reader)
         done.append(time.monotonic() - started)
-        sentences = json.loads(answer)["translations"][0]["sentences"] if status == 200 else []
-        wrong += [sentence["source"] for sentence in sentences] != [text]
+        answered = json.loads(answer)["translations"][0]["sentences"] if status == 200 else []
+        wrong += [sentence["source"] for sentence in answered] != [text]
     writer.close()
     return done, wrong
 
