@@ -86,7 +86,8 @@ def test_dropout_is_on_the_function_and_not_on_the_way_past_it(norm):
     torch.manual_seed(0)
     got = unit(x, lambda inner: torch.ones_like(inner))
     torch.manual_seed(0)
-    dropped = torch.nn.functional.dropout(torch.ones_like(x), 0.5)
+    dropped = unit.dropout(torch.ones_like(x))
+    assert dropped.unique().tolist() == [0.0, 2.0]
     expected = x + dropped if norm == "pre" else unit.norm(x + dropped)
     torch.testing.assert_close(got, expected)
 
