@@ -53,10 +53,8 @@ def write_report(demo: Demo, result: dict[str, Any], count: int) -> None:
         f"<tr><td>{escape(score['name'])}<td class=n>{score['value']:.2f}<td><code>{escape(score['signature'])}</code>"
         for score in result["scores"].values()
     )
-    examples = "".join(
-        f"<tr><td>{escape(source)}<td>{escape(hypothesis)}<td>{escape(reference)}"
-        for source, hypothesis, reference in demo.triples(count)
-    )
+    cell = "<td style='white-space:normal'>"  # sentences, unlike figures, may break
+    examples = "".join(f"<tr>{cell}{cell.join(map(escape, sentences))}" for sentences in demo.triples(count))
     maps = []
     for weights in read_weights(demo.model):
         shown = weights.shown(mask=True)
