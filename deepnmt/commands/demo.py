@@ -54,7 +54,8 @@ def run(arguments: argparse.Namespace) -> None:
     if not (model / "meta.json").is_file():
         plan = _plan(arguments, data, out / f"plan-{target}.json")
         _say(f"training {plan['steps']:,} steps, about {plan['seconds'] / 60:.0f} minutes on this machine")
-        overrides = [f"training.max_steps={plan['steps']}", f"training.decay_steps={plan['steps'] // 2}"]
+        schedule = {"max_steps": plan["steps"], "decay_steps": plan["steps"] // 2, "warmup_steps": plan["warmup"]}
+        overrides = [f"training.{name}={value}" for name, value in schedule.items()]
         _call("train", plan["recipe"], *overrides, "--data", data, "--out", run_folder, "--device", plan["device"],
               "--resume")  # fmt: skip
     demo = Demo(target=target, folder=out, corpus=corpus, run=run_folder, model=model, seconds=time.monotonic() - begun)
@@ -92,7 +93,13 @@ def _plan(arguments: argparse.Namespace, data: Path, path: Path) -> dict[str, An
     )
     least, most = STEPS[device]
     steps = int(max(least, min(most, 1000 * seconds / speed.milliseconds_per_step)) // 10 * 10)
-    plan = {"recipe": name, "device": device, "steps": steps, "seconds": steps * speed.milliseconds_per_step / 1000}
+    plan = {
+        "recipe": name,
+        "device": device,
+        "steps": steps,
+        "warmup": min(recipe.training.warmup_steps, steps // 6),  # a slow machine's run is short
+        "seconds": steps * speed.milliseconds_per_step / 1000,
+    }
     write_json(path, plan)
     return plan
 
