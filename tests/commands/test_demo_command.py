@@ -28,7 +28,7 @@ connection = "dlcl"
 [batching]
 tokens_per_batch = 256
 [training]
-max_steps = 30
+max_steps = 100
 schedule = "warmup_stable_decay"
 tokens_per_update = 256
 warmup_steps = 30
