@@ -40,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--data", type=Path, metavar="DATASET", help="what `deepnmt prepare` wrote")
     parser.add_argument("--out", type=Path, metavar="DIR", help="the folder of the study; the same call again goes on")
-    parser.add_argument("--minutes", type=_positive, metavar="M", help="device time for all runs together")
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--minutes", type=_positive, metavar="M", help="device time for all runs together")
+    size.add_argument("--tokens", type=_count, metavar="N", help="for every run (default: the scale's)")
     parser.add_argument("--stop-after", type=_positive, metavar="M", help="begin no further run after so many minutes")
     parser.add_argument("--seeds", type=_count, metavar="N", help="runs of every arm (default: the scale's)")
     parser.add_argument(
@@ -185,7 +187,7 @@ def _plan(
     device: str,
 ) -> "tuple[Budget, list[PlannedRun]]":
     """The runs, with the budget that the study began with, if it did."""
-    from deepnmt.reproduction.plan import Budget, plan_runs, set_budget
+    from deepnmt.reproduction.plan import Budget, fixed_budget, plan_runs, set_budget
     from deepnmt.reproduction.scales import SCALES
 
     seeds = arguments.seeds or SCALES[arguments.scale].seeds
@@ -193,6 +195,9 @@ def _plan(
     def planned(budget: "Budget") -> "list[PlannedRun]":
         return plan_runs(experiments, arguments.scale, seeds, budget, settings, load)
 
+    if arguments.tokens is not None:
+        budget = fixed_budget(experiments, arguments.scale, arguments.tokens)
+        return budget, planned(budget)
     stored = study.read() if (study.folder / "study.json").exists() else None
     timed = any(experiment.equal == "time" for experiment in experiments.values())
     if stored is not None and (stored["seconds"] is not None or not timed):
@@ -253,7 +258,7 @@ def _as_argv(arguments: argparse.Namespace) -> list[str]:
     """The call as words, without what only concerns this process."""
     words = [*arguments.experiments, "--scale", arguments.scale, "--data", str(arguments.data)]
     words += ["--out", str(arguments.out)] if arguments.out else []
-    for name in ("minutes", "stop-after", "seeds", "device"):
+    for name in ("minutes", "tokens", "stop-after", "seeds", "device"):
         value = getattr(arguments, name.replace("-", "_"))
         words += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)] if value is not None else []
     words += ["--parallel", str(arguments.parallel)] if arguments.parallel > 1 else []

@@ -143,6 +143,16 @@ def set_budget(
     return Budget(round(scale.tokens * share), None)
 
 
+def fixed_budget(experiments: dict[str, Experiment], scale_name: str, tokens: int) -> Budget:
+    """As many tokens as the call says for every run."""
+    if SCALES[scale_name].is_full:
+        raise InputError("--tokens is for the small scales: --scale full trains as long as the paper did")
+    for name, experiment in experiments.items():
+        if experiment.equal == "time":
+            raise InputError(f"--tokens: {name} gives every arm the same time instead; say how much with --minutes")
+    return Budget(tokens, None)
+
+
 Planner = Callable[[Budget], list[PlannedRun]]
 
 

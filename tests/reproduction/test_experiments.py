@@ -5,7 +5,15 @@ from pytest import approx, mark, raises
 from deepnmt.config import load_recipe
 from deepnmt.errors import InputError
 from deepnmt.reproduction.paper import EXPERIMENTS
-from deepnmt.reproduction.plan import Budget, choose_experiments, count_parameters, estimate, plan_runs, set_budget
+from deepnmt.reproduction.plan import (
+    Budget,
+    choose_experiments,
+    count_parameters,
+    estimate,
+    fixed_budget,
+    plan_runs,
+    set_budget,
+)
 from deepnmt.reproduction.scales import PAPER_DIM, SCALES, arms_of
 from deepnmt.settings import to_table
 
@@ -146,6 +154,11 @@ def test_minutes_give_every_run_as_many_tokens_as_fit():
     assert budget("table1", "europarl", 10_000).tokens == whole.tokens
 
 
+def test_tokens_are_what_every_run_gets():
+    given = fixed_budget({"table1": PAPER["table1"]}, "multi30k", 8192 * 500)
+    assert {run.recipe.training.max_steps for run in planned("table1", "multi30k", budget=given)} == {500}
+
+
 def test_equal_time_is_shared_out():
     given = budget("headline", "europarl", 60)
     assert 0.7 * 1200 < given.seconds < 1200
@@ -158,6 +171,11 @@ def test_refusals():
         (lambda: budget("headline", "europarl", None), "say how much in all with --minutes"),
         (lambda: budget("table1", "europarl", 1), "minutes beside training: more than --minutes 1"),
         (lambda: budget("table1", "europarl", 4), "too little for 10 runs of any use: give at least"),
+        (lambda: fixed_budget({"table1": PAPER["table1"]}, "full", 9), "--tokens is for the small scales"),
+        (
+            lambda: fixed_budget({"headline": PAPER["headline"]}, "europarl", 9),
+            "headline gives every arm the same time",
+        ),
         (lambda: choose_experiments(["table11"]), "unknown experiment 'table11'; did you mean table1?"),
     ]:
         with raises(InputError, match=message):
