@@ -82,6 +82,52 @@ class PackedBatch(_Tensors):
     num_target_tokens: int
     sentences: npt.NDArray[np.integer]
 
+    def lengths(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """Of the sentences on the two sides, eos counted."""
+        source, target = (np.diff(offsets.numpy()) for offsets in (self.source_offsets, self.target_offsets))
+        return source[target > 0], target[target > 0]
+
+    def cut(self, source_room: int, target_room: int) -> "list[PackedBatch]":
+        """The same sentences in batches with this much room, all of one shape, in which the longest must have its."""
+        source, target = (offsets.numpy() for offsets in (self.source_offsets, self.target_offsets))
+        pieces, start, end = [], 0, int(np.count_nonzero(np.diff(target)))
+        while start < end:
+            stops = [
+                int(offsets.searchsorted(offsets[start] + room, "right")) - 1
+                for offsets, room in ((source, source_room), (target, target_room))
+            ]
+            stop = min(*stops, end)
+            if stop == start:
+                raise ValueError(f"sentence {start} of a packed batch is longer than {source_room} or {target_room}")
+            pieces.append(self._part(start, stop, source_room, target_room))
+            start = stop
+        return pieces
+
+    def _part(self, start: int, stop: int, source_room: int, target_room: int) -> "PackedBatch":
+        """Sentences start to stop. What has no loss as a whole has none in its parts."""
+        source_offsets, target_offsets = (
+            (offsets[start : stop + 1] - offsets[start]) for offsets in (self.source_offsets, self.target_offsets)
+        )
+        sources, targets = int(source_offsets[-1]), int(target_offsets[-1])
+        first_source, first_target = int(self.source_offsets[start]), int(self.target_offsets[start])
+        return PackedBatch(
+            _fill(self.source[first_source : first_source + sources], source_room, PAD),
+            _fill(source_offsets, len(self.source_offsets), sources),
+            _fill(self.target_input[first_target : first_target + targets], target_room, PAD),
+            _fill(self.target_output[first_target : first_target + targets], target_room, PAD),
+            _fill(target_offsets, len(self.target_offsets), targets),
+            num_source_tokens=sources if self.num_source_tokens else 0,
+            num_target_tokens=targets if self.num_target_tokens else 0,
+            sentences=self.sentences[start:stop],
+        )
+
+
+def _fill(values: Tensor, size: int, rest: int) -> Tensor:
+    """So many elements: the values, then the rest. In pinned memory if the values are."""
+    filled = torch.full((size,), rest, dtype=values.dtype, pin_memory=values.is_pinned())
+    filled[: len(values)] = values
+    return filled
+
 
 AnyBatch = Batch | PackedBatch
 

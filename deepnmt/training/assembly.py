@@ -69,7 +69,8 @@ def assemble(
     data = go_on(run, checkpoints)
 
     engine = build_engine(settings, objective, precision, world)
-    engine.splitter.limit = run.split_limit
+    engine.splitter = run.splitter
+    optimizer_tensors(run.model, run.optimizer)  # the optimiser's memory is taken before it is tried what else fits
     job = Job(
         config=config,
         world=world,

@@ -17,7 +17,7 @@ from deepnmt.model.sequences import PackedSequences
 from deepnmt.training.config import Precision, TrainingConfig
 from deepnmt.training.distributed import World, await_gradients
 from deepnmt.training.loss import chunked_loss
-from deepnmt.training.memory import Splitter
+from deepnmt.training.memory import Splitter, free_memory, is_out_of_memory
 from deepnmt.training.precision import autocast
 
 
@@ -75,7 +75,7 @@ def _sequences(batch: AnyBatch) -> tuple[Tensor | PackedSequences, Tensor | Pack
 
 
 class EagerEngine:
-    """Plain torch: batch by batch, split by rows where memory does not suffice."""
+    """Plain torch: batch by batch, in smaller pieces where memory does not suffice."""
 
     def __init__(self, objective: Objective, config: TrainingConfig, precision: Precision, world: World) -> None:
         self.objective, self.precision, self.world = objective, precision, world
@@ -84,12 +84,9 @@ class EagerEngine:
         self.parameters = [p for p in objective.parameters() if p.requires_grad]
 
     def accumulate(self, update: Update, scale: Tensor, noise: Noise) -> Tensor:
-        device = self.world.device
-        batches = [
-            piece for batch in update.batches for piece in self.splitter.cut(batch.to(device, non_blocking=True))
-        ]
         factor = scale / update.num_target_tokens
         while True:
+            batches = self.splitter.cut(update.batches)
             zero_gradients(self.parameters)
             sums = torch.zeros(2, dtype=torch.float64, device=self.world.device)
             failed = self.add_up(batches, factor, noise, sums)
@@ -97,9 +94,8 @@ class EagerEngine:
                 return sums
             # Outside of the handler: the frames that hold the failed pass's memory are gone. A backward pass may have
             # failed half way through the gradients, so all of them are made again.
-            if self.world.device.type == "cuda":
-                torch.cuda.empty_cache()
-            batches[failed : failed + 1] = self.splitter.retry(batches[failed])
+            free_memory(self.world.device)
+            self.splitter.shrink(batches[failed], update.batches, self.world)
 
     def add_up(self, batches: list[AnyBatch], factor: Tensor, noise: Noise, sums: Tensor) -> int | None:
         """Forward and backward through every batch; returns the number of the one that did not fit, if one did not."""
@@ -108,13 +104,14 @@ class EagerEngine:
             noise.seed_for(batch)
             try:
                 with autocast(self.precision, self.world.device):
-                    loss, nll = self.objective(batch)
+                    loss, nll = self.objective(batch.to(self.world.device, non_blocking=True))
                 (loss * factor).backward()
-            except torch.OutOfMemoryError as error:
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
                 if self.sharded:
                     raise RunError(
-                        "out of memory, and sharded ranks cannot retry alone; lower batching.tokens_per_batch, "
-                        "or set training.plan_memory = true"
+                        "out of memory, and sharded ranks cannot retry alone; lower batching.tokens_per_batch"
                     ) from error
                 return number
             sums += torch.stack([loss.detach(), nll])

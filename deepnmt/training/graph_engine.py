@@ -5,7 +5,7 @@ the host is out of the way, which is most of the time of a small model and a goo
 is the plain twin.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 
@@ -18,47 +18,78 @@ from deepnmt.model.transformer import Transformer
 from deepnmt.training.config import Precision, TrainingConfig
 from deepnmt.training.distributed import World
 from deepnmt.training.engine import Noise, Objective, zero_gradients
-from deepnmt.training.memory import Splitter
+from deepnmt.training.memory import Splitter, free_memory, is_out_of_memory, sizes_of
 from deepnmt.training.precision import autocast
 
 WARM_UPS = 3  # passes before recording: compilation, libraries' work spaces
+# Of a pass's memory, left free: a recording cannot give back what the allocator has cached, so it needs more than it.
+SPARE = 1 / 16
+
+Work = Callable[[], None]
 
 
 class GraphEngine:
-    def __init__(self, objective: Objective, config: TrainingConfig, precision: Precision, world: World) -> None:
+    """`record` turns the work of a pass into its replay. Where memory does not suffice, smaller pieces are recorded.
+
+    Only recording asks for memory, so a batch either does not fit at once or never fails.
+    """
+
+    def __init__(
+        self,
+        objective: Objective,
+        config: TrainingConfig,
+        precision: Precision,
+        world: World,
+        record: Callable[[Work], Work] | None = None,
+    ) -> None:
         self.objective, self.precision, self.world = objective, precision, world
-        self.splitter = Splitter()  # a packed batch cannot be split
+        self.splitter = Splitter()
         self.parameters = [p for p in objective.parameters() if p.requires_grad]
         self.sums = torch.zeros(2, dtype=torch.float64, device=world.device)
         self.factor = torch.zeros((), device=world.device)
-        self.batch: AnyBatch | None = None
-        self.graph = torch.cuda.CUDAGraph()
+        self.batch: AnyBatch | None = None  # what the recording reads
+        self.replay: Work | None = None
+        self.record = record or record_graph
         self.compiles = config.compile
 
     def accumulate(self, update: Update, scale: Tensor, noise: Noise) -> Tensor:
-        if self.batch is None:
-            self._record(update.batches[0])
+        pieces, replay = self._recorded(update.batches)
         zero_gradients(self.parameters)
         self.sums.zero_()
         self.factor.copy_(scale / update.num_target_tokens)
-        for batch in update.batches:
-            self._load(batch)
-            noise.seed_for(batch)
-            self.graph.replay()
+        for piece in pieces:
+            self._load(piece)
+            noise.seed_for(piece)
+            replay()
         return self.sums.clone()
 
-    def _record(self, example: AnyBatch) -> None:
-        self.batch = example.to(self.world.device)
-        zero_gradients(self.parameters)
-        with compiled_layers(self.objective) if self.compiles else nullcontext():
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(WARM_UPS):
-                    self._pass(self.batch)
-            torch.cuda.current_stream().wait_stream(side)
-            with torch.cuda.graph(self.graph):
-                self._pass(self.batch)
+    def _recorded(self, batches: Sequence[AnyBatch]) -> tuple[list[AnyBatch], Work]:
+        """The batches in pieces that fit, and the replay of a pass over one: the last one, if it has that shape."""
+        while True:
+            pieces = self.splitter.cut(batches)
+            if self.batch is None or sizes_of(self.batch) != sizes_of(pieces[0]):
+                self._try_to_record(pieces[0])
+            if self.replay is not None:
+                return pieces, self.replay
+            # Outside of the handler: the frames that hold the failed pass's memory are gone.
+            free_memory(self.world.device)
+            self.splitter.shrink(pieces[0], batches, self.world)
+
+    def _try_to_record(self, example: AnyBatch) -> None:
+        """Leaves no recording, and no memory of one, where it does not fit."""
+        had_one = self.replay is not None
+        self.batch = self.replay = None
+        if had_one:
+            free_memory(self.world.device)
+        try:
+            batch = self.batch = example.to(self.world.device)
+            zero_gradients(self.parameters)
+            with compiled_layers(self.objective) if self.compiles else nullcontext():
+                self.replay = self.record(lambda: self._pass(batch))
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            self.batch = None
 
     def _pass(self, batch: AnyBatch) -> None:
         with autocast(self.precision, self.world.device):
@@ -72,6 +103,31 @@ class GraphEngine:
             value = getattr(batch, field.name)
             if isinstance(value, Tensor):
                 getattr(self.batch, field.name).copy_(value, non_blocking=True)
+
+
+def record_graph(work: Work) -> Work:
+    """The replay of this work as a CUDA graph. Raises out of memory before it records, if it can be known."""
+    current, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+    stream.wait_stream(current)
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UPS - 1):
+            held = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            work()
+        spare = torch.empty(int(SPARE * (torch.cuda.max_memory_allocated() - held)), dtype=torch.uint8, device="cuda")
+        work()
+        del spare
+    current.wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.reset_peak_memory_stats()
+    # Only calls of this thread are watched for what must not be recorded: the loader's thread pins memory meanwhile.
+    # The outer context restores the stream also where a recording that failed cannot be ended.
+    with (
+        torch.cuda.stream(current),
+        torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+    ):
+        work()
+    return graph.replay
 
 
 @contextmanager

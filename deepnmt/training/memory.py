@@ -1,10 +1,16 @@
-"""What fits: batches cut by rows when they do not, and the largest batch found by trying."""
+"""What fits: batches cut into pieces when they do not, and the largest batch found by trying."""
 
-from collections.abc import Callable
+import gc
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from deepnmt.data.collate import AnyBatch, Batch
+import torch
+
+from deepnmt.data.collate import AnyBatch, Batch, PackedBatch
+from deepnmt.data.plan import PACKED_MULTIPLE
 from deepnmt.errors import RunError
+from deepnmt.training.distributed import World
 
 
 def num_cells(batch: AnyBatch) -> int:
@@ -14,35 +20,126 @@ def num_cells(batch: AnyBatch) -> int:
 
 @dataclass
 class Splitter:
-    """Remembers the size that did not fit, so that the next batch of that size is cut before it is tried."""
+    """Remembers what fits after something did not, so that later batches are cut before they are tried.
+
+    A padded batch is cut by rows into pieces of at most `limit` cells; a packed one into pieces of one shape, with
+    `room` for so many source and target tokens. The pieces' losses and gradients add up to the batch's.
+    """
 
     limit: int | None = None
+    room: tuple[int, int] | None = None
+    has_told: bool = False
 
-    def cut(self, batch: AnyBatch) -> list[AnyBatch]:
-        if (
-            self.limit is None
-            or num_cells(batch) <= self.limit
-            or not isinstance(batch, Batch)
-            or len(batch.source) < 2
-        ):
+    def cut(self, batches: Sequence[AnyBatch]) -> list[AnyBatch]:
+        """The pieces of these batches; `room` first grows to hold the longest sentence among them."""
+        if self.room is not None:
+            self.room = _at_least(self.room, _longest(batches))
+        return [piece for batch in batches for piece in self._cut(batch)]
+
+    def _cut(self, batch: AnyBatch) -> Sequence[AnyBatch]:
+        if isinstance(batch, PackedBatch):
+            sizes = sizes_of(batch)
+            if self.room is None or (sizes[0] <= self.room[0] and sizes[1] <= self.room[1]):
+                return [batch]
+            return batch.cut(min(self.room[0], sizes[0]), min(self.room[1], sizes[1]))
+        if self.limit is None or num_cells(batch) <= self.limit or len(batch.source) < 2:
             return [batch]
-        return [piece for half in batch.split() for piece in self.cut(half)]
+        return [piece for half in batch.split() for piece in self._cut(half)]
 
-    def retry(self, batch: AnyBatch) -> list[AnyBatch]:
-        """What to do instead of a batch that did not fit."""
-        if not isinstance(batch, Batch):
-            raise RunError(
-                f"out of memory: a packed batch of {num_cells(batch):,} tokens does not fit; lower "
-                "batching.tokens_per_batch (training.tokens_per_update stays what the optimiser sees)"
+    def shrink(self, failed: AnyBatch, batches: Sequence[AnyBatch], world: World) -> None:
+        """Make `cut` give smaller pieces of these batches, one of which has just not fitted."""
+        if isinstance(failed, Batch):
+            _refuse_one_pair(failed)
+            self.limit = max(num_cells(half) for half in failed.split())
+            pieces = f"at most {self.limit:,} tokens"
+        else:
+            longest = _longest(batches)
+            sizes = sizes_of(failed)
+            room = _smaller(sizes[0], longest[0]), _smaller(sizes[1], longest[1])
+            if room == sizes:
+                raise RunError(_one_pair(*_largest_pair(batches)))
+            self.room = room
+            pieces = f"at most {room[0]:,} source and {room[1]:,} target tokens"
+        if not self.has_told:
+            self.has_told = True
+            where = f" on rank {world.rank}" if world.size > 1 else ""
+            print(
+                f"deepnmt: out of memory{where}: a batch of {num_cells(failed):,} tokens (both sides) does not fit and "
+                f"is computed in pieces of {pieces} from now on; the optimiser sees the same updates; "
+                "with a lower batching.tokens_per_batch there is nothing to cut",
+                file=sys.stderr,
+                flush=True,
             )
-        if len(batch.source) < 2:
-            raise RunError(
-                f"out of memory: one pair of {batch.source.shape[1]} source and {batch.target_input.shape[1]} target "
-                "tokens does not fit; lower batching.max_length or set training.activation_checkpointing = true"
+
+    def agree(self, world: World) -> None:
+        """The smallest pieces of any rank, on every rank: what a checkpoint says is then true of all."""
+        if world.size > 1:
+            limit, source, target = (
+                -world.max(-(number or sys.maxsize)) for number in (self.limit, *(self.room or (None, None)))
             )
-        halves: list[AnyBatch] = list(batch.split())
-        self.limit = max(num_cells(half) for half in halves)
-        return halves
+            self.limit = None if limit == sys.maxsize else limit
+            self.room = None if source == sys.maxsize else (source, target)
+
+
+def sizes_of(batch: AnyBatch) -> tuple[int, int]:
+    """The room on the two sides."""
+    return batch.source.numel(), batch.target_input.numel()
+
+
+def _longest(batches: Sequence[AnyBatch]) -> tuple[int, int]:
+    lengths = [batch.lengths() for batch in batches if isinstance(batch, PackedBatch)]
+    return max(int(source.max()) for source, _ in lengths), max(int(target.max()) for _, target in lengths)
+
+
+def _largest_pair(batches: Sequence[AnyBatch]) -> tuple[int, int]:
+    pairs = [pair for batch in batches if isinstance(batch, PackedBatch) for pair in zip(*batch.lengths(), strict=True)]
+    source, target = max(pairs, key=sum)
+    return int(source), int(target)
+
+
+def _at_least(room: tuple[int, int], longest: tuple[int, int]) -> tuple[int, int]:
+    """Grown to multiples, so that it does not grow again for every sentence that is one token longer."""
+    source, target = (
+        size if size >= need else -(-need // PACKED_MULTIPLE) * PACKED_MULTIPLE
+        for size, need in zip(room, longest, strict=True)
+    )
+    return source, target
+
+
+def _smaller(size: int, need: int) -> int:
+    """A little over half: two pieces then hold what one did, although neither can be filled to the last token."""
+    half = max(size * 17 // 32, need)
+    rounded = -(-half // PACKED_MULTIPLE) * PACKED_MULTIPLE
+    return rounded if rounded < size else min(half, size)
+
+
+def _one_pair(source: int, target: int) -> str:
+    return (
+        f"out of memory: one pair of {source} source and {target} target tokens does not fit; "
+        "lower batching.max_length or set training.activation_checkpointing = true"
+    )
+
+
+def _refuse_one_pair(batch: Batch) -> None:
+    if len(batch.source) < 2:
+        raise RunError(_one_pair(batch.source.shape[1], batch.target_input.shape[1]))
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Also where it is the cause of another error, or comes from a library that has no type for it."""
+    while error is not None:
+        text = str(error) if isinstance(error, RuntimeError) else ""
+        if isinstance(error, torch.OutOfMemoryError) or "CUDA error: out of memory" in text or "ALLOC_FAILED" in text:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def free_memory(device: torch.device) -> None:
+    """Give back what nothing holds any more, and what only unreachable cycles hold (failed passes leave such)."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def largest_that_fits(fits: Callable[[int], bool], start: int, most: int, grain: int = 256) -> int | None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from deepnmt.training.config import TrainingConfig
+from deepnmt.training.memory import Splitter
 from deepnmt.training.optimizer import Ema, build_optimizer
 from deepnmt.training.precision import LossScale
 
@@ -27,6 +28,7 @@ class RunState(TypedDict):
     window: list[float]
     loss_scale: dict[str, float]
     split_limit: int | None
+    split_room: tuple[int, int] | None
 
 
 @dataclass
@@ -46,7 +48,7 @@ class Run:
     best_scores: list[float] = field(default_factory=list)  # as many as checkpoints are kept for their score
     stale: int = 0  # validations since the best one
     strikes: int = 0  # signs in a row that it does not learn
-    split_limit: int | None = None  # the size of batches that did fit after one did not
+    splitter: Splitter = field(default_factory=Splitter)  # into which pieces batches are cut since one did not fit
 
     @classmethod
     def start(cls, model: nn.Module, config: TrainingConfig, fp16: bool, device: torch.device) -> "Run":
@@ -70,7 +72,8 @@ class Run:
             "strikes": self.strikes,
             "window": self.window.tolist(),
             "loss_scale": self.loss_scale.state(),
-            "split_limit": self.split_limit,
+            "split_limit": self.splitter.limit,
+            "split_room": self.splitter.room,
         }
 
     def load(self, state: RunState) -> None:
@@ -83,6 +86,7 @@ class Run:
         self.strikes = state["strikes"]
         self.window.copy_(torch.tensor(state["window"], dtype=torch.float64))
         self.loss_scale.load(state["loss_scale"])
-        self.split_limit = state["split_limit"]
+        room = state.get("split_room")
+        self.splitter.limit, self.splitter.room = state["split_limit"], None if room is None else (room[0], room[1])
         self.failed_at.fill_(-1)
         self.is_best, self.saved_step = False, self.step

@@ -93,7 +93,7 @@ def step(run: Run, update: Update, job: Job) -> GradientNorms:
         run.ema.update(run.step)
 
     _count(run, sums, update, overflow)
-    run.score, run.is_best, run.split_limit = None, False, job.engine.splitter.limit
+    run.score, run.is_best = None, False
     job.speed.tokens += update.num_target_tokens
     if job.world.device.type == "cpu":
         _stop_if_diverged(run, job)
@@ -155,6 +155,7 @@ def validate(run: Run, job: Job) -> None:
 
 def save(run: Run, data: StreamState | None, job: Job, epoch: int | None = None) -> None:
     _stop_if_diverged(run, job)
+    run.splitter.agree(job.world)
     job.checkpoints.save(run, data, epoch)
     run.saved_step = run.step
     job.speed.read()

@@ -325,6 +325,29 @@ def test_the_halves_of_a_batch_are_the_batch() -> None:
         single.split()
 
 
+@given(st.integers(1, 60), st.integers(21, 80), st.integers(21, 80), st.integers(0, 5))
+def test_the_pieces_of_a_packed_batch_are_the_batch(size: int, source: int, target: int, seed: int) -> None:
+    """Of one shape, as few as fit in order, and each as if its sentences had been packed alone."""
+    batch = next(make_stream(make_corpus(size, seed=seed), "packed", tokens_per_batch=300)).batches[0]
+    assert isinstance(batch, PackedBatch)
+    pieces = batch.cut(source, target)
+    assert [row for piece in pieces for row in rows_of(piece)] == rows_of(batch)
+    assert np.concatenate([piece.sentences for piece in pieces]).tolist() == batch.sentences.tolist()
+    assert sum(piece.num_target_tokens for piece in pieces) == batch.num_target_tokens
+    assert sum(piece.num_source_tokens for piece in pieces) == batch.num_source_tokens
+    for piece in pieces:
+        assert (len(piece.source), len(piece.target_input), len(piece.target_output)) == (source, target, target)
+        assert len(piece.source_offsets) == len(piece.target_offsets) == len(batch.source_offsets)
+        assert (piece.source[piece.num_source_tokens :] == 1).all()
+        assert (piece.target_output[piece.num_target_tokens :] == 1).all()
+        assert int(piece.source_offsets[-1]) == piece.num_source_tokens
+    for one, following in itertools.pairwise(pieces):
+        sources, targets = following.lengths()
+        assert one.num_source_tokens + sources[0] > source or one.num_target_tokens + targets[0] > target
+    with pytest.raises(ValueError, match="is longer than"):
+        batch.cut(0, 0)
+
+
 def test_settings_are_read_from_a_recipe_and_nonsense_is_refused() -> None:
     config = from_table(BatchingConfig, {"layout": "packed", "weights": {"genuine": 2}}, "batching")
     assert config.weights == {"genuine": 2.0}

@@ -95,8 +95,8 @@ def make_job(
         return Loader(stream, depth=2)
 
     precision = "fp32" if config.precision == "auto" else config.precision
-    engine = EagerEngine(objective, config, precision, world)
-    engine.splitter.limit = run.split_limit
+    engine = changes.get("engine", EagerEngine)(objective, config, precision, world)
+    engine.splitter = run.splitter
     job = Job(
         config=config,
         world=world,

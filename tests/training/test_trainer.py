@@ -170,7 +170,7 @@ def test_out_of_memory_batches_are_split_and_change_nothing(tmp_path, monkeypatc
     train(run, data, job)
     job.curves.close()
     assert losses(tmp_path / "tight") == pytest.approx(losses(tmp_path / "roomy"), abs=1e-5)
-    assert run.split_limit is not None and backward_too[0] < 10, "the size that failed is remembered"
+    assert run.splitter.limit is not None and backward_too[0] < 10, "the size that failed is remembered"
 
 
 class _Fails(torch.autograd.Function):
@@ -364,17 +364,6 @@ def test_packed_batches_train_like_padded_ones(tmp_path):
         ends[layout] = next(line["nll"] for line in read_log(tmp_path / layout) if line["kind"] == "validation")
     assert ends["packed"] == pytest.approx(ends["padded"], rel=0.05)
     assert ends["packed"] < math.log(VOCAB)
-
-
-def test_packed_batch_that_does_not_fit_is_named(tmp_path, monkeypatch):
-    def never(self, batch):
-        raise torch.OutOfMemoryError
-
-    monkeypatch.setattr(Objective, "forward", never)
-    run, data, job = make_job(tmp_path, batching=replace(BATCHING, layout="packed"))
-    with pytest.raises(RunError, match=r"a packed batch of \d+ tokens does not fit; lower batching.tokens_per_batch"):
-        train(run, data, job)
-    job.curves.close()
 
 
 def test_world_of_one_needs_no_process_group():
