@@ -15,7 +15,7 @@ from deepnmt.data.batching import AnyBatch, Batch, BatchingConfig, BatchStream, 
 from deepnmt.data.dataset import Dataset
 from deepnmt.data.loader import Loader
 from deepnmt.data.vocabulary import UNK
-from deepnmt.errors import RunError
+from deepnmt.errors import InputError, RunError
 from deepnmt.files import write_json
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.storage import CONFIG, FORMAT, META
@@ -31,7 +31,7 @@ from deepnmt.training.engine import EagerEngine, Engine, Noise, Objective, zero_
 from deepnmt.training.folder import CHECKPOINTS, copy_tokenizers
 from deepnmt.training.graph_engine import GraphEngine
 from deepnmt.training.interruption import Interruption
-from deepnmt.training.memory import largest_that_fits
+from deepnmt.training.memory import even_share, free_memory, largest_that_fits
 from deepnmt.training.optimizer import optimizer_tensors
 from deepnmt.training.precision import resolve
 from deepnmt.training.run import Run
@@ -177,10 +177,27 @@ def guessing_nll(dataset: Dataset) -> float:
 
 
 def plan_memory(settings: Settings, dataset: Dataset, world: World) -> int:
-    """The largest tokens_per_batch that fits on every rank's device, found by trying, with a tenth to spare."""
-    most = settings.training.tokens_per_update // world.size
+    """The largest even share of an update that fits on every rank's device, found by trying, with a tenth to spare."""
+    most = -(-settings.training.tokens_per_update // world.size)
     if world.device.type != "cuda":
-        return min(settings.batching.tokens_per_batch, max(most, 1))
+        return min(settings.batching.tokens_per_batch, most)
+    if settings.training.parallel == "fsdp" and world.size > 1:
+        raise InputError(
+            'training.plan_memory tries what fits, which ranks with training.parallel = "fsdp" cannot do alone; '
+            "set batching.tokens_per_batch instead"
+        )
+    try:
+        found = _largest_batch(settings, dataset, world, most * 10 // 9 + 256)
+    finally:
+        free_memory(world.device)
+        torch.cuda.reset_peak_memory_stats(world.device)  # what is logged is the run's own
+    if found is None:
+        raise RunError("not even a batch of 256 tokens fits on the device; take a smaller model")
+    return even_share(most, found * 9 // 10)
+
+
+def _largest_batch(settings: Settings, dataset: Dataset, world: World, most: int) -> int | None:
+    """As plain torch computes it: compiled layers keep less, but to try each size with them would take minutes."""
     precision = resolve(settings.training.precision, world.device)
     objective = build_objective(settings, precision, world)
     run = Run.start(objective.model, settings.training, precision == "fp16", world.device)
@@ -189,16 +206,13 @@ def plan_memory(settings: Settings, dataset: Dataset, world: World) -> int:
     layout = settings.batching.layout
     sizes = [corpus.target_lengths + 1 for corpus in dataset.train.values() if len(corpus)]
     longest = max(int(size.max()) for size in sizes)
-    lengths = {int(sizes[0].mean()), min(longest, settings.batching.max_length or longest)}
+    lengths = {int(sizes[0].mean()), min(longest, (settings.batching.max_length or longest) + 1)}
 
     def fits(tokens: int) -> bool:
         fitting = all(_try(engine, run, _made_up_batch(tokens, length, layout, world.device)) for length in lengths)
         return not world.any(not fitting)
 
-    found = largest_that_fits(fits, start=4096, most=max(most, 256))
-    if found is None:
-        raise RunError("not even a batch of 256 tokens fits on the device; take a smaller model")
-    return max(found * 9 // 10 // 128 * 128, 128)
+    return largest_that_fits(fits, start=4096, most=most)
 
 
 def _try(engine: EagerEngine, run: Run, batch: AnyBatch) -> bool:
@@ -206,7 +220,7 @@ def _try(engine: EagerEngine, run: Run, batch: AnyBatch) -> bool:
     zero_gradients(engine.parameters)
     sums = torch.zeros(2, dtype=torch.float64, device=batch.source.device)
     fits = engine.add_up([batch], run.loss_scale.factor / batch.num_target_tokens, Noise(0), sums) is None
-    torch.cuda.empty_cache()
+    free_memory(engine.world.device)
     return fits
 
 

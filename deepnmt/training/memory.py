@@ -156,3 +156,11 @@ def largest_that_fits(fits: Callable[[int], bool], start: int, most: int, grain:
         else:
             high, probe = probe, (low + probe) // 2
     return low * grain or None
+
+
+def even_share(most: int, limit: int, grain: int = PACKED_MULTIPLE) -> int:
+    """The size up to `limit` (at least `grain`) whose passes make up `most` as evenly as multiples of `grain` can."""
+    if most <= limit:
+        return most
+    passes = -(-most // (limit // grain * grain))
+    return -(-most // (passes * grain)) * grain

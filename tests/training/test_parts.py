@@ -20,7 +20,7 @@ from deepnmt.training.config import TrainingConfig
 from deepnmt.training.diagnosis import STRIKES, Diagnosis, TrainingError, depth_ratio
 from deepnmt.training.display import Display, LiveDisplay, describe
 from deepnmt.training.folder import check_folder, check_recipe, to_toml, write_recipe
-from deepnmt.training.memory import largest_that_fits
+from deepnmt.training.memory import even_share, largest_that_fits
 from deepnmt.training.optimizer import apply_update, build_optimizer, gradient_norms, layer_of
 from deepnmt.training.precision import LossScale, resolve
 
@@ -130,6 +130,20 @@ def test_memory_plan_finds_the_largest_that_fits(capacity, most, start):
     assert found == (expected or None)
     assert len(asked) <= 2 * math.log2(most / 256 + 2) + 4
     assert all(0 < tokens <= most for tokens in asked)
+
+
+@given(st.integers(1, 2**20), st.integers(200, 2**20))
+@settings(max_examples=200, deadline=None)
+def test_planned_batches_fit_and_make_up_what_the_optimiser_sees(most, limit):
+    share = even_share(most, limit)
+    assert 0 < share <= min(most, limit)
+    assert share % 128 == 0 or share == most
+    passes = max(1, round(most / share))  # as the stream counts them
+    assert abs(passes * share - most) <= max(128 * passes, share / 2)
+    if limit >= most:
+        assert share == most
+    elif limit >= 4096:
+        assert share > limit / 2 - 256, "no smaller than it must be"
 
 
 DIAGNOSIS = Diagnosis(replace(TRAINING, warmup_steps=4), 1000, guessing_nll=5.0, is_post_norm=True, guessing_steps=100)

@@ -1,5 +1,8 @@
 """Training on a CUDA device: as on the CPU, and bit-equal after a restart. Skipped where there is none."""
 
+import gc
+import json
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -13,7 +16,7 @@ from deepnmt.training.checkpoint import Checkpoints
 from deepnmt.training.curves import Curves, JsonLines, read_log
 from deepnmt.training.diagnosis import Diagnosis
 from deepnmt.training.distributed import World
-from deepnmt.training.engine import EagerEngine, Objective
+from deepnmt.training.engine import EagerEngine, Noise, Objective
 from deepnmt.training.interruption import Interruption
 from deepnmt.training.run import Run
 from deepnmt.training.trainer import Job, train
@@ -23,9 +26,10 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 CONFIG = replace(TRAINING, log_every=1)
+PACKED = replace(BATCHING, layout="packed", tokens_per_batch=8192)
 
 
-def run_on(device, folder, config, precision, layout="padded"):
+def run_on(device, folder, config, precision, layout="padded", model_config=None, tokens=128, data=None):
     """A whole run on a device, from the newest checkpoint in the folder on; returns its losses."""
     from deepnmt.training.assembly import go_on
     from deepnmt.training.graph_engine import GraphEngine
@@ -34,19 +38,20 @@ def run_on(device, folder, config, precision, layout="padded"):
     world = World(0, 1, place)
     folder.mkdir(exist_ok=True)
     torch.manual_seed(config.seed)
-    model = Transformer(replace(CONFIG_MODEL, dropout=0.0)).to(place)
+    model = Transformer(model_config or replace(CONFIG_MODEL, dropout=0.0)).to(place)
     objective = Objective(model, config.label_smoothing, 1)
     run = Run.start(model, config, precision == "fp16", place)
     checkpoints = Checkpoints(folder / "checkpoints", world, config, lambda aside, step: None)
-    data = go_on(run, checkpoints)
-    batching = replace(BATCHING, layout=layout, tokens_per_batch=128)
+    state = go_on(run, checkpoints)
+    batching = replace(BATCHING, layout=layout, tokens_per_batch=tokens)
     engine = (GraphEngine if layout == "packed" else EagerEngine)(objective, config, precision, world)
+    engine.splitter = run.splitter
     job = Job(
         config=config,
         world=world,
         engine=engine,
         open_updates=lambda state: Loader(
-            BatchStream({"train": corpus()}, batching, seed=1, tokens_per_update=128, state=state),
+            BatchStream({"train": data or corpus()}, batching, seed=1, tokens_per_update=tokens, state=state),
             pin_memory=device == "cuda",
         ),
         checkpoints=checkpoints,
@@ -54,7 +59,7 @@ def run_on(device, folder, config, precision, layout="padded"):
         diagnosis=Diagnosis(config, 40, None, is_post_norm=False),
         interruption=Interruption(),
     )
-    train(run, data, job)
+    train(run, state, job)
     job.curves.close()
     return [line["loss"] for line in read_log(folder)]
 
@@ -77,22 +82,128 @@ def test_graph_of_packed_batches_learns_like_plain_torch(tmp_path):
     assert graphed[-1] < graphed[0] - 0.5
 
 
-def test_memory_plan_fits_and_leaves_no_room_for_twice_as_much(tmp_path):
-    from deepnmt.data.batching import BatchingConfig
-    from deepnmt.data.dataset import Dataset
-    from deepnmt.training.assembly import Settings, plan_memory
+DEEP = replace(
+    CONFIG_MODEL,
+    dropout=0.0,
+    encoder=replace(CONFIG_MODEL.encoder, num_layers=12, dim=128, ffn_dim=256, num_heads=4),
+    decoder=replace(CONFIG_MODEL.decoder, num_layers=2, dim=128, ffn_dim=256, num_heads=4),
+)
+SIX = replace(CONFIG, max_steps=6, save_every=3, save_epochs=False)
 
-    training = replace(TRAINING, tokens_per_update=2**20, precision="bf16")
-    settings = Settings(replace(CONFIG_MODEL, dropout=0.0), BatchingConfig(layout="packed"), training)
-    dataset = Dataset(tmp_path, {"train": [{"name": "train"}]}, {"train": corpus()}, None, None)
-    world = World(0, 1, torch.device("cuda", torch.cuda.current_device()))
-    torch.cuda.empty_cache()
+
+@contextmanager
+def room_for(num_bytes):
+    """Let this process use so much memory of the device in all."""
     total = torch.cuda.get_device_properties(0).total_memory
-    used = torch.cuda.memory_reserved()
-    torch.cuda.set_per_process_memory_fraction((used + 2**29) / total)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / total))
     try:
-        planned = plan_memory(settings, dataset, world)
+        yield
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert 256 <= planned < 2**20
-    assert planned % 128 == 0
+
+
+def release():
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_reserved()
+
+
+def test_packed_batch_that_does_not_fit_is_computed_in_pieces_and_the_run_ends_the_same(tmp_path, capsys):
+    """32k tokens a batch through compiled layers and a graph, in a little over half of the memory that takes."""
+    torch._dynamo.reset()
+    data = corpus(16_000)
+    settings = {"model_config": DEEP, "tokens": 32_768, "data": data}
+    before = release()
+    wanted = run_on("cuda", tmp_path / "roomy", SIX, "bf16", "packed", **settings)
+    needed = torch.cuda.max_memory_reserved() - before
+    before = release()
+    with room_for(before + 0.65 * needed):
+        found = run_on("cuda", tmp_path / "tight", SIX, "bf16", "packed", **settings)
+    assert found == pytest.approx(wanted, rel=5e-3)
+    assert capsys.readouterr().err.count("batching.tokens_per_batch") == 1
+    state = json.loads((tmp_path / "tight" / "checkpoints" / "step-00000006" / "state.json").read_text())
+    room = state["run"]["split_room"]
+    assert room is not None and room[0] % 128 == 0 and room[0] < 32_768
+    with room_for(release() + 0.65 * needed):
+        run_on("cuda", tmp_path / "tight", replace(SIX, max_steps=8), "bf16", "packed", **settings)
+    assert not capsys.readouterr().err.count("out of memory"), "a resumed run knows what fits"
+
+
+@pytest.mark.parametrize("fails", ["forward", "backward"])
+def test_failure_in_the_middle_of_recording_leaves_nothing_behind(monkeypatch, fails):
+    """Neither memory nor a state of the generator or the allocator: the smaller recording computes as always."""
+    from deepnmt.training.graph_engine import GraphEngine
+
+    update = next(BatchStream({"train": corpus(4000)}, PACKED, seed=1, tokens_per_update=8192))
+    world = World(0, 1, torch.device("cuda"))
+    forward, failures = Objective.forward, []
+
+    def tight(self, batch):
+        loss, nll = forward(self, batch)
+        if torch.cuda.is_current_stream_capturing() and batch.source.numel() > 6000:
+            failures.append(batch.source.numel())
+            if fails == "forward":
+                raise torch.OutOfMemoryError("while recording")
+            return _Fails.apply(loss), nll
+        return loss, nll
+
+    def gradients(limited):
+        torch.manual_seed(1)
+        model = Transformer(replace(DEEP, dropout=0.1)).cuda().train()
+        engine = GraphEngine(Objective(model, 0.1, 1), replace(CONFIG, compile=False), "bf16", world)
+        engine.splitter.room = None if limited else (4352, 4352)
+        release()
+        sums = engine.accumulate(update, torch.ones((), device="cuda"), Noise(1))
+        return sums, [p.grad.clone() for p in model.parameters()], release(), engine.splitter.room
+
+    direct = gradients(limited=False)
+    monkeypatch.setattr(Objective, "forward", tight)
+    retried = gradients(limited=True)
+    assert failures == [8192]
+    assert retried[3] == direct[3] == (4352, 4352)
+    assert torch.equal(direct[0], retried[0])
+    assert all(torch.equal(one, other) for one, other in zip(direct[1], retried[1], strict=True))
+    assert retried[2] <= direct[2] * 1.1 + 2**25, "the memory of the failed recording is given back"
+
+
+class _Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, loss):
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise torch.OutOfMemoryError("while recording")
+
+
+def test_memory_plan_is_an_even_share_that_fits_and_gives_its_memory_back(tmp_path):
+    from deepnmt.data.dataset import Dataset
+    from deepnmt.training.assembly import Settings, plan_memory
+    from deepnmt.training.graph_engine import GraphEngine
+
+    training = replace(TRAINING, tokens_per_update=2**18, precision="bf16", compile=False)
+    settings = Settings(DEEP, PACKED, training)
+    data = corpus(40_000)
+    dataset = Dataset(tmp_path, {"train": [{"name": "train"}]}, {"train": data}, None, None)
+    world = World(0, 1, torch.device("cuda", torch.cuda.current_device()))
+    before = release()
+    with room_for(before + 2**30):
+        planned = plan_memory(settings, dataset, world)
+        assert torch.cuda.memory_reserved() <= before + 2**22, "what it tried with is freed"
+        assert torch.cuda.max_memory_allocated() <= before + 2**22, "and not counted as the run's"
+        assert 256 <= planned < 2**18 and planned % 128 == 0
+        passes = round(training.tokens_per_update / planned)
+        assert abs(passes * planned - training.tokens_per_update) <= 128 * passes
+
+        def pieces(kind, tokens):
+            model = Transformer(DEEP).cuda().train()
+            engine = kind(Objective(model, 0.1, 1), training, "bf16", world)
+            stream = BatchStream({"train": data}, replace(PACKED, tokens_per_batch=tokens), seed=1)
+            engine.accumulate(next(stream), torch.ones((), device="cuda"), Noise(1))
+            return engine.splitter.room
+
+        assert pieces(GraphEngine, planned) is None
+        release()
+        assert pieces(EagerEngine, 2 * planned + 256) is not None, "no room for twice as much"
+    release()
