@@ -20,10 +20,12 @@ class TrainingConfig:
     tokens_per_update: int = 4096
     plan_memory: bool = False
 
-    optimizer: Literal["adam", "adamw"] = "adam"
+    optimizer: Literal["adam", "adamw", "muon"] = "adam"
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-8
     weight_decay: float = 0.0
+    momentum: float = 0.95  # muon's
+    matrix_lr: float | None = None  # of the matrices that muon moves, in lr's schedule; else lr
     clip_norm: float | None = None
     label_smoothing: float = 0.1
 
@@ -91,12 +93,17 @@ class TrainingConfig:
         _between("rollback_factor", self.rollback_factor, 0, 1)
         for beta in self.betas:
             _between("betas", beta, 0, 1)
+        _between("momentum", self.momentum, 0, 1)
         if self.ema_decay is not None:
             _between("ema_decay", self.ema_decay, 0, 1)
-        for name in ("lr", "eps", "clip_norm"):
+        for name in ("lr", "matrix_lr", "eps", "clip_norm"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} is {value}: it must be above 0")
+        if self.matrix_lr is not None and self.optimizer != "muon":
+            raise ValueError(f'matrix_lr is {self.matrix_lr}: only optimizer = "muon" has a rate for matrices')
+        if self.optimizer == "muon" and self.parallel == "fsdp":
+            raise ValueError('optimizer is muon: it needs matrices in one piece, and parallel = "fsdp" cuts them')
         if self.schedule == "warmup_stable_decay" and self.decay_steps is None:
             raise ValueError("schedule is warmup_stable_decay: decay_steps must say how many steps the decay takes")
         if self.schedule in ("cosine", "warmup_stable_decay") and self.warmup_steps >= self.max_steps:

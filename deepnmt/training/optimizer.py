@@ -6,24 +6,46 @@ Clipping, unscaling and skipping are done inside the fused Adam kernel, through 
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from deepnmt.training.config import TrainingConfig
+from deepnmt.training.muon import Muon
+
+ADAMS: dict[str, type[torch.optim.Adam]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
 def build_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
-    """Adam or AdamW; weight decay is for matrices, not for biases, norms or connection weights."""
-    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.optimizer]
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim == 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim != 2], "weight_decay": 0.0},
+    """Adam, AdamW or Muon; weight decay is for matrices, not for biases, norms or connection weights."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    matrices = {name: p for name, p in trained.items() if config.optimizer == "muon" and _is_hidden_matrix(name, p)}
+    rest = [p for name, p in trained.items() if name not in matrices]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in rest if p.ndim == 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in rest if p.ndim != 2], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    return kind(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+    adam: dict[str, Any] = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
+    if config.optimizer != "muon":
+        return ADAMS[config.optimizer](groups, fused=True, **adam)
+    device = next(model.parameters()).device
+    return Muon(
+        matrices.values(),
+        groups,
+        rate_factor=1.0 if config.matrix_lr is None else config.matrix_lr / config.lr,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        dtype=torch.bfloat16 if device.type == "cuda" or config.precision == "bf16" else torch.float32,
+        **adam,
+    )
+
+
+def _is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """What a layer multiplies by; not embeddings and output, whose rows are words, nor connection weights."""
+    return parameter.ndim == 2 and re.search(r"\blayers\.\d+\.", name) is not None
 
 
 @dataclass(frozen=True)
@@ -68,7 +90,7 @@ def apply_update(
 ) -> None:
     """Move the parameters by gradients that carry `scale`, clipped to `clip_norm`; not at all where `bad` is true."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("rate_factor", 1.0)
     divisor = scale if clip_norm is None else scale * (total_norm / clip_norm).clamp(min=1.0)
     # What GradScaler would set, as zero-dimensional tensors: the kernel divides by the first, and obeys the second.
     optimizer.grad_scale = torch.where(bad, 1.0, divisor)  # type: ignore[attr-defined]
@@ -109,7 +131,9 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     tensors = {}
     for name, parameter in _trained(model, optimizer):
         state = optimizer.state[parameter]
-        if not state:
+        if not state and isinstance(optimizer, Muon) and parameter in optimizer.matrices:
+            optimizer.begin(parameter)
+        elif not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
