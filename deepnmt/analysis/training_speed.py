@@ -3,7 +3,7 @@
 import math
 import tempfile
 import time
-from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from deepnmt.model.transformer import Transformer
 from deepnmt.training.config import TrainingConfig
 from deepnmt.training.distributed import World
 from deepnmt.training.engine import EagerEngine, Engine, Noise, Objective
+from deepnmt.training.memory import free_memory
 from deepnmt.training.optimizer import apply_update, build_optimizer, gradient_norms
 from deepnmt.training.precision import resolve
 
@@ -52,8 +53,8 @@ def measure_training(
 ) -> TrainingSpeed:
     """`graphed` is the GPU's engine on packed batches; else the plain one, on padded batches."""
     on_gpu = torch.device(device).type == "cuda"
+    free_memory(torch.device(device))
     if on_gpu:
-        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     world = World(0, 1, torch.device(device))
     torch.manual_seed(training.seed)
@@ -63,11 +64,11 @@ def measure_training(
     optimizer = build_optimizer(network, training)
     one, good = torch.ones((), device=device), torch.zeros((), dtype=torch.bool, device=device)
 
-    with corpus_of(lengths, model) as corpus:
+    with corpus_of(lengths, model) as corpus, ExitStack() as opened:
         config = BatchingConfig(tokens_per_batch=tokens_per_batch, layout="packed" if graphed else "padded")
         stream = BatchStream({"made": corpus}, config, seed=training.seed, tokens_per_update=tokens_per_batch)
-        updates = iter(Loader(stream, pin_memory=on_gpu))
         padding = sum(stream.padding()) / 2
+        updates = opened.enter_context(Loader(stream, pin_memory=on_gpu))
         targets = sources = 0
         begun = started = time.perf_counter()
         first_step_seconds = 0.0
@@ -136,22 +137,16 @@ class corpus_of:  # noqa: N801 (used as a function)
         folder = Path(self.folder.name)
         sizes = self.model.source_vocab_size, self.model.target_vocab_size
         with CorpusWriter(folder, "made", sizes) as writer:
-            for chunk in _chunks(self.lengths, sizes, self.seed):
-                writer.append(*chunk)
+            random = np.random.default_rng(self.seed)
+            source, target = (
+                (random.integers(4, size, int(side.sum())), side)
+                for side, size in zip(self.lengths, sizes, strict=True)
+            )
+            writer.append_flat(source, target)
         return Corpus.open(folder, "made")
 
     def __exit__(self, *_: object) -> None:
         self.folder.cleanup()
-
-
-def _chunks(lengths: Lengths, sizes: tuple[int, int], seed: int) -> Iterator[tuple[list[list[int]], list[list[int]]]]:
-    random = np.random.default_rng(seed)
-    for first in range(0, len(lengths[0]), 10_000):
-        source, target = (
-            [random.integers(4, size, length).tolist() for length in side[first : first + 10_000]]
-            for side, size in zip(lengths, sizes, strict=True)
-        )
-        yield source, target
 
 
 def typical_lengths(count: int = 50_000, seed: int = 1) -> Lengths:
