@@ -92,8 +92,9 @@ def differentiated(
         loss, nll = cross_entropy_(logits, targets, smoothing, pad_id, lift)
         return loss, nll, logits
     exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    loss, nll, log_z = _sums(exact, targets, smoothing, pad_id)
-    gradient = _logits_gradient(exact, log_z, targets, smoothing, pad_id)
+    log_probabilities = exact.log_softmax(-1)
+    loss, nll = _sums(log_probabilities, targets, smoothing, pad_id)
+    gradient = _logits_gradient(log_probabilities, targets, smoothing, pad_id)
     return loss, nll, (gradient * lift).to(logits.dtype)
 
 
@@ -104,16 +105,15 @@ def _matmul_dtype(features: Tensor) -> torch.dtype:
     return features.dtype
 
 
-def _sums(logits: Tensor, targets: Tensor, smoothing: float, pad_id: int) -> tuple[Tensor, Tensor, Tensor]:
+def _sums(log_probabilities: Tensor, targets: Tensor, smoothing: float, pad_id: int) -> tuple[Tensor, Tensor]:
     real = targets != pad_id
-    log_z = logits.logsumexp(-1)
-    nll = (log_z - logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)).where(real, 0)
-    uniform = (log_z - logits.mean(-1)).where(real, 0)
-    return ((1 - smoothing) * nll + smoothing * uniform).sum(), nll.sum(), log_z
+    nll = -log_probabilities.gather(-1, targets.unsqueeze(-1)).squeeze(-1).where(real, 0)
+    uniform = -log_probabilities.mean(-1).where(real, 0)
+    return ((1 - smoothing) * nll + smoothing * uniform).sum(), nll.sum()
 
 
-def _logits_gradient(logits: Tensor, log_z: Tensor, targets: Tensor, smoothing: float, pad_id: int) -> Tensor:
-    """softmax - (1 - eps) * onehot(y) - eps / V, zero at padding; overwrites the logits."""
-    gradient = logits.sub_(log_z.unsqueeze(-1)).exp_().sub_(smoothing / logits.shape[-1])
+def _logits_gradient(log_probabilities: Tensor, targets: Tensor, smoothing: float, pad_id: int) -> Tensor:
+    """softmax - (1 - eps) * onehot(y) - eps / V, zero at padding; overwrites its input."""
+    gradient = log_probabilities.exp_().sub_(smoothing / log_probabilities.shape[-1])
     gradient.scatter_add_(-1, targets.unsqueeze(-1), gradient.new_full((len(targets), 1), smoothing - 1))
     return gradient.mul_((targets != pad_id).unsqueeze(-1))

@@ -22,8 +22,11 @@ def quartered_dropout(x: Tensor, p: float) -> Tensor:
     """Each 64 random bits decide about four elements; p is rounded to a multiple of 2**-16."""
     threshold = round(p * 2**16)
     words = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
-    kept = words.view(torch.int16)[: x.numel()].view(x.shape) >= threshold - 2**15
-    return torch.where(kept, x * (1 / (1 - threshold / 2**16)), 0.0)
+    bits = words.view(torch.int16)[: x.numel()].view(x.shape)
+    lowest = threshold - 2**15
+    # 1 from `lowest` on, else 0: comparing and selecting are not vectorised for 16 bits, and take twice the time.
+    kept = bits.clamp_(lowest - 1, lowest).sub_(lowest - 1).to(x.dtype) if threshold else 1.0
+    return x * kept * (1 / (1 - threshold / 2**16))
 
 
 def scattered_dropout(x: Tensor, p: float, seed: Tensor) -> Tensor:
