@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
+from deepnmt.decoding.continuous import ContinuousSearches
 from deepnmt.decoding.engine import Engine
+from deepnmt.decoding.fused import can_fuse
 from deepnmt.decoding.graphed import GraphedSearches
 from deepnmt.decoding.precision import prepare
 from deepnmt.decoding.rules import Rules
@@ -28,6 +30,7 @@ class Workload:
     length: int = 32
     workers: int = 1
     repeats: int = 3
+    fused: bool = True  # on a GPU: the fused step, where it knows the model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +68,13 @@ def measure_generation(config: ModelConfig, workload: Workload, *, device: str, 
 
 def _runners(engine: Engine, source: Tensor, workload: Workload) -> tuple[Callable[[], object], Callable[[], object]]:
     """Translating the batch, and only encoding it."""
-    graphed = GraphedSearches(engine) if source.is_cuda else None
     config = SearchConfig(beam=workload.beam)
+    if source.is_cuda and workload.fused and can_fuse(engine.model) and ContinuousSearches.suits(config):
+        return _fused_runners(engine, source, workload, config)
+    graphed = GraphedSearches(engine) if source.is_cuda else None
 
     def run() -> object:
-        rules = Rules(
-            max_lengths=torch.full((workload.batch,), workload.length, device=source.device),
-            eos=EOS,
-            banned=(BOS, PAD, UNK),
-            min_length=workload.length,
-        )
+        rules = _rules(workload, source.device)
         if graphed is not None and graphed.suits(rules, config):
             return graphed.search(source, rules, config)
         state = engine.start(source, workload.beam, workload.length)
@@ -91,6 +91,31 @@ def _runners(engine: Engine, source: Tensor, workload: Workload) -> tuple[Callab
             engine.start(source, workload.beam)
 
     return run, encode
+
+
+def _fused_runners(
+    engine: Engine, source: Tensor, workload: Workload, config: SearchConfig
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    searches, sources = ContinuousSearches(engine), source.tolist()
+
+    def run() -> object:
+        return searches.search_all(sources, _rules(workload, torch.device("cpu")), config)
+
+    def encode() -> None:
+        (slots,) = searches.recorded.values()
+        slots.encode(sources)
+
+    return run, encode
+
+
+def _rules(workload: Workload, device: torch.device) -> Rules:
+    """Every translation has the length of the workload."""
+    return Rules(
+        max_lengths=torch.full((workload.batch,), workload.length, device=device),
+        eos=EOS,
+        banned=(BOS, PAD, UNK),
+        min_length=workload.length,
+    )
 
 
 def _best_of(run: Callable[[], object], workload: Workload, on_gpu: bool) -> float:

@@ -21,6 +21,7 @@ from deepnmt.data.sentence_pieces import SentencePieces
 from deepnmt.data.tokenizer import Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
 from deepnmt.decoding.export_check import DECODER, ENCODER, Agreement, ExportedModel, compare, random_sources
+from deepnmt.decoding.translator import check_vocabularies
 from deepnmt.errors import InputError, RunError
 from deepnmt.files import replacing, sha256, write_json
 from deepnmt.model.attention import KeysValues
@@ -44,7 +45,7 @@ def export(
     """
     check_packages()
     model, tokenizers = load_model(folder), TokenizerPair.load(folder)
-    _check_vocabularies(folder, model, tokenizers)
+    check_vocabularies(folder, model.config, tokenizers)
     given = [[*ids, EOS] for ids in tokenizers.source.encode_batch(texts) if ids]
     with replacing(out) as aside:
         aside.mkdir()
@@ -64,13 +65,6 @@ def check_packages() -> None:
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise InputError(f"deepnmt export needs {' and '.join(missing)}: pip install 'deepnmt[onnx]'")
-
-
-def _check_vocabularies(folder: Path, model: Transformer, tokenizers: TokenizerPair) -> None:
-    for side in ("source", "target"):
-        in_model, in_text = getattr(model.config, f"{side}_vocab_size"), getattr(tokenizers, side).vocab_size
-        if in_model < in_text:
-            raise InputError(f"{folder}: the {side} tokeniser has {in_text} symbols, the model only {in_model}")
 
 
 class EncoderGraph(nn.Module):

@@ -14,8 +14,10 @@ from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
 from deepnmt.decoding.alignment import Alignment, align_words, attention
 from deepnmt.decoding.config import TranslationConfig
+from deepnmt.decoding.continuous import CannotFuseError, ContinuousSearches
 from deepnmt.decoding.engine import Engine
 from deepnmt.decoding.ensemble import Ensemble, EnsembleState
+from deepnmt.decoding.fused import can_fuse
 from deepnmt.decoding.graphed import GraphedSearches
 from deepnmt.decoding.precision import prepare
 from deepnmt.decoding.rules import Rules, prefix_table
@@ -23,6 +25,7 @@ from deepnmt.decoding.sampling import Draw, Greedy, generate, random_numbers
 from deepnmt.decoding.search import Found, Shrinking, beam_search
 from deepnmt.decoding.splitting import join_translations, split_long
 from deepnmt.errors import InputError
+from deepnmt.model.config import ModelConfig
 from deepnmt.model.storage import load_meta, load_model
 from deepnmt.model.transformer import Transformer
 from deepnmt.settings import from_table
@@ -52,6 +55,7 @@ class _Piece:
     prefix: list[int]
     is_first: bool
     hypotheses: list[Hypothesis] = field(default_factory=list)
+    is_done: bool = False
 
     @property
     def length(self) -> int:
@@ -82,23 +86,26 @@ class Translator:
         self.models = [self._load(folder, pair) for folder, pair in zip(folders, self.tokenizers, strict=True)]
         self.engines = [prepare(model, precision) for model in self.models]
         self.defaults: dict[str, Any] = load_meta(folders[0]).get("decoding", {})
-        self.graphed = GraphedSearches(self.engines[0]) if _can_record(self.device, self.engines) else None
+        self.graphed, self.continuous = _recorded_searches(self.device, self.engines)
 
     @classmethod
-    def of(cls, model: Transformer, tokenizers: TokenizerPair) -> "Translator":
-        """A translator around a model as it is, where it is, for looking at one that is still being trained."""
+    def of(cls, model: Transformer, tokenizers: TokenizerPair, precision: str | None = None) -> "Translator":
+        """A translator around a model as it is, where it is, for looking at one that is still being trained.
+
+        With a precision it is prepared for good, and for speed, as a model that is loaded.
+        """
         translator = cls.__new__(cls)
         translator.device = model.output_weight.device
-        translator.tokenizers, translator.models, translator.engines = [tokenizers], [model], [Engine(model)]
-        translator.graphed, translator.defaults = None, {}
+        translator.tokenizers, translator.models = [tokenizers], [model]
+        translator.engines = [Engine(model) if precision is None else prepare(model, precision)]
+        translator.graphed, translator.continuous, translator.defaults = None, None, {}
+        if precision is not None:
+            translator.graphed, translator.continuous = _recorded_searches(translator.device, translator.engines)
         return translator
 
     def _load(self, folder: Path, pair: TokenizerPair) -> Transformer:
         model = load_model(folder, self.device)
-        for side in ("source", "target"):
-            in_model, in_text = getattr(model.config, f"{side}_vocab_size"), getattr(pair, side).vocab_size
-            if in_model < in_text:
-                raise InputError(f"{folder}: the {side} tokeniser has {in_text} symbols, the model only {in_model}")
+        check_vocabularies(folder, model.config, pair)
         return model
 
     def translate(self, texts: Sequence[str], **settings: Any) -> list[str]:
@@ -122,7 +129,7 @@ class Translator:
         config = from_table(TranslationConfig, self.defaults | settings)
         warn = warn or _warn
         pieces = self._pieces(texts, prefixes, config, warn)
-        for batch in self._translated(list(self._batches(pieces, config)), config):
+        for batch in self._translated(pieces, config):
             if done is not None:
                 done(sum(piece.is_first for piece in batch))
         results = [[Hypothesis("", 0.0, 0.0, [])] for _ in texts]
@@ -175,10 +182,39 @@ class Translator:
         if batch:
             yield batch
 
-    def _translated(self, batches: list[list[_Piece]], config: TranslationConfig) -> Iterator[list[_Piece]]:
-        """Translate the batches, and yield each one when it is done.
+    def _translated(self, pieces: list[_Piece], config: TranslationConfig) -> Iterator[list[_Piece]]:
+        """Translate the pieces, and yield some when they are done."""
+        if self.continuous is not None and not config.sampling and self._suits_slots(pieces, config):
+            yield from self._translated_in_slots(pieces, config)
+            pieces = [piece for piece in pieces if not piece.is_done]
+        yield from self._translated_in_batches(list(self._batches(pieces, config)), config)
 
-        On a CPU several batches side by side, one core each, are faster than one batch on several cores: no layer is
+    def _suits_slots(self, pieces: list[_Piece], config: TranslationConfig) -> bool:
+        free = not any(piece.prefix for piece in pieces)
+        return free and ContinuousSearches.suits(config.search, config.no_repeat_ngram)
+
+    def _translated_in_slots(self, pieces: list[_Piece], config: TranslationConfig) -> Iterator[list[_Piece]]:
+        """On a GPU. Where memory does not suffice, again with half as many slots; in the end some may be left over."""
+        while left := [piece for piece in pieces if not piece.is_done]:
+            assert self.continuous is not None
+            rules = self._rules(left, config, torch.device("cpu"))
+            try:
+                for results in self.continuous.search([p.sources[0] for p in left], rules, config.search):
+                    batch = [left[number] for number, _ in results]
+                    self._keep(batch, [best for _, best in results], config)
+                    yield batch
+            except torch.OutOfMemoryError:
+                if self.continuous.most == 1:
+                    return
+                self.continuous.forget()
+                torch.cuda.empty_cache()
+            except CannotFuseError as error:
+                warnings.warn(f"searching without fused kernels, which do not run here: {error}", stacklevel=2)
+                self.continuous = None
+                return
+
+    def _translated_in_batches(self, batches: list[list[_Piece]], config: TranslationConfig) -> Iterator[list[_Piece]]:
+        """On a CPU several batches side by side, one core each, are faster than one batch on several cores: no layer is
         large enough to share. Torch lets go of the interpreter's lock inside its operators, and the weights are shared.
         """
         cores = torch.get_num_threads()
@@ -209,6 +245,9 @@ class Translator:
             self._translate_batch(batch[:half], config)
             self._translate_batch(batch[half:], config)
             return
+        self._keep(batch, found, config)
+
+    def _keep(self, batch: list[_Piece], found: list[list[Found]], config: TranslationConfig) -> None:
         target = self.tokenizers[0].target
         for piece, candidates in zip(batch, found, strict=True):
             piece.hypotheses = [
@@ -220,11 +259,12 @@ class Translator:
                 )
                 for candidate in candidates
             ]
+            piece.is_done = True
         if config.alignments:
             self._align(batch, found)
 
     def _search(self, batch: list[_Piece], config: TranslationConfig) -> list[list[Found]]:
-        rules = self._rules(batch, config)
+        rules = self._rules(batch, config, self.device)
         if self.graphed is not None and not config.sampling and self.graphed.suits(rules, config.search):
             return self.graphed.search(self._padded(batch, 0), rules, config.search)
         count = config.nbest if config.sampling else config.beam
@@ -241,7 +281,7 @@ class Translator:
             return generate(step, state, rules, Greedy(), 1, search.penalty, shrinking)
         return beam_search(step, state, rules, search, shrinking)
 
-    def _rules(self, batch: list[_Piece], config: TranslationConfig) -> Rules:
+    def _rules(self, batch: list[_Piece], config: TranslationConfig, device: torch.device) -> Rules:
         longest = [
             config.max_length or int(config.max_length_ratio * (piece.length - 1)) + config.max_length_extra
             for piece in batch
@@ -249,11 +289,11 @@ class Translator:
         # The start is a position too.
         most = min([2**31, *(limit - 1 for limit in self._position_limits())])
         return Rules(
-            max_lengths=torch.tensor([min(length, most) for length in longest], device=self.device),
+            max_lengths=torch.tensor([min(length, most) for length in longest], device=device),
             eos=EOS,
             banned=(BOS, PAD) if config.allow_unknown else (BOS, PAD, UNK),
             min_length=min(config.min_length, most),
-            prefix=prefix_table([piece.prefix[:most] for piece in batch], self.device),
+            prefix=prefix_table([piece.prefix[:most] for piece in batch], device),
             no_repeat_ngram=config.no_repeat_ngram,
         )
 
@@ -301,8 +341,22 @@ class Translator:
         return sorted(joined, key=lambda hypothesis: -hypothesis.score)
 
 
-def _can_record(device: torch.device, engines: list[Engine]) -> bool:
-    return device.type == "cuda" and len(engines) == 1
+def _recorded_searches(
+    device: torch.device, engines: list[Engine]
+) -> tuple[GraphedSearches | None, ContinuousSearches | None]:
+    """What makes one model fast on a GPU: the recorded search, and the one in slots for models it knows."""
+    if device.type != "cuda" or len(engines) > 1:
+        return None, None
+    (engine,) = engines
+    return GraphedSearches(engine), ContinuousSearches(engine) if can_fuse(engine.model) else None
+
+
+def check_vocabularies(folder: Path, config: ModelConfig, tokenizers: TokenizerPair) -> None:
+    """Refuse a MODEL whose tokenisers say what the model has no vector for."""
+    for side in ("source", "target"):
+        in_model, in_text = getattr(config, f"{side}_vocab_size"), getattr(tokenizers, side).vocab_size
+        if in_model < in_text:
+            raise InputError(f"{folder}: the {side} tokeniser has {in_text} symbols, the model only {in_model}")
 
 
 def check_device(name: str) -> torch.device:

@@ -1,0 +1,275 @@
+"""Beam search over any number of sentences on a GPU: a sentence that is done makes room for the next one.
+
+A fixed number of slots is stepped by one recorded step, however long the sentences in them are. The host looks at the
+slots now and then, takes out what is done and puts in what is waiting; sentences are encoded ahead, many at a time.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from deepnmt.decoding.engine import Engine
+from deepnmt.decoding.fused import WIDEST_BEAM, FusedStep, SlotShape, record
+from deepnmt.decoding.rules import Rules
+from deepnmt.decoding.search import Found, SearchConfig, before_end
+
+SLOTS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+STEPS_OF_LENGTH = 64  # room that is not used costs memory and no time
+KEPT_SHAPES = 4
+MEMORY_SHARE = 0.4  # of what is free on the device, for the slots of one shape
+LOOK_EVERY = {"few": 8, "many": 4}  # steps; each look waits for the device
+MANY = 256  # slots
+WORTH_REFILLING = 0.125  # the share of empty slots from which on new sentences are put in
+ENCODED_TOKENS = 32_768  # at once, with padding
+RECORDED_ENCODER_SENTENCES = 128  # more keep a GPU busy as they are
+KEPT_ENCODERS = 16
+
+Results = list[tuple[int, list[Found]]]  # the number of a sentence and its n best
+
+
+class CannotFuseError(Exception):
+    """The kernels were not built on this machine."""
+
+
+class ContinuousSearches:
+    """Recordings by shape; those not used for the longest time are dropped."""
+
+    def __init__(self, engine: Engine, most: int = SLOTS[-1]) -> None:
+        self.engine, self.most = engine, most
+        self.recorded: OrderedDict[SlotShape, SlotSearch] = OrderedDict()
+
+    @staticmethod
+    def suits(config: SearchConfig, no_repeat_ngram: int = 0) -> bool:
+        return 1 < config.beam <= WIDEST_BEAM and not no_repeat_ngram
+
+    def search(self, sources: Sequence[Sequence[int]], rules: Rules, config: SearchConfig) -> Iterator[Results]:
+        """The n best of each source (ids with the end), as they are found."""
+        if not sources:
+            return
+        limits = rules.max_lengths.tolist()
+        yield from self._slots(max(map(len, sources)), rules, config, len(sources)).run(sources, limits)
+
+    def search_all(self, sources: Sequence[Sequence[int]], rules: Rules, config: SearchConfig) -> list[list[Found]]:
+        found: dict[int, list[Found]] = {}
+        for results in self.search(sources, rules, config):
+            found.update(results)
+        return [found[number] for number in range(len(sources))]
+
+    def forget(self) -> None:
+        """Give the memory back, and take half as much the next time."""
+        self.most = max(self.most // 2, 1)
+        self.recorded.clear()
+
+    def _slots(self, source_length: int, rules: Rules, config: SearchConfig, count: int) -> "SlotSearch":
+        lengths = (_rounded(source_length), _rounded(rules.total + 1))
+        most = max(1, min(self.most, self._affordable(lengths, config.beam)))
+        # What is there and large enough is as good: capacities cost no time.
+        sentences = next((size for size in SLOTS if size >= min(count, most)), SLOTS[-1])
+        sentences = sentences if sentences <= most else max(size for size in SLOTS if size <= most)
+        wanted = SlotShape(sentences, *lengths, config, rules.banned, rules.min_length)
+        shape = next((shape for shape in self.recorded if _covers(shape, wanted)), wanted)
+        if shape not in self.recorded:
+            while len(self.recorded) >= KEPT_SHAPES:
+                self.recorded.popitem(last=False)
+            try:
+                self.recorded[shape] = SlotSearch(self.engine, shape, rules.eos)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # whatever a compiler on the user's machine may say
+                raise CannotFuseError(str(error)) from error
+        self.recorded.move_to_end(shape)
+        return self.recorded[shape]
+
+    def _affordable(self, lengths: tuple[int, int], beam: int) -> int:
+        """How many sentences of these lengths fit into the device's memory."""
+        weight, stack = self.engine.model.output_weight, self.engine.model.config.decoder
+        if not weight.is_cuda:
+            return SLOTS[-1]
+        positions = 2 * stack.num_layers * (lengths[0] + lengths[1] * beam)
+        each = weight.itemsize * (positions * stack.dim + 2 * beam * len(weight))
+        free, _ = torch.cuda.mem_get_info(weight.device)
+        unused = torch.cuda.memory_reserved(weight.device) - torch.cuda.memory_allocated(weight.device)
+        return int(MEMORY_SHARE * (free + unused) / each)
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """Sentences that wait for a slot."""
+
+    numbers: list[int]
+    memory: Tensor  # (layers, 2, sentences, S, heads, head_dim)
+    lengths: Tensor
+    max_lengths: Tensor
+
+    def split(self, count: int) -> tuple["_Encoded", "_Encoded | None"]:
+        if count >= len(self.numbers):
+            return self, None
+        first, rest = slice(None, count), slice(count, None)
+        parts = [
+            _Encoded(self.numbers[part], self.memory[:, :, part], self.lengths[part], self.max_lengths[part])
+            for part in (first, rest)
+        ]
+        return parts[0], parts[1]
+
+
+class SlotSearch:
+    """The slots of one shape, their recorded step, and who is in them."""
+
+    def __init__(self, engine: Engine, shape: SlotShape, eos: int) -> None:
+        self.engine, self.shape = engine, shape
+        self.device = engine.model.output_weight.device
+        self.fused = FusedStep(engine, shape, eos)
+        self.step = record(self.fused.step, self.device)
+        self.encoders: OrderedDict[tuple[int, int], _RecordedEncoder] = OrderedDict()
+        self.look_every = LOOK_EVERY["many" if shape.sentences >= MANY else "few"]
+
+    @torch.inference_mode()
+    def run(self, sources: Sequence[Sequence[int]], limits: Sequence[int]) -> Iterator[Results]:
+        """The longest first: the slots run empty with short ones."""
+        state = self.fused.state
+        state.done.fill_(1)  # what a run that was given up has left
+        waiting = deque(sorted(range(len(sources)), key=lambda number: -len(sources[number])))
+        encoded: _Encoded | None = None
+        within: dict[int, tuple[int, int]] = {}  # slot: the number of its sentence, the step at which it must be done
+        free = list(range(self.shape.sentences))
+        steps = 0
+        pending: _Leaving | None = None
+        while waiting or encoded or within:
+            while free and (waiting or encoded):
+                encoded = encoded or self._encode(waiting, sources, limits)
+                entering, encoded = encoded.split(len(free))
+                slots, free = free[: len(entering.numbers)], free[len(entering.numbers) :]
+                self.fused.put(self._tensor(slots), entering.memory, entering.lengths, entering.max_lengths)
+                for slot, number in zip(slots, entering.numbers, strict=True):
+                    within[slot] = (number, steps + limits[number] + 1)
+            left = max(last for _, last in within.values()) - steps
+            for _ in range(min(self.look_every, left)):
+                self.step()
+                steps += 1
+            if pending is not None:
+                # While the device works.
+                yield pending.results()
+                pending = None
+            done = state.done.tolist()
+            finished = [slot for slot in within if done[slot]]
+            room = len(free) + len(finished)
+            more = bool(waiting) or encoded is not None
+            if len(finished) == len(within) or (more and room >= WORTH_REFILLING * self.shape.sentences):
+                pending = _Leaving([within.pop(slot)[0] for slot in finished], self.fused, self._tensor(finished))
+                free += finished
+        if pending is not None:
+            yield pending.results()
+
+    def _encode(self, waiting: deque[int], sources: Sequence[Sequence[int]], limits: Sequence[int]) -> _Encoded:
+        width = len(sources[waiting[0]])
+        count = min(len(waiting), self.shape.sentences, max(ENCODED_TOKENS // width, 1))
+        numbers = [waiting.popleft() for _ in range(count)]
+        chosen = [sources[number] for number in numbers]
+        lengths = self._tensor(list(map(len, chosen))).int()
+        return _Encoded(
+            numbers, self.encode(chosen), lengths, self._tensor([limits[number] for number in numbers]).int()
+        )
+
+    @torch.inference_mode()
+    def encode(self, sources: Sequence[Sequence[int]]) -> Tensor:
+        """The keys and values of these sources for all decoder layers: (layers, 2, n, S, heads, head_dim)"""
+        width, pad = max(map(len, sources)), self.engine.model.config.pad_id
+        source = self._tensor([[*ids, *[pad] * (width - len(ids))] for ids in sources])
+        return self._encoder(len(sources), width)(source)
+
+    def _encoder(self, count: int, width: int) -> Callable[[Tensor], Tensor]:
+        if self.device.type != "cuda" or self.shape.sentences > RECORDED_ENCODER_SENTENCES:
+            return lambda source: encode(self.engine, source)
+        key = (next(size for size in SLOTS if size >= count), min(_rounded(width, 16), self.shape.source_length))
+        if key not in self.encoders:
+            while len(self.encoders) >= KEPT_ENCODERS:
+                self.encoders.popitem(last=False)
+            self.encoders[key] = _RecordedEncoder(self.engine, *key)
+        self.encoders.move_to_end(key)
+        return self.encoders[key]
+
+    def _tensor(self, content: list[int] | list[list[int]]) -> Tensor:
+        if self.device.type != "cuda":
+            return torch.tensor(content)
+        return torch.tensor(content, pin_memory=True).to(self.device, non_blocking=True)
+
+
+class _Leaving:
+    """Sentences that are done, on their way to the host."""
+
+    def __init__(self, numbers: list[int], fused: FusedStep, slots: Tensor) -> None:
+        self.numbers, self.eos = numbers, fused.eos
+        state = fused.state
+        self.parts = [_to_host(part[slots]) for part in (state.ended_said, state.ended_log_probs, state.ended_scores)]
+        self.arrived = torch.cuda.Event() if slots.is_cuda else None
+        if self.arrived is not None:
+            self.arrived.record()
+
+    def results(self) -> Results:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        rows = zip(self.numbers, *(part.tolist() for part in self.parts), strict=True)
+        return [
+            (
+                number,
+                [
+                    Found(before_end(symbols, self.eos), log_prob, score)
+                    for symbols, log_prob, score in zip(*sentence, strict=True)
+                    if log_prob > -torch.inf
+                ],
+            )
+            for number, *sentence in rows
+        ]
+
+
+class _RecordedEncoder:
+    """Encoding batches of one shape; what a batch lacks to it is filled with empty sentences."""
+
+    @torch.inference_mode()
+    def __init__(self, engine: Engine, sentences: int, length: int) -> None:
+        device = engine.model.output_weight.device
+        self.pad_id = engine.model.config.pad_id
+        self.source = torch.full((sentences, length), self.pad_id + 1, device=device)
+        self.memory = encode(engine, self.source)
+
+        def run() -> None:
+            self.memory.copy_(encode(engine, self.source))
+
+        self.replay = record(run, device)
+
+    def __call__(self, source: Tensor) -> Tensor:
+        """What is returned is overwritten by the next call."""
+        count, width = source.shape
+        self.source.fill_(self.pad_id)
+        self.source[:, 0] = self.pad_id + 1
+        self.source[:count, :width] = source
+        self.replay()
+        return self.memory[:, :, :count, :width]
+
+
+def encode(engine: Engine, source: Tensor) -> Tensor:
+    """The keys and values of a source (n, S) for all decoder layers: (layers, 2, n, S, heads, head_dim)"""
+    memory = engine.model.start(engine.model.encode(source)).memory
+    return torch.stack([part for layer in memory for part in layer]).unflatten(0, (len(memory), 2))
+
+
+def _to_host(part: Tensor) -> Tensor:
+    if not part.is_cuda:
+        return part
+    host = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
+    return host.copy_(part, non_blocking=True)
+
+
+def _covers(shape: SlotShape, wanted: SlotShape) -> bool:
+    """Can a recording of `shape` do what one of `wanted` is for?"""
+    same = (shape.sentences, shape.config, shape.banned, shape.min_length) == (
+        wanted.sentences, wanted.config, wanted.banned, wanted.min_length
+    )  # fmt: skip
+    return same and shape.source_length >= wanted.source_length and shape.target_length >= wanted.target_length
+
+
+def _rounded(length: int, step: int = STEPS_OF_LENGTH) -> int:
+    return -(-max(length, 1) // step) * step

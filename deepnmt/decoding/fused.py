@@ -1,0 +1,172 @@
+"""The decoder's step on a GPU in few kernels, over slots that each hold a sentence at a position of its own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from deepnmt.decoding.engine import Engine
+from deepnmt.decoding.search import SearchConfig
+from deepnmt.model.attention import KeysValues
+from deepnmt.model.connections.dlcl import Dlcl
+from deepnmt.model.connections.residual import Residual
+from deepnmt.model.layers import DecoderLayer
+from deepnmt.model.sublayer import Sublayer
+from deepnmt.model.transformer import Transformer
+
+WIDEST_BEAM = 16
+WARM_UPS = 2
+
+
+@dataclass(frozen=True)
+class SlotShape:
+    """What a recording is made for. Lengths count the end."""
+
+    sentences: int
+    source_length: int
+    target_length: int
+    config: SearchConfig
+    banned: tuple[int, ...]
+    min_length: int
+
+
+def can_fuse(model: Transformer) -> bool:
+    """Is the step of this model one that the kernels know? Else the plain search serves it."""
+    connection, stack = model.decoder.connection, model.config.decoder
+    head_dim = stack.dim // stack.num_heads
+    known = type(connection) is Residual or (type(connection) is Dlcl and connection.weight.shape[2] == 1)
+    return known and head_dim >= 16 and head_dim & (head_dim - 1) == 0 and find_spec("triton") is not None
+
+
+class FusedStep:
+    """The buffers of a shape, and `step`, which moves every sentence that is not done by one position."""
+
+    @torch.inference_mode()
+    def __init__(self, engine: Engine, shape: SlotShape, eos: int) -> None:
+        from deepnmt.decoding.kernels.beams_triton import BeamState
+
+        self.engine, self.shape, self.eos = engine, shape, eos
+        self.pre = engine.model.config.norm == "pre"
+        model, config = engine.model, shape.config
+        weight, stack = model.output_weight, model.config.decoder
+        self.layers = [layer for layer in model.decoder.layers if isinstance(layer, DecoderLayer)]
+        self.state = BeamState.empty(shape.sentences, shape.target_length, config, weight.device)
+        each = (stack.num_layers, 2, shape.sentences)
+        heads = (stack.num_heads, stack.dim // stack.num_heads)
+        self.slots = weight.new_empty(*each, shape.target_length, config.beam, *heads)
+        self.memory = weight.new_zeros(*each, shape.source_length, *heads)
+        self.source_lengths = torch.ones(shape.sentences, dtype=torch.int32, device=weight.device)
+        self.history = weight.new_empty(stack.num_layers + 1, shape.sentences * config.beam, stack.dim)
+        connection = model.decoder.connection
+        self.mixture = connection if isinstance(connection, Dlcl) else None
+        self.matrix = None if self.mixture is None else self.mixture._effective()[:, :, 0].contiguous()
+        self.penalties = config.penalty.table(shape.target_length + 1, weight.device)
+        allowed = torch.ones(len(weight), dtype=torch.int8, device=weight.device)
+        allowed[[eos, *shape.banned]] = 0
+        self.allowed = allowed
+        embedding = model.target_embedding
+        last = shape.target_length
+        if model.config.positions == "learned":
+            last = min(last, model.config.max_positions)
+        places = torch.arange(last, device=weight.device) + embedding.first_position
+        self.positions = embedding.positions(places).contiguous()
+
+    def put(self, slots: Tensor, memory: Tensor, lengths: Tensor, max_lengths: Tensor) -> None:
+        """Let these slots (n,) begin with sentences: their memory (layers, 2, n, S, heads, head_dim) and lengths."""
+        self.memory[:, :, slots, : memory.shape[3]] = memory
+        self.source_lengths[slots] = lengths
+        self.state.begin(slots, max_lengths, self.eos)
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        from deepnmt.decoding.kernels.beams_triton import advance
+
+        shape = self.shape
+        logits = self.engine.project(self._features())
+        advance(self.state, logits, self.allowed, self.penalties, shape.config, self.eos, shape.min_length)
+
+    def _features(self) -> Tensor:
+        """The decoder as `Stack` and `DecoderLayer` have it, cut elsewhere: what stands between two products is one
+        kernel. Of the two tensors that flow, sub-layers add to the first and compute with the second."""
+        from deepnmt.decoding.kernels.step_triton import embed
+
+        embedding, state, beam = self.engine.model.target_embedding, self.state, self.shape.config.beam
+        x = embed(state.last, state.position, embedding.tokens.weight, self.positions, embedding.scale, beam)
+        stream, given = self._arrive(0, x, None)
+        for depth, layer in enumerate(self.layers):
+            attended = self._attend_past(depth, layer, given)
+            stream, given = self._add(stream, attended, layer.around_attention, layer.around_cross_attention)
+            attended = self._attend_memory(depth, layer, given)
+            stream, given = self._add(stream, attended, layer.around_cross_attention, layer.around_feed_forward)
+            stream, given = self._arrive(depth + 1, stream, _feed_forward(layer, given))
+        return given
+
+    def _add(self, x: Tensor, y: Tensor, around: Sublayer, following: Sublayer) -> tuple[Tensor, Tensor]:
+        """The end of a sub-layer: pre-norm adds, and norms for the next one; post-norm norms what it has added."""
+        from deepnmt.decoding.kernels.step_triton import join
+
+        if self.pre:
+            return join(x, y, next_norm=following.norm)
+        return _both(join(x, y, next_norm=around.norm))
+
+    def _arrive(self, depth: int, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The end of layer `depth` (0: the embedding), with what the connection does before the next one."""
+        from deepnmt.decoding.kernels.step_triton import join
+
+        following = self.engine.model.decoder.final_norm
+        if depth < len(self.layers):
+            following = self.layers[depth].around_attention.norm
+        ends = self.layers[depth - 1].around_feed_forward.norm if depth else None
+        if self.mixture is None or self.matrix is None:
+            return join(x, y, next_norm=following) if self.pre else _both(join(x, y, next_norm=ends))
+        norm, mixture = self.mixture.norms[depth], (self.history, self.matrix, depth)
+        if self.pre:
+            return join(x, y, norm=norm, mixture=mixture, next_norm=following)
+        return _both(join(x, y, norm=ends if depth else norm, mixture=mixture, next_norm=norm))
+
+    def _attend_past(self, depth: int, layer: DecoderLayer, x: Tensor) -> Tensor:
+        from deepnmt.decoding.kernels.step_triton import attend_past
+
+        state = self.state
+        slots = KeysValues(*self.slots[depth])
+        attended = attend_past(layer.attention.input(x), slots, state.lineage, state.position, state.done)
+        return layer.attention.output(attended)
+
+    def _attend_memory(self, depth: int, layer: DecoderLayer, x: Tensor) -> Tensor:
+        from deepnmt.decoding.kernels.step_triton import attend_memory
+
+        memory = KeysValues(*self.memory[depth])
+        query = layer.cross_attention.query(x)
+        return layer.cross_attention.output(attend_memory(query, memory, self.source_lengths, self.shape.config.beam))
+
+
+def _both(flowing: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Post-norm adds to what it computes with."""
+    return flowing[1], flowing[1]
+
+
+def _feed_forward(layer: DecoderLayer, x: Tensor) -> Tensor:
+    part = layer.feed_forward
+    if part.gated or part.activation is not F.relu:
+        return part(x)
+    # The product with its bias and the relu in one kernel.
+    expanded = torch._addmm_activation(part.expand.bias, x, part.expand.weight.t())
+    return part.contract(expanded)
+
+
+def record(run: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """What does the same as `run`: on a GPU its launches as one CUDA graph, elsewhere itself."""
+    if device.type != "cuda":
+        return run
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UPS):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay

@@ -1,0 +1,237 @@
+"""The step of a beam search in two kernels: the best symbols of each row, then all that `Beams.advance` does with them.
+
+Every sentence has a position of its own, and one that is done stays as it is, so that others may take its place while
+the rest goes on.
+"""
+
+from dataclasses import dataclass, fields
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from deepnmt.decoding.search import SearchConfig
+
+VOCABULARY_BLOCK = 4096
+HISTORY_BLOCK = 32
+FAR = tl.constexpr(2**30)
+
+
+@triton.jit
+def _best_symbols(Logits, Allowed, Values, Symbols, Highest, Total, vocab_size, K: tl.constexpr, BLOCK: tl.constexpr):
+    """The K best allowed symbols of a part of a row, and what the part adds to the row's normaliser."""
+    row, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    columns = part * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < vocab_size
+    x = tl.load(Logits + row * vocab_size + columns, mask=inside, other=float("-inf")).to(tl.float32)
+    highest = tl.max(x, 0)
+    tl.store(Highest + row * parts + part, highest)
+    tl.store(Total + row * parts + part, tl.sum(tl.exp(x - highest), 0))
+    x = tl.where(tl.load(Allowed + columns, mask=inside, other=0) != 0, x, float("-inf"))
+    for k in tl.static_range(K):
+        value = tl.max(x, 0)
+        symbol = tl.min(tl.where(x == value, columns, FAR), 0)
+        tl.store(Values + (row * parts + part) * K + k, value)
+        tl.store(Symbols + (row * parts + part) * K + k, symbol)
+        x = tl.where(columns == symbol, float("-inf"), x)
+
+
+@triton.jit
+def _advance(
+    Values, Symbols, Highest, Total, Logits, Penalties,
+    Position, MaxLengths, Done, LogProbs, Last, Said, Lineage, NumEnded, EndedScores, EndedLogProbs, EndedSaid,
+    vocab_size, eos, min_length, enough, capacity,
+    PARTS: tl.constexpr, PARTS_PADDED: tl.constexpr, K: tl.constexpr, K_PADDED: tl.constexpr,
+    N: tl.constexpr, N_PADDED: tl.constexpr, CANDIDATES: tl.constexpr, STOP_EARLY: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """`Beams.advance` for one sentence; the comments there say what is done and why."""
+    sentence = tl.program_id(0)
+    active = tl.load(Done + sentence) == 0
+    position = tl.load(Position + sentence)
+    max_length = tl.load(MaxLengths + sentence)
+    hypotheses = tl.arange(0, K_PADDED)
+    live = hypotheses < K
+    rows = sentence * K + hypotheses
+    log_probs = tl.load(LogProbs + rows, mask=live, other=float("-inf"))
+
+    parts = tl.arange(0, PARTS_PADDED)
+    there = live[:, None] & (parts < PARTS)[None, :]
+    place = rows[:, None] * PARTS + parts[None, :]
+    highest = tl.load(Highest + place, mask=there, other=float("-inf"))
+    totals = tl.load(Total + place, mask=there, other=0.0)
+    top = tl.where(live, tl.max(highest, 1), 0.0)
+    normaliser = top + tl.log(tl.sum(totals * tl.exp(highest - top[:, None]), 1))
+
+    # The K most probable extensions by a symbol other than the end.
+    columns = tl.arange(0, CANDIDATES)
+    there = live[:, None] & (columns < PARTS * K)[None, :]
+    place = rows[:, None] * (PARTS * K) + columns[None, :]
+    values = tl.load(Values + place, mask=there, other=float("-inf"))
+    symbols = tl.load(Symbols + place, mask=there, other=0)
+    values = log_probs[:, None] + tl.minimum(values - normaliser[:, None], 0.0)
+    values = tl.where(there & (position < max_length), values, float("-inf"))
+    index = hypotheses[:, None] * CANDIDATES + columns[None, :]
+    going_on = tl.full((K_PADDED,), float("-inf"), tl.float32)
+    parents = tl.zeros((K_PADDED,), tl.int32)
+    last = tl.zeros((K_PADDED,), tl.int32)
+    for k in tl.static_range(K):
+        value = tl.max(tl.max(values, 1), 0)
+        chosen = tl.min(tl.min(tl.where(values == value, index, FAR), 1), 0)
+        chosen = tl.minimum(chosen, K * CANDIDATES - 1)
+        symbol = tl.sum(tl.sum(tl.where(index == chosen, symbols, 0), 1), 0)
+        going_on = tl.where(hypotheses == k, value, going_on)
+        parents = tl.where(hypotheses == k, chosen // CANDIDATES, parents)
+        last = tl.where(hypotheses == k, symbol, last)
+        values = tl.where(index == chosen, float("-inf"), values)
+
+    # Those that end: their end is among the K most probable extensions.
+    end = tl.load(Logits + rows.to(tl.int64) * vocab_size + eos, mask=live, other=float("-inf")).to(tl.float32)
+    ended = log_probs + tl.minimum(end - normaliser, 0.0)
+    ended = tl.where(live & (position >= min_length), ended, float("-inf"))
+    as_good = tl.sum((going_on[None, :] >= going_on[:, None]).to(tl.int32), 1)
+    as_good += tl.sum((ended[None, :] >= going_on[:, None]).to(tl.int32), 1)
+    threshold = tl.max(tl.where(as_good >= K, going_on, float("-inf")), 0)
+    as_good = tl.sum((going_on[None, :] >= ended[:, None]).to(tl.int32), 1)
+    as_good += tl.sum((ended[None, :] >= ended[:, None]).to(tl.int32), 1)
+    threshold = tl.maximum(threshold, tl.max(tl.where(as_good >= K, ended, float("-inf")), 0))
+    ends = (ended >= threshold) & (ended > float("-inf")) & active
+    ended = tl.where(ends, ended, float("-inf"))
+
+    # The N best of those that ended before and now; of equal ones the earlier.
+    ranks = tl.arange(0, N_PADDED)
+    kept = ranks < N
+    before = tl.load(EndedScores + sentence * N + ranks, mask=kept, other=float("-inf"))
+    log_probs_before = tl.load(EndedLogProbs + sentence * N + ranks, mask=kept, other=0.0)
+    scores = ended / tl.load(Penalties + position + 1)
+    best_scores = tl.full((N_PADDED,), float("-inf"), tl.float32)
+    best_log_probs = tl.full((N_PADDED,), float("-inf"), tl.float32)
+    order = tl.zeros((N_PADDED,), tl.int32)
+    for n in tl.static_range(N):
+        value = tl.maximum(tl.max(before, 0), tl.max(scores, 0))
+        chosen = tl.min(tl.where((before == value) & kept, ranks, FAR), 0)
+        chosen = tl.minimum(chosen, tl.min(tl.where((scores == value) & live, hypotheses + N, FAR), 0))
+        chosen = tl.minimum(chosen, N + K - 1)
+        log_prob = tl.sum(tl.where((ranks == chosen) & kept, log_probs_before, 0.0), 0)
+        log_prob += tl.sum(tl.where(hypotheses + N == chosen, ended, 0.0), 0)
+        best_scores = tl.where(ranks == n, value, best_scores)
+        log_prob = tl.where(value > float("-inf"), log_prob, float("-inf"))
+        best_log_probs = tl.where(ranks == n, log_prob, best_log_probs)
+        order = tl.where(ranks == n, chosen, order)
+        before = tl.where((ranks == chosen) & kept, float("-inf"), before)
+        scores = tl.where(hypotheses + N == chosen, float("-inf"), scores)
+
+    num_ended = tl.load(NumEnded + sentence) + tl.sum(ends.to(tl.int32), 0)
+    best = tl.max(going_on, 0)
+    settled = (best == float("-inf")) | (num_ended >= enough)
+    if STOP_EARLY:
+        longest = max_length + 1
+        penalty = tl.maximum(tl.load(Penalties + longest), tl.load(Penalties + tl.minimum(longest, position + 2)))
+        worst = tl.sum(tl.where(ranks == N - 1, best_scores, 0.0), 0)
+        settled = settled | (worst >= best / penalty)
+
+    for start in range(0, position + 1, BLOCK):
+        times = start + tl.arange(0, BLOCK)
+        old, new = (times < position)[None, :], (times <= position)[None, :]
+        places = (sentence * K + parents)[:, None] * capacity + times[None, :]
+        said = tl.load(Said + places, mask=live[:, None] & old, other=0)
+        lineage = tl.load(Lineage + places, mask=live[:, None] & old, other=0)
+        was_ended = (order < N)[:, None]
+        places = (sentence * N + order)[:, None] * capacity + times[None, :]
+        ended_before = tl.load(EndedSaid + places, mask=kept[:, None] & was_ended & new, other=eos)
+        places = (sentence * K + order - N)[:, None] * capacity + times[None, :]
+        ended_now = tl.load(Said + places, mask=kept[:, None] & ~was_ended & old, other=eos)
+        # All is read before anything is written: rows change places.
+        tl.debug_barrier()
+        writes = live[:, None] & new & active
+        places = rows[:, None] * capacity + times[None, :]
+        tl.store(Said + places, tl.where(old, said, last[:, None]), mask=writes)
+        tl.store(Lineage + places, tl.where(old, lineage, parents[:, None]), mask=writes)
+        places = (sentence * N + ranks)[:, None] * capacity + times[None, :]
+        tl.store(EndedSaid + places, tl.where(was_ended, ended_before, ended_now), mask=kept[:, None] & new & active)
+
+    tl.store(LogProbs + rows, going_on, mask=live & active)
+    tl.store(Last + rows, last, mask=live & active)
+    tl.store(EndedScores + sentence * N + ranks, best_scores, mask=kept & active)
+    tl.store(EndedLogProbs + sentence * N + ranks, best_log_probs, mask=kept & active)
+    tl.store(NumEnded + sentence, num_ended, mask=active)
+    tl.store(Position + sentence, position + 1, mask=active)
+    tl.store(Done + sentence, settled.to(tl.int32), mask=active)
+
+
+@dataclass(frozen=True)
+class BeamState:
+    """What `Beams` holds, for sentences that each have a position of their own. All int32 but the scores."""
+
+    position: Tensor  # (B,)
+    max_lengths: Tensor  # (B,)
+    done: Tensor  # (B,) 0 or 1; what is done waits to be replaced
+    log_probs: Tensor  # (B, K)
+    last: Tensor  # (B, K)
+    said: Tensor  # (B, K, capacity)
+    lineage: Tensor  # (B, K, capacity): which hypothesis of an earlier position this one descends from
+    num_ended: Tensor  # (B,)
+    ended_scores: Tensor  # (B, N)
+    ended_log_probs: Tensor  # (B, N)
+    ended_said: Tensor  # (B, N, capacity)
+
+    @classmethod
+    def empty(cls, sentences: int, capacity: int, config: SearchConfig, device: torch.device) -> "BeamState":
+        def integers(*shape: int) -> Tensor:
+            return torch.zeros(sentences, *shape, dtype=torch.int32, device=device)
+
+        def numbers(*shape: int) -> Tensor:
+            return torch.full((sentences, *shape), -torch.inf, device=device)
+
+        width, nbest = config.beam, config.nbest
+        return cls(
+            integers(), integers(), integers() + 1, numbers(width), integers(width), integers(width, capacity),
+            integers(width, capacity), integers(), numbers(nbest), numbers(nbest), integers(nbest, capacity),
+        )  # fmt: skip
+
+    def begin(self, sentences: Tensor, max_lengths: Tensor, eos: int) -> None:
+        """Put these sentences (n,) at their beginning. What was said is overwritten before it is read."""
+        self.position[sentences] = 0
+        self.max_lengths[sentences] = max_lengths
+        self.log_probs[sentences] = -torch.inf
+        self.log_probs[sentences, 0] = 0.0
+        self.last[sentences] = eos
+        self.num_ended[sentences] = 0
+        self.ended_scores[sentences] = -torch.inf
+        self.ended_log_probs[sentences] = -torch.inf
+        self.done[sentences] = 0
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(getattr(self, field.name).nbytes for field in fields(self))
+
+
+def advance(
+    state: BeamState,
+    logits: Tensor,
+    allowed: Tensor,
+    penalties: Tensor,
+    config: SearchConfig,
+    eos: int,
+    min_length: int,
+) -> None:
+    """Extend every hypothesis by one symbol given logits (B * K, V), in place. allowed: (V,) int8, not the end."""
+    rows, vocab_size = logits.shape
+    block = min(triton.next_power_of_2(vocab_size), VOCABULARY_BLOCK)
+    parts, beam = triton.cdiv(vocab_size, block), config.beam
+    values = torch.empty(rows, parts, beam, device=logits.device)
+    symbols = torch.empty(rows, parts, beam, dtype=torch.int32, device=logits.device)
+    highest, total = (torch.empty(rows, parts, device=logits.device) for _ in range(2))
+    _best_symbols[(rows, parts)](
+        logits, allowed, values, symbols, highest, total, vocab_size, K=beam, BLOCK=block, num_warps=8
+    )
+    _advance[(len(state.done),)](
+        values, symbols, highest, total, logits, penalties,
+        state.position, state.max_lengths, state.done, state.log_probs, state.last, state.said, state.lineage,
+        state.num_ended, state.ended_scores, state.ended_log_probs, state.ended_said,
+        vocab_size, eos, min_length, config.patience * beam, state.said.shape[2],
+        PARTS=parts, PARTS_PADDED=triton.next_power_of_2(parts), K=beam, K_PADDED=triton.next_power_of_2(beam),
+        N=config.nbest, N_PADDED=triton.next_power_of_2(config.nbest),
+        CANDIDATES=triton.next_power_of_2(parts * beam), STOP_EARLY=config.stop_early, BLOCK=HISTORY_BLOCK,
+        num_warps=1,
+    )  # fmt: skip

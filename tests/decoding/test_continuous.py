@@ -1,0 +1,160 @@
+"""The fused step and the slots find what the plain search finds. Needs a GPU, or Triton's interpreter
+(TRITON_INTERPRET=1)."""
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+
+from deepnmt.decoding import continuous
+from deepnmt.decoding.engine import Engine
+from deepnmt.decoding.fused import can_fuse
+from deepnmt.decoding.penalties import LengthPenalty
+from deepnmt.decoding.rules import Rules
+from deepnmt.decoding.search import Found, SearchConfig, beam_search
+from deepnmt.model.config import ModelConfig, StackConfig
+from deepnmt.model.connections.dlcl import DlclConfig
+from deepnmt.model.connections.residual import ResidualConfig
+from deepnmt.model.transformer import Transformer
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+needs_triton = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not (torch.cuda.is_available() or INTERPRETED), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning"),  # the interpreter's
+]
+EOS, BANNED = 2, (0, 1, 3)
+CONNECTIONS = {
+    "residual": ResidualConfig(),
+    "dlcl": DlclConfig(),
+    "dlcl with a window": DlclConfig(window=2, norm_embedding=True),
+    "dlcl without norms": DlclConfig(norm=False),
+}
+
+
+def small_model(norm: str = "pre", connection: str = "dlcl", **options: object) -> Transformer:
+    torch.manual_seed(0)
+    stacks = {
+        name: StackConfig(num_layers=depth, dim=32, ffn_dim=64, num_heads=2, connection=CONNECTIONS[connection])
+        for name, depth in (("encoder", 2), ("decoder", 3))
+    }
+    config = ModelConfig(source_vocab_size=150, target_vocab_size=150, norm=norm, tie_output=False, **stacks, **options)
+    model = Transformer(config).to(DEVICE).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.5)  # away from the flat start
+        model.output_weight[EOS] += 0.05  # ends come at different times
+        for parameter in model.decoder.connection.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+def sentences(count: int, longest: int = 12) -> list[list[int]]:
+    draw = torch.Generator().manual_seed(count)
+    lengths = torch.randint(1, longest, (count,), generator=draw).tolist()
+    return [[*torch.randint(4, 150, (length,), generator=draw).tolist(), EOS] for length in lengths]
+
+
+def plain(engine: Engine, sources: list[list[int]], rules: Rules, config: SearchConfig) -> list[list[Found]]:
+    width = max(map(len, sources))
+    source = torch.tensor([ids + [1] * (width - len(ids)) for ids in sources], device=DEVICE)
+    return beam_search(engine.step, engine.start(source, config.beam), rules, config)
+
+
+def limits(sources: list[list[int]]) -> torch.Tensor:
+    return torch.tensor([2 + (7 * len(ids)) % 11 for ids in sources], device=DEVICE)
+
+
+def assert_same(found: list[list[Found]], expected: list[list[Found]]) -> None:
+    for left, right in zip(found, expected, strict=True):
+        assert [h.symbols for h in left] == [h.symbols for h in right]
+        assert [h.log_prob for h in left] == pytest.approx([h.log_prob for h in right], abs=1e-3)
+        assert [h.score for h in left] == pytest.approx([h.score for h in right], abs=1e-3)
+
+
+def check(model: Transformer, config: SearchConfig, count: int = 3, most: int = 1024, min_length: int = 0) -> None:
+    engine, sources = Engine(model), sentences(count)
+    expected = plain(engine, sources, Rules(limits(sources), EOS, BANNED, min_length), config)
+    searches = continuous.ContinuousSearches(engine, most=most)
+    for _ in range(1 if INTERPRETED else 2):  # the second time over what the first one left
+        assert_same(searches.search_all(sources, Rules(limits(sources), EOS, BANNED, min_length), config), expected)
+
+
+class TestAgreement:
+    pytestmark = needs_triton
+
+    @pytest.mark.parametrize("norm", ["pre", "post"])
+    @pytest.mark.parametrize("connection", CONNECTIONS)
+    def test_every_model_that_can_be_fused(self, norm: str, connection: str) -> None:
+        model = small_model(norm, connection)
+        assert can_fuse(model)
+        check(model, SearchConfig(beam=4))
+
+    @pytest.mark.parametrize(("beam", "nbest"), [(2, 1), (3, 3), (4, 4), (5, 2)])
+    @pytest.mark.parametrize("options", [{}, {"stop_early": False}, {"patience": 2.0}], ids=str)
+    def test_every_search(self, beam: int, nbest: int, options: dict[str, object]) -> None:
+        check(small_model(), SearchConfig(beam=beam, nbest=nbest, **options))
+
+    @pytest.mark.parametrize("penalty", [LengthPenalty(alpha=-1.0), LengthPenalty(alpha=1.3, form="gnmt")], ids=str)
+    def test_every_penalty(self, penalty: LengthPenalty) -> None:
+        check(small_model(), SearchConfig(beam=4, nbest=4, penalty=penalty))
+
+    @pytest.mark.parametrize("most", [1, 4, 8])
+    def test_sentences_that_take_the_place_of_others(self, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(continuous, "ENCODED_TOKENS", 40)
+        check(small_model(), SearchConfig(beam=3), count=19, most=most)
+
+    def test_a_least_length(self) -> None:
+        check(small_model(), SearchConfig(beam=4), min_length=5)
+
+    @pytest.mark.parametrize(
+        "options", [{"activation": "gelu"}, {"positions": "learned", "max_positions": 40}], ids=str
+    )
+    def test_other_layers(self, options: dict[str, object]) -> None:
+        check(small_model(**options), SearchConfig(beam=4))
+
+    def test_the_vocabulary_in_parts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from deepnmt.decoding.kernels import beams_triton, step_triton
+
+        monkeypatch.setattr(beams_triton, "VOCABULARY_BLOCK", 32)
+        monkeypatch.setattr(beams_triton, "HISTORY_BLOCK", 2)
+        monkeypatch.setattr(step_triton, "PAST_BLOCK", 2)
+        check(small_model(), SearchConfig(beam=4, nbest=2))
+
+    def test_a_run_that_was_given_up_leaves_nothing(self) -> None:
+        engine, sources, config = Engine(small_model()), sentences(9), SearchConfig(beam=3)
+        searches = continuous.ContinuousSearches(engine, most=4)
+        given_up = searches.search(sources, Rules(limits(sources), EOS, BANNED), config)
+        next(given_up)
+        given_up.close()
+        expected = plain(engine, sources, Rules(limits(sources), EOS, BANNED), config)
+        assert_same(searches.search_all(sources, Rules(limits(sources), EOS, BANNED), config), expected)
+
+    def test_shapes_are_used_again(self) -> None:
+        searches = continuous.ContinuousSearches(Engine(small_model()))
+        for count in (5, 7, 8, 3):
+            sources = sentences(count)
+            searches.search_all(sources, Rules(limits(sources), EOS, BANNED), SearchConfig(beam=2))
+        assert sorted(shape.sentences for shape in searches.recorded) == [4, 8]
+
+    @pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter has no product of bf16")
+    def test_in_half_precision_most_is_the_same(self) -> None:
+        model = small_model().bfloat16()
+        engine, sources, config = Engine(model), sentences(64), SearchConfig(beam=4)
+        expected = plain(engine, sources, Rules(limits(sources), EOS, BANNED), config)
+        found = continuous.ContinuousSearches(engine).search_all(sources, Rules(limits(sources), EOS, BANNED), config)
+        same = sum(left[0].symbols == right[0].symbols for left, right in zip(found, expected, strict=True))
+        assert same > 48
+        means = [sum(h[0].score for h in hypotheses) / 64 for hypotheses in (found, expected)]
+        assert means[0] == pytest.approx(means[1], abs=0.02)
+
+
+def test_what_cannot_be_fused_is_left_to_the_search() -> None:
+    assert not continuous.ContinuousSearches.suits(SearchConfig(beam=1))
+    assert not continuous.ContinuousSearches.suits(SearchConfig(beam=17))
+    assert not continuous.ContinuousSearches.suits(SearchConfig(beam=4), no_repeat_ngram=2)
+    model = small_model()
+    config = replace(model.config, decoder=replace(model.config.decoder, connection=DlclConfig(groups=4)))
+    assert not can_fuse(Transformer(config))
