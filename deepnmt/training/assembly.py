@@ -18,6 +18,7 @@ from deepnmt.data.vocabulary import UNK
 from deepnmt.errors import InputError, RunError
 from deepnmt.files import write_json
 from deepnmt.model.config import ModelConfig
+from deepnmt.model.connections.residual import ResidualConfig
 from deepnmt.model.storage import CONFIG, FORMAT, META
 from deepnmt.model.transformer import Transformer
 from deepnmt.settings import to_table
@@ -79,7 +80,11 @@ def assemble(
         checkpoints=checkpoints,
         curves=open_curves(settings, out, run.step, world),
         diagnosis=Diagnosis(
-            config, settings.model.target_vocab_size, guessing_nll(dataset), settings.model.norm == "post"
+            config,
+            settings.model.target_vocab_size,
+            guessing_nll(dataset),
+            is_post_norm=settings.model.norm == "post",
+            has_shortcuts=not isinstance(settings.model.encoder.connection, ResidualConfig),
         ),
         interruption=interruption,
         validate=make_validate(objective, precision),

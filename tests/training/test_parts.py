@@ -174,8 +174,36 @@ def test_guessing_is_named_only_after_a_while():
         strikes(100, 5.1, HEALTHY, STRIKES)
 
 
+def test_decoder_that_learns_without_its_source_is_named_after_the_warm_up():
+    """It does better than guessing, as a language model does; the gradient shows what the loss does not."""
+    assert strikes(3, 4.0, VANISHING, 100) == 0
+    with pytest.raises(TrainingError, match=r"is 1e-09 of the top's, and the decoder learns without the source; try"):
+        strikes(4, 4.0, VANISHING, STRIKES)
+
+
+def test_lowest_layer_that_shortcuts_pass_by_is_no_sign():
+    """DLCL may learn to do so: all but the lowest layers of the demo's model have next to no gradient."""
+    with_shortcuts = replace(DIAGNOSIS, has_shortcuts=True)
+    assert with_shortcuts.strikes(10_000, 4.0, VANISHING, STRIKES - 1) == 0
+    nothing = {name: norm * (1e-6 if "encoder.layers" in name else 1) for name, norm in HEALTHY.items()}
+    with pytest.raises(TrainingError, match="the gradient reaching any encoder layer is 5e-07 of the top's"):
+        with_shortcuts.strikes(10_000, 4.0, nothing, STRIKES - 1)
+
+
+@pytest.mark.parametrize("nll", [4.0, 5.1])
+@pytest.mark.parametrize(
+    ("top", "lowest", "is_dead"),
+    [(0.38, 1.1e-2, False), (0.37, 1.1e-2, False), (0.46, 1.4e-5, True), (0.53, 4.9e-7, True)],
+    ids=["post-norm, 6 layers", "12 layers", "20 layers", "30 layers"],
+)
+def test_thresholds_part_what_was_seen_to_learn_from_what_was_not(nll, top, lowest, is_dead):
+    """Norms of post-norm models of width 64 after 80 to 100 updates at the deep recipes' rate."""
+    layers = {"encoder.layers.0": lowest, "encoder.layers.1": 0.1, "decoder.layers.0": 0.3, "decoder.layers.1": top}
+    assert (DIAGNOSIS.strikes(50, nll, layers, 0) > 0) is is_dead
+
+
 def test_learning_is_left_alone_and_one_good_sign_clears_the_record():
-    assert strikes(10_000, 4.0, VANISHING, 100) == 0
+    assert strikes(10_000, 4.0, HEALTHY, 100) == 0
     assert strikes(10_000, 5.1, HEALTHY, STRIKES - 1) == STRIKES - 1
     assert DIAGNOSIS.strikes(10_000, 4.0, HEALTHY, STRIKES - 1) == 0
 

@@ -12,6 +12,7 @@ from small import ALONE, BATCHING, CONFIG_MODEL, TRAINING, VOCAB, corpus, flat, 
 from deepnmt.data.batching import BatchStream
 from deepnmt.data.collate import Batch
 from deepnmt.errors import RunError
+from deepnmt.model.connections.residual import ResidualConfig
 from deepnmt.model.transformer import Transformer
 from deepnmt.training.curves import read_log
 from deepnmt.training.diagnosis import TrainingError
@@ -146,6 +147,32 @@ def test_model_that_does_not_learn_is_named(tmp_path):
     run, data, job = make_job(tmp_path / "unasked", replace(config, diagnose=False))
     job.diagnosis = replace(job.diagnosis, guessing_steps=10)
     train(run, data, job)
+    job.curves.close()
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_stack_too_deep_for_post_norm_is_named_and_pre_norm_is_left_alone(tmp_path, norm):
+    """Nothing made up: the gradient vanishes by itself, while the decoder learns what it can without the source."""
+    config = replace(
+        TRAINING,
+        max_steps=44,
+        lr=2e-2,
+        warmup_steps=20,
+        log_every=4,
+        save_every=10,
+        save_epochs=False,
+        validate_every=44,
+    )
+    stack = replace(CONFIG_MODEL.encoder, num_layers=20, connection=ResidualConfig())
+    model_config = replace(without_dropout(), norm=norm, encoder=stack)
+    run, data, job = make_job(tmp_path, config, model_config=model_config)
+    job.diagnosis = replace(job.diagnosis, is_post_norm=norm == "post")
+    if norm == "pre":
+        train(run, data, job)
+    else:
+        with pytest.raises(TrainingError, match=r"not learning at step \d+ .*of the top's.*; try model.norm = \"pre\""):
+            train(run, data, job)
+        assert job.checkpoints.newest().name == f"step-{run.step // 10 * 10:08d}"
     job.curves.close()
 
 
