@@ -8,6 +8,36 @@ from typing import Any
 
 from deepnmt.files import replacing
 
+BASELINE = Path(__file__).with_name("demo_baseline.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """What a 6-layer post-norm Transformer reached in the demo's time; measured once, and stored with how and where."""
+
+    target: str
+    device: str
+    bleu: float
+    chrf: float
+    signatures: dict[str, str]
+    recipe: str
+    command: str
+    machine: str
+    steps: int
+    seconds: float
+
+    @classmethod
+    def stored(cls, target: str, device: str) -> "Baseline | None":
+        """None where it has not been measured: for another language, or on another kind of machine."""
+        if not BASELINE.is_file():
+            return None
+        found = cls(**json.loads(BASELINE.read_text(encoding="utf-8")))
+        return found if (found.target, found.device) == (target, device) else None
+
+    def __str__(self) -> str:
+        figures = f"BLEU {self.bleu:.1f}, chrF2 {self.chrf:.1f}"
+        return f"6-layer post-norm Transformer in the same time: {figures} (measured on {self.machine})"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
@@ -16,7 +46,7 @@ class Demo:
     corpus: Path
     run: Path
     model: Path
-    seconds: float
+    baseline: "Baseline | None" = None
 
     @property
     def hypotheses(self) -> Path:
@@ -40,14 +70,15 @@ def show(demo: Demo, result: dict[str, Any], count: int) -> None:
         low, high = score.get("low"), score.get("high")
         spread = "" if low is None else f" ({low:.1f} to {high:.1f} with 95 % confidence)"
         print(f"  {score['name']} {score['value']:.1f}{spread}   {score['signature']}")
+    if demo.baseline:
+        print(f"  {demo.baseline}")
     for source, hypothesis, reference in demo.triples(count):
         print(f"\n  {source}\n  > {hypothesis}\n  = {reference}")
     print(f"\nCurves, examples and the layers' weights: {demo.report}")
 
 
 def write_report(demo: Demo, result: dict[str, Any], count: int) -> None:
-    from deepnmt.analysis.charts import heat_map, page
-    from deepnmt.analysis.weights import read_weights
+    from deepnmt.analysis.charts import page
 
     scores = "".join(
         f"<tr><td>{escape(score['name'])}<td class=n>{score['value']:.2f}<td><code>{escape(score['signature'])}</code>"
@@ -55,21 +86,43 @@ def write_report(demo: Demo, result: dict[str, Any], count: int) -> None:
     )
     cell = "<td style='white-space:normal'>"  # sentences, unlike figures, may break
     examples = "".join(f"<tr>{cell}{cell.join(map(escape, sentences))}" for sentences in demo.triples(count))
-    maps = []
-    for weights in read_weights(demo.model):
-        shown = weights.shown(mask=True)
-        maps.append(heat_map(shown.tolist(), weights.rows, weights.columns, weights.title))
     sections = [
         f"<p>English to {escape(demo.target)}, trained here. Model: <code>{escape(str(demo.model))}</code></p>",
         f"<h2>Scores</h2><p>{result['num_lines']:,} test sentences of components that training never saw.</p>"
-        f"<table><tr><th>score<th class=n>value<th>signature{scores}</table>",
+        f"<table><tr><th>score<th class=n>value<th>signature{scores}</table>{_beside(demo.baseline)}",
         f"<h2>Examples</h2><table><tr><th>source<th>translation<th>reference{examples}</table>",
         f"<h2>Curves</h2>{_curves(demo.run)}",
-        "<h2>What each layer listens to</h2><p>A row shows how much each earlier output counts in what follows that "
-        "layer; small weights are blank, as in figure 6 of the paper.</p>" + "".join(maps),
+        *_weights(demo.model),
     ]
     with replacing(demo.report) as aside:
         aside.write_text(page(f"deepnmt demo: English to {demo.target}", sections), encoding="utf-8")
+
+
+def _beside(baseline: Baseline | None) -> str:
+    if baseline is None:
+        return ""
+    signatures = ", ".join(f"<code>{escape(signature)}</code>" for signature in baseline.signatures.values())
+    return (
+        f"<p>{escape(str(baseline))}; recipe <code>{escape(baseline.recipe)}</code>, {baseline.steps:,} steps in "
+        f"{baseline.seconds:.0f} s by <code>{escape(baseline.command)}</code>; {signatures}.</p>"
+    )
+
+
+def _weights(model: Path) -> list[str]:
+    """A section, if the model's layers have learned what to listen to."""
+    from deepnmt.analysis.charts import heat_map
+    from deepnmt.analysis.weights import learned_weights
+    from deepnmt.model.storage import load_model
+
+    maps = [
+        heat_map(weights.shown(mask=True).tolist(), weights.rows, weights.columns, weights.title)
+        for weights in learned_weights(load_model(model))
+    ]
+    about = (
+        "<h2>What each layer listens to</h2><p>A row shows how much each earlier output counts in what follows that "
+        "layer; small weights are blank, as in figure 6 of the paper.</p>"
+    )
+    return [about + "".join(maps)] if maps else []
 
 
 def _curves(run: Path) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from deepnmt.analysis import demo_report
 from deepnmt.cli import main
 from deepnmt.commands import demo
 
@@ -91,6 +92,57 @@ def test_an_interrupted_demo_goes_on_with_its_plan(folder: Path, capsys: pytest.
     capsys.readouterr()
     assert main([*command, "--seconds", "1"]) == 0  # the plan that was made counts, not a new one
     assert f"training.max_steps={steps}" in capsys.readouterr().err
+
+
+def test_the_rate_falls_from_the_end_of_the_warm_up_to_the_end_of_the_run() -> None:
+    settings = demo._schedule({"steps": 1000, "warmup": 100, "precision": "fp32"})
+    expected = ["max_steps=1000", "warmup_steps=100", "decay_steps=900", "precision=fp32"]
+    assert settings == [f"training.{setting}" for setting in expected]
+
+
+def test_half_precision_is_left_alone_where_it_is_emulated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    half = RECIPE.replace("[training]", '[training]\nprecision = "bf16"')
+    (folder / "tiny.toml").write_text(half, encoding="utf-8")
+    for name, fast, expected in (("fast", True, "bf16"), ("slow", False, "fp32")):
+        monkeypatch.setattr(demo, "_multiplies_bf16", lambda fast=fast: fast)
+        (folder / name).mkdir()
+        (folder / name / "corpus-de").symlink_to(folder / "demo" / "corpus-de")
+        assert main(["demo", "--recipe", "tiny.toml", "--device", "cpu", "--out", name]) == 0
+        assert json.loads((folder / name / "plan-de.json").read_text(encoding="utf-8"))["precision"] == expected
+        assert f'precision = "{expected}"' in (folder / name / "run-de" / "recipe.toml").read_text(encoding="utf-8")
+
+
+def test_the_baselines_figure_is_kept_and_then_shown_for_its_language_only(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The baseline's run, which learns no connection weights, writes the file that the demo reads."""
+    stored = folder / "stored.json"
+    monkeypatch.setattr(demo_report, "BASELINE", stored)
+    monkeypatch.setattr(demo, "BASELINE_RECIPE", "tiny.toml")
+    (folder / "tiny.toml").write_text(RECIPE.replace('connection = "dlcl"\n', ""), encoding="utf-8")
+    command = ["demo", "--recipe", "tiny.toml", "--device", "cpu"]
+    assert main(command) == 0
+    shown = capsys.readouterr()
+    assert "6-layer" not in shown.out and "baseline.json is the figure" in shown.err
+    assert "What each layer listens to" not in (folder / "demo" / "report.html").read_text(encoding="utf-8")
+
+    (folder / "demo" / "baseline.json").rename(stored)
+    monkeypatch.setattr(demo, "RECIPES", {"cpu": "tiny.toml"})
+    monkeypatch.setattr(demo, "BASELINE_RECIPE", "demo-baseline")
+    assert main(command) == 0
+    figures = json.loads(stored.read_text(encoding="utf-8"))
+    line = f"6-layer post-norm Transformer in the same time: BLEU {figures['bleu']:.1f}, chrF2 {figures['chrf']:.1f}"
+    report = (folder / "demo" / "report.html").read_text(encoding="utf-8")
+    assert line in capsys.readouterr().out
+    assert line in report and figures["signatures"]["bleu"] in report and figures["command"] in report
+    assert demo_report.Baseline.stored("de", "cpu") is not None
+    assert demo_report.Baseline.stored("fr", "cpu") is None and demo_report.Baseline.stored("de", "cuda") is None
+
+
+def test_the_stored_figure_is_what_the_demo_can_read() -> None:
+    """Also where there is none yet."""
+    if demo_report.BASELINE.is_file():
+        assert demo_report.Baseline.stored("de", "cpu") is not None
 
 
 def test_english_is_refused_as_the_target(capsys: pytest.CaptureFixture[str]) -> None:
