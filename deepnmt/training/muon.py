@@ -98,5 +98,6 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_copy_(states, moments.unbind())
         direction = orthogonalize(gradients.lerp(moments, momentum), self.dtype).to(gradients.dtype)
         moved = rate * good
-        torch._foreach_mul_(stack, 1 - moved * weight_decay)
+        if weight_decay:
+            torch._foreach_mul_(stack, 1 - moved * weight_decay)
         torch._foreach_sub_(stack, (direction * (moved * update_scale(*stack[0].shape))).unbind())
