@@ -29,7 +29,9 @@ class Progress:
     def line(self) -> str:
         total = f"/{self.total:,}" if self.total else ""
         note = f"  {self.note}" if self.note else ""
-        return f"{self.title}: {self.done:,}{total} {self.unit} ({self.rate:,.0f} {self.unit}/s){note}"
+        count, rate = self.total or self.done, f"{self.rate:,.0f}"
+        unit, rate_unit = (self.unit.removesuffix("s") if one else self.unit for one in (count == 1, rate == "1"))
+        return f"{self.title}: {self.done:,}{total} {unit} ({rate} {rate_unit}/s){note}"
 
 
 class _PlainProgress(Progress):

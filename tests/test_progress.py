@@ -29,7 +29,23 @@ def test_lines_come_at_intervals(capsys, monkeypatch):
         "train: 20 updates ",
         "train: 25 updates ",
     ]
-    assert lines[0].endswith("(1 updates/s)")
+    assert lines[0].endswith("(1 update/s)")
+
+
+def test_one_is_singular(capsys, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    for total in (None, 1, 5):
+        with progress("translate", total=total, unit="lines") as shown:
+            clock[0] += 0.01
+            shown.advance()
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("(")[0] for line in lines] == [
+        "translate: 1 line ",
+        "translate: 1/1 line ",
+        "translate: 1/5 lines ",
+    ]
+    assert all(line.endswith("(100 lines/s)") for line in lines)
 
 
 def test_a_failure_is_not_reported_as_done(capsys):

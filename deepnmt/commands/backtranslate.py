@@ -16,6 +16,7 @@ from deepnmt.commands.translate import (
     add_search_arguments,
     chunk_lines,
     decoded,
+    limit_shape_caches,
     load_translator,
     one_line,
     settings_of,
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    limit_shape_caches()
     from deepnmt.decoding.jobs import ResumableFile, file_chunks, fingerprint, short_digest
     from deepnmt.progress import progress
 

@@ -11,6 +11,7 @@ from deepnmt.commands.translate import (
     add_machine_arguments,
     add_sampling_arguments,
     add_search_arguments,
+    limit_shape_caches,
     load_translator,
     one_line,
     settings_of,
@@ -46,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    limit_shape_caches()
     from deepnmt.evaluation.reading import read_lines
     from deepnmt.evaluation.scores import check_lengths, score
     from deepnmt.evaluation.significance import TESTS

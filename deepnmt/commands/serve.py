@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 
+from deepnmt.commands.translate import limit_shape_caches
 from deepnmt.errors import InputError
 
 EXAMPLE = """deepnmt serve MODEL                                     then open http://127.0.0.1:8000
@@ -48,14 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         group.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS, metavar=metavar, help=text)
 
 
-# What torch's CPU kernels keep for each shape they have met. Batches have ever new shapes, so it is of no use here and
-# grows by hundreds of MB. Read when torch is loaded.
-SHAPE_CACHES = {"LRU_CACHE_CAPACITY": "16", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16"}
-
-
 def run(arguments: argparse.Namespace) -> None:
-    for name, capacity in SHAPE_CACHES.items():
-        os.environ.setdefault(name, capacity)
+    limit_shape_caches()
     try:
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import re
 import sys
 import time
@@ -20,6 +21,9 @@ EXAMPLE = """deepnmt translate MODEL < news.en > news.de
 
 CHUNK_LINES = {"cpu": 1024, "cuda": 16_384}
 MAX_WARNINGS = 20
+# What torch's CPU kernels keep for each shape they have met: room for the layers of the batches at work. Batches have
+# ever new shapes, so more is of no use and grows by hundreds of MB. Read when torch is loaded.
+SHAPE_CACHES = {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
 _LINE_BREAKS = re.compile("[\t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]+")
 
 
@@ -102,6 +106,12 @@ def add_machine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--chunk", type=int, metavar="N", help="lines read, sorted by length and translated together")
 
 
+def limit_shape_caches() -> None:
+    """For whoever translates, before torch is loaded; what the user has set stays."""
+    for name, capacity in SHAPE_CACHES.items():
+        os.environ.setdefault(name, capacity)
+
+
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """The given options that are settings of the translation, checked."""
     from dataclasses import fields
@@ -116,8 +126,6 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def load_translator(arguments: argparse.Namespace, device: str | None = None) -> "Translator":
-    import os
-
     import torch
 
     from deepnmt.decoding.translator import Translator
@@ -140,6 +148,7 @@ def chunk_lines(arguments: argparse.Namespace, translator: "Translator") -> int:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    limit_shape_caches()
     from deepnmt.decoding.jobs import file_chunks, pipe_chunks
     from deepnmt.progress import progress
 

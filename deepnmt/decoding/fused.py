@@ -17,7 +17,7 @@ from deepnmt.model.layers import DecoderLayer
 from deepnmt.model.sublayer import Sublayer
 from deepnmt.model.transformer import Transformer
 
-WIDEST_BEAM = 16
+WIDEST_BEAM = 8  # the kernels unroll over it
 WARM_UPS = 2
 
 

@@ -153,7 +153,7 @@ class TestAgreement:
 
 def test_what_cannot_be_fused_is_left_to_the_search() -> None:
     assert not continuous.ContinuousSearches.suits(SearchConfig(beam=1))
-    assert not continuous.ContinuousSearches.suits(SearchConfig(beam=17))
+    assert not continuous.ContinuousSearches.suits(SearchConfig(beam=9))
     assert not continuous.ContinuousSearches.suits(SearchConfig(beam=4), no_repeat_ngram=2)
     model = small_model()
     config = replace(model.config, decoder=replace(model.config.decoder, connection=DlclConfig(groups=4)))

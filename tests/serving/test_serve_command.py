@@ -16,7 +16,7 @@ from phrasebook import phrases
 from pytest import fixture, mark
 
 from deepnmt.cli import main
-from deepnmt.commands.serve import SHAPE_CACHES
+from deepnmt.commands.translate import SHAPE_CACHES
 from deepnmt.serving.running import GracefulServer
 
 
