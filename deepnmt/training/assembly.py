@@ -183,14 +183,14 @@ def guessing_nll(dataset: Dataset) -> float:
 
 def plan_memory(settings: Settings, dataset: Dataset, world: World) -> int:
     """The largest even share of an update that fits on every rank's device, found by trying, with a tenth to spare."""
-    most = -(-settings.training.tokens_per_update // world.size)
-    if world.device.type != "cuda":
-        return min(settings.batching.tokens_per_batch, most)
     if settings.training.parallel == "fsdp" and world.size > 1:
         raise InputError(
             'training.plan_memory tries what fits, which ranks with training.parallel = "fsdp" cannot do alone; '
             "set batching.tokens_per_batch instead"
         )
+    most = -(-settings.training.tokens_per_update // world.size)
+    if world.device.type != "cuda":
+        return min(settings.batching.tokens_per_batch, most)
     try:
         found = _largest_batch(settings, dataset, world, most * 10 // 9 + 256)
     finally:

@@ -7,14 +7,15 @@ from functools import partial
 import pytest
 import torch
 from ranks import run_ranks
-from small import BATCHING, TRAINING, corpus, flat, make_job, run_to_end, without_dropout
+from small import BATCHING, CPU, TRAINING, corpus, flat, make_job, run_to_end, without_dropout
 
 from deepnmt.data.batching import BatchStream
 from deepnmt.data.collate import PackedBatch, without_loss
-from deepnmt.data.dataset import Corpus
-from deepnmt.errors import RunError
+from deepnmt.data.dataset import Corpus, Dataset
+from deepnmt.errors import InputError, RunError
+from deepnmt.training.assembly import Settings, plan_memory
 from deepnmt.training.curves import read_log
-from deepnmt.training.distributed import join_world
+from deepnmt.training.distributed import World, join_world
 from deepnmt.training.engine import EagerEngine, Noise, Objective
 from deepnmt.training.graph_engine import GraphEngine
 from deepnmt.training.memory import Splitter, is_out_of_memory
@@ -234,6 +235,14 @@ def agreed_limits():
         splitter = Splitter(limit=30 if world.rank == 1 else None)
         splitter.agree(world)
         return splitter.limit, splitter.room
+
+
+def test_memory_plan_is_refused_where_ranks_cannot_try_alone(tmp_path):
+    dataset = Dataset(tmp_path, {"train": [{"name": "train"}]}, {"train": corpus()}, None, None)
+    settings = Settings(without_dropout(), PACKED, replace(CONFIG, parallel="fsdp"))
+    with pytest.raises(InputError, match=r"training.plan_memory .* set batching.tokens_per_batch instead"):
+        plan_memory(settings, dataset, World(0, 2, CPU))
+    assert plan_memory(settings, dataset, World(0, 1, CPU)) == 128
 
 
 def test_batch_without_loss_has_none_in_pieces():
