@@ -11,6 +11,8 @@ from deepnmt.data.sentence_pieces import SentencePieces, train
 from deepnmt.data.tokenizer import Tokenizer, TokenizerPair, Writing
 from deepnmt.data.vocabulary import EOS
 from deepnmt.decoding.alignment import attention, group
+from deepnmt.decoding.continuous import CannotFuseError
+from deepnmt.decoding.search import beam_search
 from deepnmt.decoding.translator import Translator
 from deepnmt.errors import InputError
 from deepnmt.model.storage import load_model, save_model
@@ -299,3 +301,56 @@ def test_a_model_is_searched_as_its_recipe_says_unless_told_otherwise(digits_mod
     assert [(h.text, h.score) for h in mine] == [(h.text, h.score) for h in theirs]
     assert mine[0].score == mine[0].log_prob  # no penalty
     assert told.translate_nbest(text, length_penalty=1.0)[0][0].score > mine[0].score
+
+
+class Slots:
+    """In place of the search in slots: the plain search, one sentence at a time, the last first."""
+
+    def __init__(self, engine, failures=()):
+        self.engine, self.failures, self.most, self.asked = engine, list(failures), 4, []
+
+    def search(self, sources, rules, config):
+        self.asked.append(len(sources))
+        for number in reversed(range(len(sources))):
+            if self.failures and number == self.failures[0][0]:
+                raise self.failures.pop(0)[1]
+            one = rules.select(torch.tensor([number]))
+            source = torch.tensor([sources[number]])
+            yield [(number, beam_search(self.engine.step, self.engine.start(source, config.beam), one, config)[0])]
+
+    def forget(self):
+        self.most //= 2
+
+
+SLOT_TEXTS = ["eins zwei", "", "drei", "vier fünf sechs sieben"]
+
+
+@pytest.mark.parametrize("failures", [[], [(1, torch.OutOfMemoryError())]], ids=["as it is", "without memory"])
+def test_slots_translate_as_batches_do(digits_model, monkeypatch, failures):
+    translator = Translator(digits_model)
+    expected = translator.translate_nbest(SLOT_TEXTS, nbest=2, alignments=True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    translator.continuous = Slots(translator.engines[0], failures)
+    done = []
+    found = translator.translate_nbest(SLOT_TEXTS, nbest=2, alignments=True, done=done.append)
+    assert [[h.text for h in hypotheses] for hypotheses in found] == [[h.text for h in hs] for hs in expected]
+    assert [hs[0].alignment for hs in found] == [hs[0].alignment for hs in expected]
+    assert sum(done) == 3
+    assert translator.continuous.asked == ([3, 2] if failures else [3])
+
+
+def test_without_kernels_the_batches_take_over(digits_model):
+    translator = Translator(digits_model)
+    expected = translator.translate(SLOT_TEXTS)
+    translator.continuous = Slots(translator.engines[0], [(0, CannotFuseError("no compiler"))])
+    with pytest.warns(UserWarning, match="without fused kernels, which do not run here: no compiler"):
+        assert translator.translate(SLOT_TEXTS) == expected
+    assert translator.continuous is None
+
+
+def test_what_slots_cannot_do_goes_to_batches(digits_model):
+    translator = Translator(digits_model)
+    translator.continuous = slots = Slots(translator.engines[0])
+    for settings in ({"beam": 1}, {"no_repeat_ngram": 2}, {"sampling": True}, {"prefixes": ["zwei", "", "", ""]}):
+        assert len(translator.translate(SLOT_TEXTS, **settings)) == 4
+    assert slots.asked == []
