@@ -132,7 +132,11 @@ def test_packed_batch_that_does_not_fit_is_computed_in_pieces_and_the_run_ends_t
 
 @pytest.mark.parametrize("fails", ["forward", "backward"])
 def test_failure_in_the_middle_of_recording_leaves_nothing_behind(monkeypatch, fails):
-    """Neither memory nor a state of the generator or the allocator: the smaller recording computes as always."""
+    """Neither memory nor a state of the generator or the allocator: the smaller recording computes as always.
+
+    The losses to the last bit, with their dropout; matrix products of gradients may differ in the order of their sums,
+    which the library chooses by addresses and streams.
+    """
     from deepnmt.training.graph_engine import GraphEngine
 
     update = next(BatchStream({"train": corpus(4000)}, PACKED, seed=1, tokens_per_update=8192))
@@ -163,7 +167,8 @@ def test_failure_in_the_middle_of_recording_leaves_nothing_behind(monkeypatch, f
     assert failures == [8192]
     assert retried[3] == direct[3] == (4352, 4352)
     assert torch.equal(direct[0], retried[0])
-    assert all(torch.equal(one, other) for one, other in zip(direct[1], retried[1], strict=True))
+    for one, other in zip(direct[1], retried[1], strict=True):
+        assert (one - other).norm() <= 1e-3 * one.norm() + 1e-7
     assert retried[2] <= direct[2] * 1.1 + 2**25, "the memory of the failed recording is given back"
 
 
@@ -187,11 +192,12 @@ def test_memory_plan_is_an_even_share_that_fits_and_gives_its_memory_back(tmp_pa
     data = corpus(40_000)
     dataset = Dataset(tmp_path, {"train": [{"name": "train"}]}, {"train": data}, None, None)
     world = World(0, 1, torch.device("cuda", torch.cuda.current_device()))
-    before = release()
+    before, held = release(), torch.cuda.memory_allocated()
+    work_spaces = 2**27  # of the matrix library, which it keeps for good once a stream has used it
     with room_for(before + 2**30):
         planned = plan_memory(settings, dataset, world)
-        assert torch.cuda.memory_reserved() <= before + 2**22, "what it tried with is freed"
-        assert torch.cuda.max_memory_allocated() <= before + 2**22, "and not counted as the run's"
+        assert torch.cuda.memory_reserved() <= before + work_spaces, "what it tried with is freed"
+        assert torch.cuda.max_memory_allocated() <= held + work_spaces, "and not counted as the run's"
         assert 256 <= planned < 2**18 and planned % 128 == 0
         passes = round(training.tokens_per_update / planned)
         assert abs(passes * planned - training.tokens_per_update) <= 128 * passes
