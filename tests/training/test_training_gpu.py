@@ -134,8 +134,7 @@ def test_packed_batch_that_does_not_fit_is_computed_in_pieces_and_the_run_ends_t
 def test_failure_in_the_middle_of_recording_leaves_nothing_behind(monkeypatch, fails):
     """Neither memory nor a state of the generator or the allocator: the smaller recording computes as always.
 
-    The losses to the last bit, with their dropout; matrix products of gradients may differ in the order of their sums,
-    which the library chooses by addresses and streams.
+    The losses to the last bit, with their dropout; gradients of two engines only up to rounding.
     """
     from deepnmt.training.graph_engine import GraphEngine
 
