@@ -70,9 +70,9 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _schedule(plan: dict[str, Any]) -> list[str]:
-    """The rate rises, then falls in a straight line to zero at the end, wherever the time puts that."""
+    """The rate falls in a straight line to zero over the second half, wherever the time puts the end."""
     steps, warmup = plan["steps"], plan["warmup"]
-    settings = {"max_steps": steps, "warmup_steps": warmup, "decay_steps": steps - warmup}
+    settings = {"max_steps": steps, "warmup_steps": warmup, "decay_steps": steps // 2}
     if "precision" in plan:
         settings["precision"] = plan["precision"]
     return [f"training.{name}={value}" for name, value in settings.items()]

@@ -94,9 +94,9 @@ def test_an_interrupted_demo_goes_on_with_its_plan(folder: Path, capsys: pytest.
     assert f"training.max_steps={steps}" in capsys.readouterr().err
 
 
-def test_the_rate_falls_from_the_end_of_the_warm_up_to_the_end_of_the_run() -> None:
+def test_the_rate_falls_over_the_second_half_of_the_run() -> None:
     settings = demo._schedule({"steps": 1000, "warmup": 100, "precision": "fp32"})
-    expected = ["max_steps=1000", "warmup_steps=100", "decay_steps=900", "precision=fp32"]
+    expected = ["max_steps=1000", "warmup_steps=100", "decay_steps=500", "precision=fp32"]
     assert settings == [f"training.{setting}" for setting in expected]
 
 
