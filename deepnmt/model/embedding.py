@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from deepnmt.model.kernels.embedding import look_up
+
 
 class SinusoidalPositions(nn.Module):
     """The authors' layout: the first half of the dimensions are sines, the second half cosines; no limit on length."""
@@ -19,6 +21,11 @@ class SinusoidalPositions(nn.Module):
         frequencies = torch.exp(index * (-math.log(10_000) / max(self.num_frequencies - 1, 1)))
         angles = positions.float().unsqueeze(-1) * frequencies
         return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+
+class LearnedPositions(nn.Embedding):
+    def forward(self, positions: Tensor) -> Tensor:
+        return look_up(self.weight, positions)
 
 
 class Embedding(nn.Module):
@@ -37,7 +44,7 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
         """positions: from zero, broadcastable to ids -> (..., dim) in the type of mixed precision, else the table's."""
-        tokens = self.scale * self.tokens(ids)
+        tokens = self.scale * look_up(self.tokens.weight, ids, self.tokens.padding_idx)
         embedded: Tensor = self.dropout(tokens + self.positions(positions + self.first_position))
         device = embedded.device.type
         mixed = torch.is_autocast_enabled(device)

@@ -12,7 +12,7 @@ from deepnmt.model.attention import KeysValues
 from deepnmt.model.cache import BeamVisibility, Cache, GrowingVisibility
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections import CONNECTIONS, Connection, StackShape
-from deepnmt.model.embedding import Embedding, SinusoidalPositions
+from deepnmt.model.embedding import Embedding, LearnedPositions, SinusoidalPositions
 from deepnmt.model.initialization import initialize
 from deepnmt.model.layers import DecoderLayer, EncoderLayer
 from deepnmt.model.sequences import PaddedSequences, Sequences
@@ -157,7 +157,7 @@ def _embedding(config: ModelConfig, tokens: nn.Embedding) -> Embedding:
     first_position = config.pad_id + 1
     positions: nn.Module
     if config.positions == "learned":
-        positions = nn.Embedding(config.max_positions + first_position, tokens.embedding_dim)
+        positions = LearnedPositions(config.max_positions + first_position, tokens.embedding_dim)
     else:
         positions = SinusoidalPositions(tokens.embedding_dim)
     return Embedding(tokens, positions, first_position, config.dropout)

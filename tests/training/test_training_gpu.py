@@ -132,10 +132,7 @@ def test_packed_batch_that_does_not_fit_is_computed_in_pieces_and_the_run_ends_t
 
 @pytest.mark.parametrize("fails", ["forward", "backward"])
 def test_failure_in_the_middle_of_recording_leaves_nothing_behind(monkeypatch, fails):
-    """Neither memory nor a state of the generator or the allocator: the smaller recording computes as always.
-
-    The losses to the last bit, with their dropout; gradients of two engines only up to rounding.
-    """
+    """Neither memory nor a state of the generator or the allocator: the smaller recording computes as always."""
     from deepnmt.training.graph_engine import GraphEngine
 
     update = next(BatchStream({"train": corpus(4000)}, PACKED, seed=1, tokens_per_update=8192))
@@ -166,8 +163,7 @@ def test_failure_in_the_middle_of_recording_leaves_nothing_behind(monkeypatch, f
     assert failures == [8192]
     assert retried[3] == direct[3] == (4352, 4352)
     assert torch.equal(direct[0], retried[0])
-    for one, other in zip(direct[1], retried[1], strict=True):
-        assert (one - other).norm() <= 1e-3 * one.norm() + 1e-7
+    assert all(torch.equal(one, other) for one, other in zip(direct[1], retried[1], strict=True))
     assert retried[2] <= direct[2] * 1.1 + 2**25, "the memory of the failed recording is given back"
 
 
@@ -179,6 +175,25 @@ class _Fails(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         raise torch.OutOfMemoryError("while recording")
+
+
+@pytest.mark.parametrize("kind", ["GraphEngine", "EagerEngine"])
+def test_gradients_repeat_to_the_last_bit(kind):
+    """At a size at which torch's own embedding adds up in an order that varies; else a resumed run would drift."""
+    from deepnmt.training import engine, graph_engine
+
+    make_engine = getattr(graph_engine if kind == "GraphEngine" else engine, kind)
+    update = next(BatchStream({"train": corpus(4000)}, PACKED, seed=1, tokens_per_update=8192))
+
+    def gradients():
+        torch.manual_seed(1)
+        model = Transformer(replace(DEEP, dropout=0.1)).cuda().train()
+        made = make_engine(Objective(model, 0.1, 1), CONFIG, "bf16", World(0, 1, torch.device("cuda")))
+        made.accumulate(update, torch.ones((), device="cuda"), Noise(1))
+        return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+    once, again = gradients(), gradients()
+    assert [name for name in once if not torch.equal(once[name], again[name])] == []
 
 
 def test_memory_plan_is_an_even_share_that_fits_and_gives_its_memory_back(tmp_path):

@@ -161,3 +161,21 @@ def test_cross_entropy_equals_its_twin(dtype: torch.dtype, size: int) -> None:
     torch.testing.assert_close(float(loss), float(losses.detach()), rtol=1e-5, atol=0)
     torch.testing.assert_close(float(nll), float(nlls), rtol=1e-5, atol=0)
     assert distance(logits, exact.grad) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dim", [24, 128, 200])
+def test_the_gradient_of_a_table_equals_torchs_and_repeats(dim: int) -> None:
+    """With numbers that come once, often, very often and never, and padding, which gets none."""
+    from deepnmt.model.kernels.embedding_triton import sum_rows
+
+    size, padding = 50, 1
+    numbers = torch.cat([torch.full((150,), 2), torch.full((33,), padding), torch.randint(3, 40, (300,))])
+    numbers = numbers[torch.randperm(len(numbers))].to(DEVICE)
+    rows = torch.randn(len(numbers), dim, device=DEVICE)
+    found = sum_rows(rows, numbers, size, padding)
+    wanted = torch.zeros(size, dim, dtype=torch.float64, device=DEVICE).index_add_(0, numbers, rows.double())
+    wanted[padding] = 0
+    assert distance(found, wanted) < 1e-6
+    assert not found[[0, padding, 45]].any()
+    assert torch.equal(found, sum_rows(rows, numbers, size, padding))
+    assert not sum_rows(rows[:0], numbers[:0], size, padding).any()
