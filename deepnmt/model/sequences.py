@@ -1,5 +1,6 @@
 """Ids of many sentences in one tensor, and who sees whom among them."""
 
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -7,7 +8,8 @@ from torch import Tensor
 
 from deepnmt.model.attention import KeysValues, Visibility, attend_padded
 from deepnmt.model.kernels.dropout import fresh_seed
-from deepnmt.model.kernels.packed_attention import Reach, attend_packed
+from deepnmt.model.kernels.packed_attention import Reach
+from deepnmt.model.kernels.packed_groups import Groups
 
 
 class Sequences(Protocol):
@@ -97,39 +99,57 @@ class PackedSequences:
         return start * used, end * used
 
     def whole(self) -> Visibility:
-        return PackedVisibility(Reach(*self.bounds_in(self) * 2))
+        return self._seen(self, causal=False)
 
     def past(self) -> Visibility:
-        return PackedVisibility(Reach(*self.bounds_in(self) * 2), causal=True)
+        return self._seen(self, causal=True)
 
     def translated(self, source: Sequences) -> Visibility:
         if not isinstance(source, PackedSequences):
             raise TypeError("packed targets need packed sources")
-        return PackedVisibility(Reach(*self.bounds_in(source), *source.bounds_in(self)))
+        return self._seen(source, causal=False)
+
+    def _seen(self, other: "PackedSequences", causal: bool) -> Visibility:
+        if self.ids.is_cuda:
+            return PackedVisibility(Reach(*self.bounds_in(other), *other.bounds_in(self)), causal)
+        return GroupedVisibility(Groups(self.offsets, other.offsets, len(self.ids), len(other.ids)), causal)
 
 
 class PackedVisibility(Visibility):
-    """A position sees a range of places, which is a sentence of its own text or of the other."""
+    """A position sees a range of places, which is a sentence of its own text or of the other. On a GPU."""
 
-    def __init__(self, reach: Reach, causal: bool = False) -> None:
+    def __init__(self, reach: Reach, causal: bool) -> None:
         self.reach = reach
         self.causal = causal
 
     def attend(self, query: Tensor, seen: KeysValues, dropout: float) -> Tensor:
-        if query.is_cuda:
-            from deepnmt.model.kernels.packed_attention_triton import packed_cross_attention
+        from deepnmt.model.kernels.packed_attention_triton import packed_cross_attention
 
-            attended, _ = packed_cross_attention(query, *seen, *self.reach, fresh_seed(query.device), dropout)
-            return attended
-        return attend_packed(query, *seen, self.reach, dropout, self.causal)
+        attended, _ = packed_cross_attention(query, *seen, *self.reach, fresh_seed(query.device), dropout)
+        return attended
 
     def attend_itself(self, projected: Tensor, dropout: float) -> Tensor:
-        if projected.is_cuda:
-            from deepnmt.model.kernels.packed_attention_triton import packed_self_attention
+        from deepnmt.model.kernels.packed_attention_triton import packed_self_attention
 
-            start, end = self.reach.start, self.reach.end
-            attended, _ = packed_self_attention(
-                projected, start, end, fresh_seed(projected.device), self.causal, dropout
-            )
-            return attended
-        return super().attend_itself(projected, dropout)
+        start, end = self.reach.start, self.reach.end
+        attended, _ = packed_self_attention(projected, start, end, fresh_seed(projected.device), self.causal, dropout)
+        return attended
+
+
+class GroupedVisibility(Visibility):
+    """The same on a CPU: sentences of like length are padded, and attend together."""
+
+    def __init__(self, groups: Groups, causal: bool) -> None:
+        self.groups = groups
+        self.causal = causal
+
+    def attend(self, query: Tensor, seen: KeysValues, dropout: float) -> Tensor:
+        return self.groups.attend(query, *seen, partial(self._attend, dropout))
+
+    def attend_itself(self, projected: Tensor, dropout: float) -> Tensor:
+        return self.groups.attend_itself(projected, partial(self._attend, dropout))
+
+    def _attend(self, dropout: float, query: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None) -> Tensor:
+        # Padding is at the end of a sentence: who sees only the past does not see it.
+        visible = None if self.causal else visible
+        return attend_padded(query, KeysValues(keys, values), dropout, visible, self.causal)
