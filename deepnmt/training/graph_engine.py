@@ -8,6 +8,7 @@ is the plain twin.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -49,7 +50,8 @@ class GraphEngine:
         self.factor = torch.zeros((), device=world.device)
         self.batch: AnyBatch | None = None  # what the recording reads
         self.replay: Work | None = None
-        self.record = record or record_graph
+        # One stream for every recording: the matrix library keeps work spaces for each that it has ever seen.
+        self.record = record or partial(record_graph, stream=torch.cuda.Stream(world.device))
         self.compiles = config.compile
 
     def accumulate(self, update: Update, scale: Tensor, noise: Noise) -> Tensor:
@@ -105,9 +107,9 @@ class GraphEngine:
                 getattr(self.batch, field.name).copy_(value, non_blocking=True)
 
 
-def record_graph(work: Work) -> Work:
+def record_graph(work: Work, stream: torch.cuda.Stream) -> Work:
     """The replay of this work as a CUDA graph. Raises out of memory before it records, if it can be known."""
-    current, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+    current = torch.cuda.current_stream()
     stream.wait_stream(current)
     with torch.cuda.stream(stream):
         for _ in range(WARM_UPS - 1):
