@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from deepnmt.reproduction.scales import RecipeLike
     from deepnmt.reproduction.steps import Place
     from deepnmt.reproduction.study import Study, TestSet
+
+Languages = tuple[str | None, str | None]  # source and target
 
 EXAMPLE = """deepnmt reproduce table1 figure4 --scale multi30k --data DATASET --out STUDY --minutes 20 --parallel 4
   deepnmt reproduce headline --scale europarl --data DATASET --out STUDY --minutes 60 \\
@@ -117,7 +119,7 @@ def _reproduce(arguments: argparse.Namespace) -> None:
     if arguments.dry_run:
         print(describe_plan(runs, device, len(gpus) * arguments.parallel))
         return
-    place = _place(arguments, study, dataset, load, device, experiments)
+    place = _place(arguments, study, dataset, load, device)
     if arguments.worker:
         _work(runs, place, arguments.stop_after)
         return
@@ -128,6 +130,7 @@ def _reproduce(arguments: argparse.Namespace) -> None:
         start_workers(_as_argv(arguments), gpus, arguments.parallel, runs, study.runs, study.folder / "workers")
     else:
         _work(runs, place, arguments.stop_after)
+    _score(study)
     for name in experiments:
         _report(study, name)
     _index(study)
@@ -274,18 +277,15 @@ def _place(
     dataset: "Dataset",
     load: "Load",
     device: str,
-    experiments: "dict[str, Experiment]",
 ) -> "Place":
     from deepnmt.analysis.weights import storable_weights
     from deepnmt.reproduction.scales import SCALES
     from deepnmt.reproduction.steps import Place, Tools
 
-    languages = dataset.tokenizers.source.writing.language, dataset.tokenizers.target.writing.language
     precision = "bf16" if device == "cuda" else "fp32"
     tools = Tools(
         load=load,
         train=_trainer(dataset, device),
-        score=_scorer(languages),
         speed=_speedometer(device, precision),
         weights=storable_weights,
     )
@@ -293,7 +293,6 @@ def _place(
         study=study,
         scale=SCALES[arguments.scale],
         tools=tools,
-        metrics=_metrics(languages, [experiment.metric for experiment in experiments.values()]),
         device=device,
         precision=precision,
         keep_checkpoints=arguments.keep_checkpoints,
@@ -301,12 +300,12 @@ def _place(
     )
 
 
-def _metrics(languages: tuple[str | None, str | None], wanted: Sequence[str]) -> list[str]:
+def _metrics(languages: Languages, wanted: Sequence[str]) -> list[str]:
     """The scores that suit the languages, the experiments' own first."""
-    from deepnmt.evaluation.metrics import Languages, base_language, choose
+    from deepnmt.evaluation import metrics
 
-    source, target = (base_language(code) for code in languages)
-    suitable = choose(Languages(source, target), lowercase=False)
+    source, target = (metrics.base_language(code) for code in languages)
+    suitable = metrics.choose(metrics.Languages(source, target), lowercase=False)
     return list(dict.fromkeys([*(name for name in wanted if name in suitable), *suitable]))
 
 
@@ -322,10 +321,10 @@ def _trainer(dataset: "Dataset", device: str) -> "Callable[[RecipeLike, Path], N
 
 
 def _scorer(
-    languages: tuple[str | None, str | None],
+    languages: Languages,
 ) -> "Callable[[Sequence[str], Sequence[Sequence[str]], str], Mapping[str, Any]]":
     from deepnmt.evaluation.scores import score
-    from deepnmt.reproduction.steps import NotInstalledError
+    from deepnmt.reproduction.scoring import NotInstalledError
 
     def by_metric(hypotheses: Sequence[str], references: Sequence[Sequence[str]], metric: str) -> Mapping[str, Any]:
         try:
@@ -411,28 +410,48 @@ def _report_again(arguments: argparse.Namespace) -> None:
     study = Study(folder)
     names = study.read()["experiments"]
     if arguments.score_only is not None:
-        _score_again(study)
+        _score(study)
     for name in names:
         _report(study, name)
     _index(study)
 
 
-def _score_again(study: "Study") -> None:
-    """Scores of all hypotheses that lack some; needs the study's folder only."""
+def _score(study: "Study") -> None:
+    """Scores of all translations that lack some; needs the study's folder only."""
+    from deepnmt.data.workers import available_cores
     from deepnmt.progress import progress
     from deepnmt.reproduction.paper import EXPERIMENTS
-    from deepnmt.reproduction.steps import score_run
     from deepnmt.reproduction.study import HYPOTHESES
 
     about = study.read()
     languages = about["languages"][0], about["languages"][1]
     metrics = _metrics(languages, [EXPERIMENTS[name].metric for name in about["experiments"]])
-    tests, scorer = study.tests(), _scorer(languages)
     folders = [path for path in sorted(study.runs.glob("*")) if (path / HYPOTHESES).is_dir()]
     missing: set[str] = set()
     with progress("score", total=len(folders), unit="runs") as shown:
-        for folder in folders:
-            missing |= set(score_run(folder, tests, metrics, scorer))
+        for found in _scored(study, folders, metrics, languages, min(available_cores(), len(folders))):
+            missing |= set(found)
             shown.advance()
     if missing:
         print(f"deepnmt: not installed here, so still missing: {', '.join(sorted(missing))}", file=sys.stderr)
+
+
+def _scored(
+    study: "Study", folders: Sequence[Path], metrics: Sequence[str], languages: Languages, processes: int
+) -> Iterator[list[str]]:
+    """What is missing of each folder, as it is done; in several processes, for TER alone takes a minute."""
+    if processes < 2:
+        yield from (_score_one(study, folder, metrics, languages) for folder in folders)
+        return
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from multiprocessing import get_context
+
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(_score_one, study, path, metrics, languages) for path in folders]):
+            yield done.result()
+
+
+def _score_one(study: "Study", folder: Path, metrics: Sequence[str], languages: Languages) -> list[str]:
+    from deepnmt.reproduction.scoring import score_run
+
+    return score_run(folder, study.tests(), metrics, _scorer(languages))

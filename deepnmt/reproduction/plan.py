@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from deepnmt.model.transformer import Transformer
 from deepnmt.reproduction.experiment import Arm, Experiment, Measure
 from deepnmt.reproduction.paper import EXPERIMENTS
 from deepnmt.reproduction.scales import SCALES, RecipeLike, Scale, arms_of, overrides_of
-from deepnmt.settings import did_you_mean, to_table
+from deepnmt.settings import did_you_mean
 
 # Other places of the paper where an experiment is meant.
 ALIASES = {"appendix-a": "trainability", "section5.1": "trainability", "appendix-b": "table7", "figure2": "table2"}
@@ -94,10 +94,22 @@ def _plan(
     overrides = [*arm.overrides, *of_scale, *settings, f"training.seed={seed}"]
     recipe = load(arm.recipe, overrides)
     seconds = budget.seconds if experiment.equal == "time" and not scale.is_full else None
-    table = to_table(recipe)
-    identity = json.dumps([table, experiment.trains, seconds], sort_keys=True, default=str)
+    identity = json.dumps([_chosen(recipe), experiment.trains, seconds], sort_keys=True, default=str)
     name = f"{_slug(arm, recipe)}-s{seed}-{hashlib.sha256(identity.encode()).hexdigest()[:6]}"
     return PlannedRun(name, arm.recipe, overrides, seed, recipe, experiment.trains, seconds)
+
+
+def _chosen(settings: Any) -> Any:
+    """Settings other than the defaults: a setting that is added later does not make other runs of the old ones."""
+    if not is_dataclass(settings):
+        return settings
+    found: dict[str, Any] = {"": type(settings).__name__}
+    for item in fields(settings):
+        value = getattr(settings, item.name)
+        default = item.default_factory() if item.default_factory is not MISSING else item.default
+        if value != default:
+            found[item.name] = _chosen(value)
+    return found
 
 
 def _slug(arm: Arm, recipe: RecipeLike) -> str:

@@ -1,7 +1,6 @@
-"""One run from nothing to its numbers. A step leaves a file when it is done; one whose file is there is skipped."""
+"""One run from nothing to its translations. A step leaves a file when it is done; one that left its file is skipped."""
 
 import gc
-import json
 import math
 import platform
 import shutil
@@ -24,13 +23,11 @@ from deepnmt.reproduction.study import (
     DECODE,
     HYPOTHESES,
     MODEL,
-    SCORES,
     SPEED,
     TRAIN,
     TRAINING,
     WEIGHTS,
     Study,
-    TestSet,
     read_step,
 )
 from deepnmt.training.averaging import all_checkpoints, last_checkpoints, write_model
@@ -48,21 +45,12 @@ class InterruptedTrainingError(Exception):
     """Training was asked to stop; what there is was saved."""
 
 
-class NotInstalledError(Exception):
-    """A score needs a package that is not here; it can be computed later from the hypotheses."""
-
-
-# Hypotheses, reference sets and one metric -> the figure with its signature.
-Score = Callable[[Sequence[str], Sequence[Sequence[str]], str], Mapping[str, Any]]
-
-
 @dataclass(frozen=True)
 class Tools:
     """What the rooms beside this one do, given by whoever may import them."""
 
     load: Load
     train: Callable[[RecipeLike, Path], None]  # begins or goes on, to the end
-    score: Score
     speed: Callable[[ModelConfig], Mapping[str, Any]]
     weights: Callable[[Path], Sequence[Mapping[str, Any]]]
 
@@ -74,7 +62,6 @@ class Place:
     study: Study
     scale: Scale
     tools: Tools
-    metrics: Sequence[str]
     device: str
     precision: str
     keep_checkpoints: bool = False
@@ -91,7 +78,6 @@ def do_run(run: PlannedRun, place: Place) -> None:
             if train["status"] == "done":
                 _make_model(folder, place)
                 _once(folder / DECODE, lambda: _decode(run, folder, place))
-                score_run(folder, place.study.tests(), place.metrics, place.tools.score)
                 if "weights" in run.measures:
                     _once(folder / WEIGHTS, lambda: list(place.tools.weights(folder / MODEL)))
             if not place.keep_checkpoints:
@@ -104,14 +90,14 @@ def do_run(run: PlannedRun, place: Place) -> None:
 
 
 def is_done(run: PlannedRun, folder: Path) -> bool:
-    """Whether nothing is left but scores that could not be computed here."""
+    """Whether nothing is left but scores, which need no device."""
     needed = [SPEED] if "speed" in run.measures else []
     if run.trains:
         train = read_step(folder / TRAIN)
         if train is None:
             return False
         if train["status"] == "done":
-            needed += [DECODE, SCORES, *([WEIGHTS] if "weights" in run.measures else [])]
+            needed += [DECODE, *([WEIGHTS] if "weights" in run.measures else [])]
     return all((folder / name).exists() for name in needed)
 
 
@@ -241,29 +227,6 @@ def _decode(run: PlannedRun, folder: Path, place: Place) -> dict[str, Any]:
             text = "".join(" ".join(line.split()) + "\n" for line in lines)
             aside.write_text(text, encoding="utf-8", newline="\n")
     return {"beam": decoding.beam, "length_penalty": decoding.length_penalty, "tests": found}
-
-
-def score_run(folder: Path, tests: Sequence[TestSet], metrics: Sequence[str], score: Score) -> list[str]:
-    """Compute the scores that are missing, where the hypotheses are there; returns what cannot be computed here."""
-    scores: dict[str, Any] = read_step(folder / SCORES) or {}
-    missing: list[str] = []
-    before = json.dumps(scores)
-    for test in tests:
-        path = folder / HYPOTHESES / f"{test.name}.txt"
-        if not path.exists():
-            continue
-        hypotheses = path.read_text(encoding="utf-8").split("\n")[:-1]
-        of_test = scores.setdefault(test.name, {})
-        for metric in metrics:
-            if metric in of_test:
-                continue
-            try:
-                of_test[metric] = dict(score(hypotheses, test.references, metric))
-            except NotInstalledError:
-                missing.append(metric)
-    if json.dumps(scores) != before or not (folder / SCORES).exists():
-        write_json(folder / SCORES, scores)
-    return missing
 
 
 def describe_machine(device: str) -> dict[str, Any]:

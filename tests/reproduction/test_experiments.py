@@ -136,6 +136,16 @@ def test_what_does_not_train_needs_one_seed_and_keeps_the_papers_sizes():
     assert runs[0].recipe.model.encoder.dim == 512
 
 
+def test_runs_of_other_settings_have_other_names_and_defaults_none():
+    """All that differs is in the name's digest: also what has no fields, like the kind of a connection."""
+    digests = [run.name.rsplit("-", 1)[1] for run in planned("table2", "multi30k", seeds=2)]
+    assert len(set(digests)) == len(digests) == 2 * len(PAPER["table2"].arms)
+    default = planned("table2", "multi30k", settings=["training.momentum=0.95"])
+    assert [run.name for run in default] == [run.name for run in planned("table2", "multi30k")]
+    changed = planned("table2", "multi30k", settings=["training.momentum=0.9"])
+    assert not {run.name for run in changed} & {run.name for run in default}
+
+
 def test_settings_of_the_call_are_for_every_arm():
     assert {run.recipe.training.lr for run in planned("table1", "tiny", settings=["training.lr=0.5"])} == {0.5}
 

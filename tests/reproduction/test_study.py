@@ -51,7 +51,7 @@ def kill_in_second_run(place):
         while True:
             folders = sorted(runs.glob("*-s1-*"), key=lambda path: path.stat().st_ctime) if runs.is_dir() else []
             second = next((f for f in folders if not (f / "train.json").exists()), None)
-            finished = [f for f in folders if (f / "scores.json").exists()]
+            finished = [f for f in folders if (f / "decode.json").exists()]
             if finished and second and len(list((second / "training" / "checkpoints").glob("step-*"))) >= 2:
                 break
             assert process.poll() is None, "it ended before it could be killed"
@@ -71,7 +71,8 @@ def test_a_killed_study_goes_on_where_it_was_and_is_reported(place, monkeypatch,
     before = (first / "train.json").stat().st_mtime_ns
     logged = read_log(second / "training")[0]
 
-    # As on a machine without sacremoses.
+    # As on a machine without sacremoses (and with one core: in this process).
+    monkeypatch.setattr("deepnmt.data.workers.available_cores", lambda: 1)
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     monkeypatch.delitem(sys.modules, "deepnmt.evaluation.multibleu", raising=False)
     assert main(arguments(place)) == 0
@@ -207,7 +208,7 @@ def fake_place(folder, train):
 
     study = Study(folder)
     study.keep_tests([TestSet("test", ["a"], [["b"]])])
-    return Place(study, SCALES["tiny"], Tools(unused, train, unused, unused, unused), ["bleu"], "cpu", "fp32")
+    return Place(study, SCALES["tiny"], Tools(unused, train, unused, unused), "cpu", "fp32")
 
 
 def run_of_recipe():
@@ -260,7 +261,7 @@ def test_equal_time_becomes_updates_by_a_measured_speed_and_the_warm_up_keeps_it
         (out / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     place = fake_place(tmp_path, train)
-    place = Place(place.study, place.scale, Tools(load_recipe, train, *[None] * 3), [], "cpu", "fp32")
+    place = Place(place.study, place.scale, Tools(load_recipe, train, *[None] * 2), "cpu", "fp32")
     run = PlannedRun("run", "en-de-pre-base", settings, 1, load_recipe("en-de-pre-base", settings), True, 600.0)
     folder = tmp_path / "runs" / "run"
     folder.mkdir(parents=True)
