@@ -2,9 +2,15 @@
 
 import argparse
 import json
+import os
 import shlex
+import shutil
+import signal
+import statistics
+import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -20,9 +26,13 @@ EXAMPLE = "deepnmt demo --target fr --out demo-fr"
 TRAINING_SECONDS = {"cpu": 610, "cuda": 60}
 RECIPES = {"cpu": "demo", "cuda": "demo-gpu"}
 STEPS = {"cpu": (300, 6000), "cuda": (2000, 8000)}  # at least and at most
+MOST_PROCESSES = 2  # an update has two batches
 BASELINE_RECIPE = "demo-baseline"
 EXAMPLES = 10
 VOCABULARY = 4000
+# The target side as its own source besides, so much of it in every epoch: from it a small model learns to copy names
+# that it has never seen (https://aclanthology.org/W17-4715/).
+COPIED = 0.3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +59,17 @@ def run(arguments: argparse.Namespace) -> None:
                  for split, prefix in (("train", ""), ("valid", "valid-"), ("test", "test-"))
                  for side, language in (("source", "en"), ("target", target))]  # fmt: skip
         given = [part for pair in files for part in pair]
+        translations = corpus / f"train.{target}"
+        given += [
+            "--corpus",
+            "copied",
+            translations,
+            translations,
+            "--weight",
+            f"copied={COPIED}",
+            "--keep",
+            "identical",
+        ]
         _call("prepare", *given, "--source-lang", "en", "--target-lang", target, "--vocab-size", VOCABULARY, "--joint",
               "--min-frequency", 2, "--out", data)  # fmt: skip
     model = run_folder / "model"
@@ -56,8 +77,7 @@ def run(arguments: argparse.Namespace) -> None:
     if not (model / "meta.json").is_file():
         _say(f"training {plan['steps']:,} steps, about {plan['seconds'] / 60:.0f} minutes on this machine")
         begun = time.monotonic()
-        _call("train", plan["recipe"], *_schedule(plan), "--data", data, "--out", run_folder, "--device",
-              plan["device"], "--resume")  # fmt: skip
+        _train(plan, data, run_folder)
         _say(f"trained in {time.monotonic() - begun:.0f} s")
     baseline = Baseline.stored(target, plan["device"]) if plan["recipe"] in RECIPES.values() else None
     demo = Demo(target=target, folder=out, corpus=corpus, run=run_folder, model=model, baseline=baseline)
@@ -78,27 +98,59 @@ def _schedule(plan: dict[str, Any]) -> list[str]:
     return [f"training.{name}={value}" for name, value in settings.items()]
 
 
+def _train(plan: dict[str, Any], data: Path, run_folder: Path) -> None:
+    words = [plan["recipe"], *_schedule(plan), "--data", data, "--out", run_folder, "--device", plan["device"]]
+    processes = plan.get("processes", 1)
+    if processes == 1:
+        _call("train", *words, "--resume")
+    elif status := _launch(processes, [*words, "--resume"]):
+        raise SystemExit(status)  # what went wrong has been said
+
+
 def _plan(arguments: argparse.Namespace, data: Path, path: Path) -> dict[str, Any]:
     """How many steps fit into the time, by trying a few; decided once, so that an interrupted demo goes on."""
     if path.is_file():
         return cast(dict[str, Any], json.loads(path.read_text(encoding="utf-8")))
     import torch
 
+    from deepnmt.config import load_recipe
+
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    name = arguments.recipe or RECIPES[device]
+    training = load_recipe(name).training
+    precision = training.precision
+    if device == "cpu" and precision == "bf16" and not _multiplies_bf16():
+        precision = "fp32"
+    _say("trying how fast this machine trains")
+    processes, per_step = (
+        _try_processes(name, precision, data, path.with_name("trial")) if device == "cpu" else (1, None)
+    )
+    per_step = per_step or _try_one(name, precision, data, device)
+    least, most = STEPS[device]
+    steps = int(max(least, min(most, (arguments.seconds or TRAINING_SECONDS[device]) / per_step)) // 10 * 10)
+    plan = {
+        "recipe": name,
+        "device": device,
+        "precision": precision,
+        "processes": processes,
+        "steps": steps,
+        "warmup": min(training.warmup_steps, steps // 6),  # a slow machine's run is short
+        "seconds": steps * per_step,
+    }
+    write_json(path, plan)
+    return plan
+
+
+def _try_one(name: str, precision: str, data: Path, device: str) -> float:
+    """Seconds per update in this process."""
     from deepnmt.analysis.training_speed import measure_training
     from deepnmt.config import load_recipe
     from deepnmt.data.dataset import Dataset
 
-    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    name = arguments.recipe or RECIPES[device]
     dataset = Dataset.open(data)
     sizes = {"source": dataset.tokenizers.source.vocab_size, "target": dataset.tokenizers.target.vocab_size}
     recipe = load_recipe(name, [f"model.{side}_vocab_size={size}" for side, size in sizes.items()])
-    precision = recipe.training.precision
-    if device == "cpu" and precision == "bf16" and not _multiplies_bf16():
-        precision = "fp32"
     corpus = dataset.train["train"]
-    seconds = arguments.seconds or TRAINING_SECONDS[device]
-    _say("trying how fast this machine trains")
     speed = measure_training(
         recipe.model,
         replace(recipe.training, precision=precision),
@@ -109,18 +161,58 @@ def _plan(arguments: argparse.Namespace, data: Path, path: Path) -> dict[str, An
         steps=16,
         warm_ups=3,
     )
-    least, most = STEPS[device]
-    steps = int(max(least, min(most, 1000 * seconds / speed.milliseconds_per_step)) // 10 * 10)
-    plan = {
-        "recipe": name,
-        "device": device,
-        "precision": precision,
-        "steps": steps,
-        "warmup": min(recipe.training.warmup_steps, steps // 6),  # a slow machine's run is short
-        "seconds": steps * speed.milliseconds_per_step / 1000,
-    }
-    write_json(path, plan)
-    return plan
+    return speed.milliseconds_per_step / 1000
+
+
+def _try_processes(name: str, precision: str, data: Path, trial: Path) -> tuple[int, float | None]:
+    """Several processes, and their seconds per update in a short training that is thrown away; or one process.
+
+    Small models wait less for each other once per update than threads do in every operation, above all on a machine
+    that does other things besides.
+    """
+    from deepnmt.data.workers import available_cores
+
+    processes = min(available_cores(), MOST_PROCESSES)
+    if processes == 1:
+        return 1, None
+    settings = {"max_steps": 24, "warmup_steps": 1, "decay_steps": 1, "log_every": 6, "validation_lines": 0}
+    settings |= {"validate_every": 10**6, "save_every": 10**6, "precision": precision}
+    overrides = [f"training.{key}={value}" for key, value in settings.items()]
+    shutil.rmtree(trial, ignore_errors=True)
+    try:
+        if _launch(processes, [name, *overrides, "--data", data, "--out", trial, "--device", "cpu"], quietly=True):
+            return 1, None  # there are machines on which processes cannot meet; one process always works
+        lines = [json.loads(line) for line in (trial / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+        times = [line["tokens"] / line["tokens_per_second"] / 6 for line in lines if line["kind"] == "train"]
+        return processes, statistics.median(times[1:])
+    finally:
+        shutil.rmtree(trial, ignore_errors=True)
+
+
+def _launch(processes: int, words: Sequence[object], quietly: bool = False) -> int:
+    """`deepnmt train` in several processes, shown as a user would type it; returns the exit status."""
+    from deepnmt.data.workers import available_cores
+
+    given = [str(word) for word in words]
+    if not quietly:
+        shown = f"torchrun --standalone --nproc-per-node {processes} --no-python deepnmt train {shlex.join(given)}"
+        print(f"\n$ {shown}", file=sys.stderr, flush=True)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    output = subprocess.DEVNULL if quietly else None
+    with subprocess.Popen(
+        [*command, "-m", "deepnmt", "train", *given],
+        env={**os.environ, "OMP_NUM_THREADS": str(max(available_cores() // processes, 1))},
+        stdout=output,
+        stderr=output,
+    ) as process:
+        before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.wait()  # it was asked to stop as well, and saves first
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _multiplies_bf16() -> bool:
@@ -141,7 +233,6 @@ def _multiplies_bf16() -> bool:
 
 def _keep_baseline(demo: "Demo", plan: dict[str, Any], result: dict[str, Any]) -> None:
     """In the form in which the package stores it for the demo to show."""
-    import os
     import platform
 
     scores = result["scores"]

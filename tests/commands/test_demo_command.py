@@ -58,6 +58,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "tiny.toml").write_text(RECIPE, encoding="utf-8")
     monkeypatch.setattr(demo, "STEPS", {"cpu": (30, 30)})
     monkeypatch.setattr(demo, "VOCABULARY", 300)
+    monkeypatch.setattr(demo, "MOST_PROCESSES", 1)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -92,6 +93,27 @@ def test_an_interrupted_demo_goes_on_with_its_plan(folder: Path, capsys: pytest.
     capsys.readouterr()
     assert main([*command, "--seconds", "1"]) == 0  # the plan that was made counts, not a new one
     assert f"training.max_steps={steps}" in capsys.readouterr().err
+
+
+def test_several_processes_are_used_where_they_can_meet(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(demo, "MOST_PROCESSES", 2)
+    monkeypatch.setattr("deepnmt.data.workers.available_cores", lambda: 8)
+    assert main(["demo", "--recipe", "tiny.toml", "--device", "cpu"]) == 0
+    plan = json.loads((folder / "demo" / "plan-de.json").read_text(encoding="utf-8"))
+    assert plan["processes"] == 2 and plan["seconds"] > 0
+    assert "$ torchrun --standalone --nproc-per-node 2 --no-python deepnmt train tiny.toml" in capfd.readouterr().err
+    assert (folder / "demo" / "run-de" / "model" / "meta.json").is_file()
+    assert not (folder / "demo" / "trial").exists()
+
+
+def test_one_process_is_used_where_several_cannot_meet(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "MOST_PROCESSES", 2)
+    monkeypatch.setattr("deepnmt.data.workers.available_cores", lambda: 8)
+    monkeypatch.setattr(demo, "_launch", lambda *_, **__: 1)
+    assert main(["demo", "--recipe", "tiny.toml", "--device", "cpu"]) == 0
+    assert json.loads((folder / "demo" / "plan-de.json").read_text(encoding="utf-8"))["processes"] == 1
 
 
 def test_the_rate_falls_over_the_second_half_of_the_run() -> None:
