@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from deepnmt.analysis.demo_report import Demo
 
 EXAMPLE = "deepnmt demo --target fr --out demo-fr"
-TRAINING_SECONDS = {"cpu": 610, "cuda": 60}
+TRAINING_SECONDS = {"cpu": 600, "cuda": 60}
 RECIPES = {"cpu": "demo", "cuda": "demo-gpu"}
 STEPS = {"cpu": (300, 6000), "cuda": (2000, 8000)}  # at least and at most
 MOST_PROCESSES = 2  # an update has two batches
@@ -38,7 +38,7 @@ COPIED = 0.3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", default="de", metavar="LANGUAGE", help="translate English to this (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("demo"), metavar="DIR", help="default: demo")
-    parser.add_argument("--seconds", type=int, metavar="N", help="for training (610 on a CPU, 60 on a GPU)")
+    parser.add_argument("--seconds", type=int, metavar="N", help="for training (600 on a CPU, 60 on a GPU)")
     parser.add_argument("--recipe", metavar="RECIPE", help="train this recipe instead of the demo's")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-GROUPS = 4  # more waste less padding, and cost more calls
+GROUPS = 3  # more of them waste less padding, and cost more calls
 
 
 class Slots(NamedTuple):
