@@ -153,7 +153,7 @@ def _try_one(name: str, precision: str, data: Path, device: str) -> float:
     corpus = dataset.train["train"]
     speed = measure_training(
         recipe.model,
-        replace(recipe.training, precision=precision),
+        replace(recipe.training, precision=cast(Any, precision)),
         (corpus.source_lengths, corpus.target_lengths),
         tokens_per_batch=recipe.training.tokens_per_update,
         device=device,
@@ -175,7 +175,13 @@ def _try_processes(name: str, precision: str, data: Path, trial: Path) -> tuple[
     processes = min(available_cores(), MOST_PROCESSES)
     if processes == 1:
         return 1, None
-    settings = {"max_steps": 24, "warmup_steps": 1, "decay_steps": 1, "log_every": 6, "validation_lines": 0}
+    settings: dict[str, Any] = {
+        "max_steps": 24,
+        "warmup_steps": 1,
+        "decay_steps": 1,
+        "log_every": 6,
+        "validation_lines": 0,
+    }
     settings |= {"validate_every": 10**6, "save_every": 10**6, "precision": precision}
     overrides = [f"training.{key}={value}" for key, value in settings.items()]
     shutil.rmtree(trial, ignore_errors=True)

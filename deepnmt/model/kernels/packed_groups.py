@@ -51,9 +51,8 @@ class Groups:
         self.queries, query_slices = self.keys, key_slices
         if queries is not keys:
             self.queries, query_slices, _ = _lay_out(queries.long(), query_lengths, members, num_queries)
-        self.groups = [
-            Group(len(rows), *slices) for rows, *slices in zip(members, query_slices, key_slices, masks, strict=True)
-        ]
+        parts = zip(members, query_slices, key_slices, masks, strict=True)
+        self.groups = [Group(len(rows), queried, seen, visible) for rows, queried, seen, visible in parts]
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, attend: "Attend") -> Tensor:
         """query (N, heads, head_dim), keys, values (M, heads, head_dim) -> like query; who sees nothing gets zero"""
@@ -68,10 +67,10 @@ class Groups:
     def attend_itself(self, projected: Tensor, attend: "Attend") -> Tensor:
         """projected: queries, keys and values (N, 3, heads, head_dim), which are moved at once"""
         slots = spread(projected, self.queries)
-        found = [
-            attend(*_padded(slots, group.rows, group.queries).unbind(2), group.visible).flatten(0, 1)
-            for group in self.groups
-        ]
+        found = []
+        for group in self.groups:
+            query, keys, values = _padded(slots, group.rows, group.queries).unbind(2)
+            found.append(attend(query, keys, values, group.visible).flatten(0, 1))
         return gather(torch.cat(found), self.queries) if found else 0 * projected[:, 0]
 
 
