@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -383,7 +384,9 @@ def test_ctrl_c_ends_a_call_with_workers_and_leaves_nothing(tmp_path: Path) -> N
     os.mkfifo(source)
     command = [sys.executable, "-m", "deepnmt", "prepare", "--source", str(source), "--target", str(target)]
     command += ["--source-lang", "en", "--target-lang", "de", "--workers", "2", "--out", str(tmp_path / "out" / "d")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True, text=True)
+    # A shell's job in the background has Ctrl-C switched off, and would hand that down.
+    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True, text=True, preexec_fn=listen)
     writer = os.open(source, os.O_RDWR)  # waits for nobody
     try:
         while not list((tmp_path / "out").glob(".d.*")):
