@@ -85,6 +85,19 @@ SCALES: dict[str, Scale] = {
         seeds=1,
         averaged=3,
     ),
+    "europarl-small": Scale(
+        about="half the paper's width on hundreds of thousands of pairs, one seed; a minute per run",
+        shape=Shape(dim=256, ffn_dim=1024, num_heads=4),
+        tokens=20_480_000,
+        tokens_per_update=8192,
+        lr=2e-3,
+        warmup_share=0.25,
+        dropouts=(0.1, 0.0, 0.0),
+        tokens_per_batch=8192,
+        settings=("batching.layout=packed",),
+        looks=5,
+        seeds=1,
+    ),
     "multi30k": Scale(
         # 8,192 tokens and 2e-3 are the paper's deep setting at an eighth of its batch with its rate and its share of
         # warm-up (16k of 50k updates). Dropout is that of the published Transformer-Tiny on this data.
