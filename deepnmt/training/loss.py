@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 # Logits of one chunk, in elements: small enough to stay out of the way, large enough to keep the matrix product busy.
-CHUNK_ELEMENTS = 2**26
+CHUNK_ELEMENTS, CPU_CHUNK_ELEMENTS = 2**26, 2**21
+# Those a CPU takes the softmax of at once: the passes over them stay in its cache, and never touch fresh memory.
+BLOCK_ELEMENTS = 2**18
 # Probabilities underflow in fp16: their gradient is lifted by this much on the way in and lowered on the way out.
 FP16_LIFT = 256.0
 
@@ -30,11 +32,14 @@ def chunked_loss(
 
     Matrix products run in autocast's precision, the softmax and the sums in fp32. Only `loss` has a gradient.
     """
-    chunk = chunk or max(128, CHUNK_ELEMENTS // weight.shape[0])
+    chunk = chunk or max(128, (CHUNK_ELEMENTS if weight.is_cuda else CPU_CHUNK_ELEMENTS) // weight.shape[0])
     differentiate = torch.is_grad_enabled() and (features.requires_grad or weight.requires_grad)
-    flat = features.reshape(-1, features.shape[-1])
+    flat, targets = features.reshape(-1, features.shape[-1]), targets.reshape(-1)
+    if not flat.is_cuda:  # on a GPU their number would have to be waited for
+        real = (targets != pad_id).nonzero().squeeze(1)
+        flat, targets = flat.index_select(0, real), targets.index_select(0, real)
     apply: Callable[..., tuple[Tensor, Tensor]] = _ChunkedLoss.apply
-    return apply(flat, weight, targets.reshape(-1), smoothing, pad_id, chunk, differentiate)
+    return apply(flat, weight, targets, smoothing, pad_id, chunk, differentiate)
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -53,7 +58,7 @@ class _ChunkedLoss(torch.autograd.Function):
         exact = torch.promote_types(features.dtype, torch.float32)
         with torch.autocast(features.device.type, enabled=False):
             f, w = features.to(dtype), weight.to(dtype)
-            loss = nll = torch.zeros((), dtype=exact, device=f.device)
+            loss, nll = (torch.zeros((), dtype=exact, device=f.device) for _ in range(2))
             grad_features = torch.empty_like(f) if differentiate else None
             grad_weight = torch.zeros_like(weight, dtype=exact) if differentiate else None
             lift = FP16_LIFT if dtype is torch.float16 else 1.0
@@ -85,17 +90,16 @@ class _ChunkedLoss(torch.autograd.Function):
 def differentiated(
     logits: Tensor, targets: Tensor, smoothing: float, pad_id: int, lift: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The sums of loss and nll, and `lift` times the loss's gradient, in the logits' type; overwrites the logits."""
+    """The sums of loss and nll, and `lift` times the loss's gradient, in the logits' place and type.
+
+    Only a GPU is handed padding: elsewhere it was left out before the product.
+    """
     if logits.is_cuda:
         from deepnmt.model.kernels.cross_entropy_triton import cross_entropy_
 
         loss, nll = cross_entropy_(logits, targets, smoothing, pad_id, lift)
         return loss, nll, logits
-    exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    log_probabilities = exact.log_softmax(-1)
-    loss, nll = _sums(log_probabilities, targets, smoothing, pad_id)
-    gradient = _logits_gradient(log_probabilities, targets, smoothing, pad_id)
-    return loss, nll, (gradient * lift).to(logits.dtype)
+    return *_cross_entropy_(logits, targets, smoothing, lift), logits
 
 
 def _matmul_dtype(features: Tensor) -> torch.dtype:
@@ -105,15 +109,22 @@ def _matmul_dtype(features: Tensor) -> torch.dtype:
     return features.dtype
 
 
-def _sums(log_probabilities: Tensor, targets: Tensor, smoothing: float, pad_id: int) -> tuple[Tensor, Tensor]:
-    real = targets != pad_id
-    nll = -log_probabilities.gather(-1, targets.unsqueeze(-1)).squeeze(-1).where(real, 0)
-    uniform = -log_probabilities.mean(-1).where(real, 0)
-    return ((1 - smoothing) * nll + smoothing * uniform).sum(), nll.sum()
+def _cross_entropy_(logits: Tensor, targets: Tensor, smoothing: float, lift: float) -> tuple[Tensor, Tensor]:
+    """`label_smoothed_loss` of real targets; leaves `lift` times its gradient in the logits' place.
 
-
-def _logits_gradient(log_probabilities: Tensor, targets: Tensor, smoothing: float, pad_id: int) -> Tensor:
-    """softmax - (1 - eps) * onehot(y) - eps / V, zero at padding; overwrites its input."""
-    gradient = log_probabilities.exp_().sub_(smoothing / log_probabilities.shape[-1])
-    gradient.scatter_add_(-1, targets.unsqueeze(-1), gradient.new_full((len(targets), 1), smoothing - 1))
-    return gradient.mul_((targets != pad_id).unsqueeze(-1))
+    With log Z = max x - log max p, -log p_y = log Z - x_y, and the whole loss is eps * (x_y - mean x) more than that.
+    The gradient is softmax - (1 - eps) * onehot(y) - eps / V.
+    """
+    size = logits.shape[-1]
+    rows = max(1, BLOCK_ELEMENTS // size)
+    exact = logits.new_empty(rows, size, dtype=torch.promote_types(logits.dtype, torch.float32))
+    loss = nll = exact.new_zeros(())
+    for block, y in zip(logits.split(rows), targets.unsqueeze(-1).split(rows), strict=True):
+        x = exact[: len(block)].copy_(block)
+        x_y, top, mean = x.gather(-1, y).squeeze(-1), x.amax(-1), x.mean(-1)
+        p = torch.softmax(x, -1, out=x)
+        block_nll = (top - p.amax(-1).log() - x_y).sum()
+        nll, loss = nll + block_nll, loss + block_nll + smoothing * (x_y - mean).sum()
+        p.sub_(smoothing / size).scatter_add_(-1, y, p.new_full(y.shape, smoothing - 1))
+        block.copy_(p.mul_(lift) if lift != 1 else p)
+    return loss, nll

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from deepnmt.training import loss as loss_module
 from deepnmt.training.loss import chunked_loss, label_smoothed_loss
 
 PAD = 1
@@ -68,12 +69,39 @@ def test_half_precision_stays_near_and_gradients_keep_the_parameters_dtype(dtype
         assert (found - exact).norm() < tolerance * exact.norm()
 
 
+@pytest.mark.parametrize("rows", [1, 4, 1000])
+def test_blocks_of_rows_give_the_twins_loss_and_gradient(monkeypatch, rows):
+    """Also where a target is so unlikely that its probability is zero in fp32."""
+    features, weight, targets = problem()
+    with torch.no_grad():
+        features[:5] *= 60
+        assert (features @ weight.T).softmax(-1).gather(-1, targets[:, None]).min() == 0
+    monkeypatch.setattr(loss_module, "BLOCK_ELEMENTS", rows * len(weight))
+    found = chunked_loss(features, weight, targets, 0.1, PAD)
+    expected = label_smoothed_loss((features @ weight.T).double(), targets, 0.1, PAD)
+    torch.testing.assert_close(torch.stack(found).double(), torch.stack(expected), rtol=1e-6, atol=0)
+    gradients = [torch.autograd.grad(loss, (features, weight)) for loss, _ in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)
+
+
 def test_padding_adds_no_loss_and_no_gradient():
     features, weight, targets = problem()
     loss, nll = chunked_loss(features, weight, torch.full_like(targets, PAD), 0.1, PAD)
     assert loss == 0 and nll == 0
     for gradient in torch.autograd.grad(loss, (features, weight)):
         assert not gradient.any()
+
+
+def test_padded_rows_get_no_gradient_and_change_none():
+    features, weight, targets = problem()
+    real = targets != PAD
+    loss, _ = chunked_loss(features, weight, targets, 0.1, PAD)
+    found = torch.autograd.grad(loss, (features, weight))
+    alone, _ = chunked_loss(features[real], weight, targets[real], 0.1, PAD)
+    expected = torch.autograd.grad(alone, (features, weight))
+    assert not found[0][~real].any()
+    assert found[0][real].any(-1).all()
+    torch.testing.assert_close((loss, *found), (alone, *expected), rtol=0, atol=0)
 
 
 def test_shape_of_batch_and_time_does_not_matter():
