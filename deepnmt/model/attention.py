@@ -1,15 +1,15 @@
 """Multi-head attention: the projections here, who sees whom in a `Visibility`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from deepnmt.model.kernels.attention_products import attend_by_products
 
 # Not cuDNN's: a small model's eager step on ever new shapes took 456 ms with it, and 32 ms without.
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -88,7 +88,8 @@ def attend_padded(
     visible: broadcastable to (B, heads, T, S), True where the query may look.
     """
     if query.dtype is torch.bfloat16 and query.device.type == "cpu" and query.requires_grad:
-        return _attend_by_products(query, seen, dropout, visible, causal)
+        hidden = _hidden(query.shape[1], seen.keys.shape[1], visible, causal)
+        return attend_by_products(query, *seen, hidden, dropout)
     with sdpa_kernel(BACKENDS) if query.is_cuda else nullcontext():
         attended = F.scaled_dot_product_attention(
             query.transpose(1, 2),
@@ -101,35 +102,7 @@ def attend_padded(
     return attended.transpose(1, 2)
 
 
-def _attend_by_products(
-    query: Tensor, seen: KeysValues, dropout: float, visible: Tensor | None, causal: bool
-) -> Tensor:
-    """Two matrix products and a softmax. In bf16 on a CPU the backward pass of the fused attention is much slower."""
-    q, k, v = query.transpose(1, 2), seen.keys.transpose(1, 2), seen.values.transpose(1, 2)
-    scores = (q @ k.transpose(-1, -2)).float() * query.shape[-1] ** -0.5
+def _hidden(num_queries: int, num_keys: int, visible: Tensor | None, causal: bool) -> Tensor:
     if causal:
-        visible = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-    if visible is not None:
-        scores = scores + torch.zeros(visible.shape).masked_fill_(~visible, -torch.inf)
-    softmax: Callable[[Tensor], Tensor] = (
-        _ShortSoftmax.apply if scores.shape[-1] < 16 else partial(torch.softmax, dim=-1)
-    )
-    shares = F.dropout(softmax(scores), dropout)
-    return (shares.to(v.dtype) @ v).transpose(1, 2)
-
-
-class _ShortSoftmax(torch.autograd.Function):
-    """The softmax of each row. torch's own is not vectorised for rows shorter than a register: six times as long."""
-
-    @staticmethod
-    def forward(ctx: Any, scores: Tensor) -> Tensor:
-        shares = (scores - scores.amax(-1, keepdim=True)).exp_()
-        shares /= shares.sum(-1, keepdim=True)
-        ctx.save_for_backward(shares)
-        return shares
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (shares,) = ctx.saved_tensors
-        product = gradients[0] * shares
-        return product.sub_(shares * product.sum(-1, keepdim=True))
+        return torch.ones(1, 1, num_queries, num_keys, dtype=torch.bool).triu(1)
+    return torch.zeros(1, 1, 1, 1, dtype=torch.bool) if visible is None else ~visible

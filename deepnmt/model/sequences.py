@@ -1,6 +1,5 @@
 """Ids of many sentences in one tensor, and who sees whom among them."""
 
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 from deepnmt.model.attention import KeysValues, Visibility, attend_padded
 from deepnmt.model.kernels.dropout import fresh_seed
 from deepnmt.model.kernels.packed_attention import Reach
-from deepnmt.model.kernels.packed_groups import Groups
+from deepnmt.model.kernels.packed_rows import Rows
 
 
 class Sequences(Protocol):
@@ -112,7 +111,7 @@ class PackedSequences:
     def _seen(self, other: "PackedSequences", causal: bool) -> Visibility:
         if self.ids.is_cuda:
             return PackedVisibility(Reach(*self.bounds_in(other), *other.bounds_in(self)), causal)
-        return GroupedVisibility(Groups(self.offsets, other.offsets, len(self.ids), len(other.ids)), causal)
+        return RowVisibility(Rows(self.offsets, other.offsets, len(self.ids), len(other.ids), causal))
 
 
 class PackedVisibility(Visibility):
@@ -136,20 +135,14 @@ class PackedVisibility(Visibility):
         return attended
 
 
-class GroupedVisibility(Visibility):
-    """The same on a CPU: sentences of like length are padded, and attend together."""
+class RowVisibility(Visibility):
+    """The same on a CPU: sentences that share rows attend together."""
 
-    def __init__(self, groups: Groups, causal: bool) -> None:
-        self.groups = groups
-        self.causal = causal
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
 
     def attend(self, query: Tensor, seen: KeysValues, dropout: float) -> Tensor:
-        return self.groups.attend(query, *seen, partial(self._attend, dropout))
+        return self.rows.attend(query, *seen, dropout)
 
     def attend_itself(self, projected: Tensor, dropout: float) -> Tensor:
-        return self.groups.attend_itself(projected, partial(self._attend, dropout))
-
-    def _attend(self, dropout: float, query: Tensor, keys: Tensor, values: Tensor, visible: Tensor | None) -> Tensor:
-        # Padding is at the end of a sentence: who sees only the past does not see it.
-        visible = None if self.causal else visible
-        return attend_padded(query, KeysValues(keys, values), dropout, visible, self.causal)
+        return self.rows.attend_itself(projected, dropout)

@@ -75,19 +75,3 @@ def test_learned_positions_tell_orders_apart(ids):
     with torch.no_grad():
         model.source_embedding.positions.weight.zero_()
     torch.testing.assert_close(model(source, target)[0], model(turned, target)[0], rtol=1e-9, atol=1e-9)
-
-
-@mark.parametrize("length", [5, 17])  # rows of one register and of several
-@mark.parametrize("causal", [True, False])
-def test_products_and_fused_attention_agree(causal: bool, length: int) -> None:
-    from deepnmt.model.attention import KeysValues, _attend_by_products, attend_padded
-
-    inputs = [torch.randn(3, length, 2, 8, requires_grad=True) for _ in range(3)]
-    visible = None if causal else torch.rand(3, 1, 1, length) > 0.3
-    if visible is not None:
-        visible[..., 0] = True
-    query, seen, gradient = inputs[0], KeysValues(*inputs[1:]), torch.randn(3, length, 2, 8)
-    fused, products = (attend(query, seen, 0.0, visible, causal) for attend in (attend_padded, _attend_by_products))
-    torch.testing.assert_close(products, fused)
-    found, expected = (torch.autograd.grad(output, inputs, gradient) for output in (products, fused))
-    torch.testing.assert_close(found, expected)

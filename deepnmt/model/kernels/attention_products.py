@@ -1,0 +1,120 @@
+"""Attention on a CPU as matrix products and a softmax, its gradient by hand: few calls, and few changes of type.
+
+In bf16 the backward pass of torch's fused attention is much slower there.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from deepnmt.model.kernels.dropout import quartered_dropout
+
+REGISTER = 32  # bf16 numbers in one: torch's softmax in bf16 is several times slower if rows do not fill registers
+SHORT = 16  # fp32 numbers in one: torch's softmax in fp32 is not vectorised for rows shorter than that
+
+
+class Shares(NamedTuple):
+    """What each query takes of each key, (B, T, S), and the noise of dropout on it."""
+
+    plain: Tensor
+    noise: Tensor | None
+
+    def dropped(self) -> Tensor:
+        return self.plain if self.noise is None else self.plain * self.noise
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, dropout: float, out: Tensor) -> Shares:
+    """softmax(q k' / sqrt(head_dim) + mask) v, into `out`. query: (B, T, head_dim), keys and values: (B, S, head_dim)
+
+    mask: as `hiding` makes it, broadcastable to (B, T, S)
+    """
+    scores = torch.baddbmm(mask, query, keys.transpose(1, 2), alpha=query.shape[-1] ** -0.5)
+    shares = Shares(_softmax(scores), _noise(scores, dropout) if dropout else None)
+    torch.bmm(shares.dropped(), values, out=out)
+    return shares
+
+
+def attend_backward(gradient: Tensor, inputs: tuple[Tensor, ...], shares: Shares, out: tuple[Tensor, ...]) -> None:
+    """inputs: query, keys and values; their gradients go into `out`"""
+    query, keys, values = inputs
+    of_query, of_keys, of_values = out
+    torch.bmm(shares.dropped().transpose(1, 2), gradient, out=of_values)
+    of_shares = torch.bmm(gradient, values.transpose(1, 2))
+    if shares.noise is not None:
+        of_shares *= shares.noise
+    of_scores = _softmax_backward(of_shares, shares.plain)
+    scale = query.shape[-1] ** -0.5
+    torch.baddbmm(of_query, of_scores, keys, beta=0, alpha=scale, out=of_query)
+    torch.baddbmm(of_keys, of_scores.transpose(1, 2), query, beta=0, alpha=scale, out=of_keys)
+
+
+def hiding(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """To be added to scores. Finite, so that who sees nothing has finite shares, which must not matter."""
+    return hidden.to(dtype).mul_(torch.finfo(dtype).min / 2)
+
+
+def _softmax(scores: Tensor) -> Tensor:
+    width = scores.shape[-1]
+    if scores.dtype is not torch.bfloat16 or width % REGISTER == 0:
+        return torch.softmax(scores, -1)
+    exact = scores.float()
+    if width >= SHORT:
+        return torch.softmax(exact, -1).to(scores.dtype)
+    powers = exact.sub_(exact.amax(-1, keepdim=True)).exp_()
+    return powers.div_(powers.sum(-1, keepdim=True)).to(scores.dtype)
+
+
+def _softmax_backward(gradient: Tensor, shares: Tensor) -> Tensor:
+    width, dtype = shares.shape[-1], shares.dtype
+    if dtype is not torch.bfloat16 or width % REGISTER == 0:
+        return torch._softmax_backward_data(gradient, shares, -1, dtype)
+    exact, product = shares.float(), gradient.float()
+    if width >= SHORT:
+        return torch._softmax_backward_data(product, exact, -1, torch.float32).to(dtype)
+    product *= exact
+    return product.addcmul_(exact, product.sum(-1, keepdim=True), value=-1).to(dtype)
+
+
+def _noise(like: Tensor, dropout: float) -> Tensor:
+    return quartered_dropout(like.new_ones(()).expand(like.shape), dropout)
+
+
+def attend_by_products(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, dropout: float) -> Tensor:
+    """query: (B, T, heads, head_dim), keys and values: (B, S, heads, head_dim) -> like query.
+
+    hidden: broadcastable to (B, heads, T, S), True where the query may not look
+    """
+    mask = hiding(hidden, query.dtype)
+    if mask.shape[0] > 1 or mask.shape[1] > 1:
+        mask = mask.expand(query.shape[0], query.shape[2], -1, -1)
+    attended: Tensor = _AttendByProducts.apply(query, keys, values, mask.flatten(0, 1), dropout)
+    return attended
+
+
+class _AttendByProducts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, dropout: float) -> Tensor:
+        inputs = _by_head(query), _by_head(keys), _by_head(values)
+        attended = torch.empty_like(inputs[0])
+        with torch.autocast("cpu", enabled=False):
+            shares = attend(*inputs, mask, dropout, attended)
+        ctx.save_for_backward(*inputs, *shares)
+        ctx.num_heads = query.shape[2]
+        return _by_position(attended, ctx.num_heads)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        *inputs, shares, noise = ctx.saved_tensors
+        found = tuple(map(torch.empty_like, inputs))
+        attend_backward(_by_head(gradients[0]), tuple(inputs), Shares(shares, noise), found)
+        return *(_by_position(x, ctx.num_heads) for x in found), None, None
+
+
+def _by_head(x: Tensor) -> Tensor:
+    """(B, T, heads, head_dim) -> (B * heads, T, head_dim)"""
+    return x.transpose(1, 2).flatten(0, 1).contiguous()
+
+
+def _by_position(x: Tensor, num_heads: int) -> Tensor:
+    return x.unflatten(0, (-1, num_heads)).transpose(1, 2)
