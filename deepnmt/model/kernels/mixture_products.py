@@ -19,7 +19,7 @@ class ProductsMixtureTape:
         self.entered = 0
         self.weights = self.columns = matrix.detach()  # row by row and column by column, in the buffer's type
         self.history = self.gradients = torch.empty(0)  # (rows, size of an output)
-        self.backward_pass = -1
+        self.backward_pass, self.silent = -1, set[int]()
 
     def enter(self, output: Tensor, norm: nn.Module) -> Tensor:
         """The norm is taken, and its result kept, in the buffer's type; what is returned has the output's."""
@@ -43,9 +43,17 @@ class ProductsMixtureTape:
         """A graph may be run backwards several times, each time from other rows."""
         this = torch._C._current_graph_task_id()
         if this != self.backward_pass:
-            self.backward_pass = this
-            self.gradients = torch.zeros_like(self.history)
+            self.backward_pass, self.silent = this, set(range(len(self.matrix)))
+            self.gradients = torch.empty_like(self.history)
         self.gradients[row].copy_(gradient.reshape(-1))
+        self.silent.discard(row)
+
+    def gradients_from(self, row: int) -> Tensor:
+        """Of the rows that read output `row`; a row that this pass does not come through has zeros."""
+        for silent in [other for other in self.silent if other >= row]:
+            self.gradients[silent].zero_()
+            self.silent.discard(silent)
+        return self.gradients[row:]
 
 
 class _Enter(torch.autograd.Function):
@@ -64,12 +72,13 @@ class _Enter(torch.autograd.Function):
         tape, k = ctx.tape, ctx.depth
         needs_output, needs_matrix, *_ = ctx.needs_input_grad
         to_output = to_matrix = None
+        gradients = tape.gradients_from(k)
         with torch.autocast("cpu", enabled=False):
             if needs_output:
-                to_output = torch.mv(tape.gradients[k:].T, tape.columns[k, k:]).view(ctx.shape)
+                to_output = torch.mv(gradients.T, tape.columns[k, k:]).view(ctx.shape)
             if needs_matrix:
                 to_matrix = torch.zeros_like(tape.matrix)
-                to_matrix[k:, k] = torch.mv(tape.gradients[k:], tape.history[k])
+                to_matrix[k:, k] = torch.mv(gradients, tape.history[k])
         return to_output, to_matrix, None, None
 
 
