@@ -7,7 +7,7 @@ import two_arms
 from pytest import approx, fixture
 
 from deepnmt.analysis.charts import page
-from deepnmt.commands.reproduce import _drawing
+from deepnmt.commands.study_results import drawing
 from deepnmt.reproduction.document import Bullets, Chart, Paragraph, Table, write_report
 from deepnmt.reproduction.report import report
 from deepnmt.reproduction.results import Figure
@@ -50,7 +50,7 @@ def content_of(runs, scale="multi30k"):
 @fixture
 def blocks():
     def build(runs, scale="multi30k"):
-        return report(content_of(runs, scale), two_arms.TWO, _drawing())
+        return report(content_of(runs, scale), two_arms.TWO, drawing())
 
     return build
 
