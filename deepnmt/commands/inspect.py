@@ -38,13 +38,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="into this file instead of standard output; weights and gradients: .png .svg .pdf .html .csv",
     )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="DATASET",
+        help="size: of a model with its vocabulary; gradients: on its sentences (default: random ones)",
+    )
     weights = parser.add_argument_group("weights")
     weights.add_argument("--column", type=int, metavar="K", help="whose weights over depth are drawn too (y10)")
     weights.add_argument(
         "--all", action="store_true", help="also the small weights, which the paper's figure leaves out"
     )
     gradients = parser.add_argument_group("gradients")
-    gradients.add_argument("--data", type=Path, metavar="DATASET", help="real sentences (default: random ones)")
     gradients.add_argument("--steps", type=_count, default=20, help="updates after initialisation (20); 0: only that")
     gradients.add_argument("--tokens", type=_count, default=256, help="tokens of each (256)")
     gradients.add_argument("--width", type=_count, default=64, help="width of the model (64); 0: the recipe's own")
@@ -81,7 +86,10 @@ def read_config(name: str, overrides: list[str]) -> "ModelConfig":
 def _size(arguments: argparse.Namespace) -> None:
     from deepnmt.analysis.size import Part, measure, total
 
-    config = read_config(arguments.model, arguments.overrides)
+    if arguments.data is not None and Path(arguments.model).is_dir():
+        raise InputError(f"--data {arguments.data}: {arguments.model} is a MODEL folder and has its own vocabulary")
+    vocabulary = [] if arguments.data is None else _vocabulary(arguments)
+    config = read_config(arguments.model, [*arguments.overrides, *vocabulary])
     parts = measure(config)
     whole = total(parts)
     if arguments.json:

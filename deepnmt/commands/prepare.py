@@ -220,7 +220,8 @@ def show_summary(meta: dict[str, Any], out: Path) -> None:
     console.print(dropped if dropped.row_count else "No pair was dropped.")
     for split in ("valid", "test"):
         for reason in (meta[split] or {}).get("noted", {}).values():
-            console.print(f"{split}: {reason['count']:,} pairs kept although {reason['meaning']}", style="yellow")
+            kept = "1 pair" if reason["count"] == 1 else f"{reason['count']:,} pairs"
+            console.print(f"{split}: {kept} kept although {reason['meaning']}", style="yellow")
     if meta["valid"] is None:
         console.print("There is no validation set: training cannot pick its best checkpoint.", style="yellow")
     sizes = f"{meta['source_vocab_size']:,} symbols"

@@ -104,6 +104,24 @@ def test_a_model_folder_has_a_size_and_takes_no_overrides(inspect, tmp_path):
     assert err == f"deepnmt: {expected}\n"
 
 
+def test_size_with_the_vocabulary_of_a_dataset(inspect, tmp_path):
+    text = tmp_path / "text"
+    text.write_text("".join(f"a few words and number {i}\n" for i in range(50)))
+    data = tmp_path / "data"
+    assert main(["prepare", "--source", str(text), "--target", str(text), "--keep", "identical", "--source-lang", "en",
+                 "--target-lang", "de", "--joint", "--vocab-size", "300", "--out", str(data)]) == 0  # fmt: skip
+    symbols = json.loads((data / "dataset.json").read_text())["source_vocab_size"]
+    inspect("size", "en-de-pre-base")  # what prepare printed is read away
+    _, out, _ = inspect("size", "en-de-pre-base", "--data", data, "--json")
+    _, expected, _ = inspect("size", "en-de-pre-base", "--json", *(
+        f"model.{side}_vocab_size={symbols}" for side in ("source", "target")))  # fmt: skip
+    assert json.loads(out)["parameters"] == json.loads(expected)["parameters"]
+    save_model(tmp_path / "model", Transformer(tiny()))
+    status, _, err = inspect("size", tmp_path / "model", "--data", data)
+    assert status == 2
+    assert "is a MODEL folder and has its own vocabulary" in err
+
+
 def test_out_is_a_file(inspect, tmp_path):
     status, out, _ = inspect("size", "en-de-pre-base", "--out", tmp_path / "size.txt")
     assert (status, out) == (0, "")
