@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 EXAMPLE = "deepnmt demo --target fr --out demo-fr"
 TRAINING_SECONDS = {"cpu": 600, "cuda": 60}
 RECIPES = {"cpu": "demo", "cuda": "demo-gpu"}
-STEPS = {"cpu": (300, 6000), "cuda": (2000, 8000)}  # at least and at most
+STEPS = {"cpu": (300, 6000), "cuda": (2000, 5000)}  # at least and at most
 MOST_PROCESSES = 2  # an update has two batches
 BASELINE_RECIPE = "demo-baseline"
 EXAMPLES = 10
-VOCABULARY = 4000
+VOCABULARY = 8000
 # The target side as its own source besides, so much of it in every epoch: from it a small model learns to copy names
 # that it has never seen (https://aclanthology.org/W17-4715/).
 COPIED = 0.3
@@ -78,6 +78,8 @@ def run(arguments: argparse.Namespace) -> None:
         _say(f"training {plan['steps']:,} steps, about {plan['seconds'] / 60:.0f} minutes on this machine")
         begun = time.monotonic()
         _train(plan, data, run_folder)
+        if not (model / "meta.json").is_file():
+            raise SystemExit(1)  # it was asked to stop, and has said how to go on
         _say(f"trained in {time.monotonic() - begun:.0f} s")
     baseline = Baseline.stored(target, plan["device"]) if plan["recipe"] in RECIPES.values() else None
     demo = Demo(target=target, folder=out, corpus=corpus, run=run_folder, model=model, baseline=baseline)
