@@ -38,22 +38,25 @@ def report(content: Mapping[str, Any], experiment: Experiment, drawing: Drawing)
 
 def _setting(content: Mapping[str, Any], about: str, arms: Sequence[ArmResult]) -> str:
     fixed = content["fixed"]
-    seeds = max((len(arm.runs) for arm in arms), default=0)
+    seeds = sorted({arm.seeds for arm in arms if arm.seeds} or {1})
+    counted = f"{seeds[-1]} seed{'s' if seeds[-1] != 1 else ''}"
+    counted = counted if len(seeds) == 1 else f"{seeds[0]} to {counted}"
     got = ""
     if fixed.get("tokens"):
         got = f" Every arm has the same updates: {fixed['tokens']:,} tokens, batches counted full."
     if content.get("seconds"):
         got = f" Every arm has the same time to train: {content['seconds'] / 60:.1f} minutes."
     return (
-        f"Scale **{fixed['scale']}**: {about}.{got} {seeds} seed{'s' if seeds != 1 else ''}; figures are means, ± is "
-        "the standard deviation over seeds."
+        f"Scale **{fixed['scale']}**: {about}.{got} {counted}; figures are means, ± is the standard deviation "
+        "over seeds."
     )
 
 
 def _main_table(arms: Sequence[ArmResult], experiment: Experiment, content: Mapping[str, Any]) -> Table:
     given = {key for arm in arms for key in arm.arm.paper}
     title = metric_titles(content).get(experiment.metric, experiment.metric)
-    head = ["model", "parameters"] + (["paper"] if "parameters" in given else [])
+    uneven = len({arm.seeds for arm in arms if arm.seeds}) > 1
+    head = ["model", *(["seeds"] if uneven else []), "parameters"] + (["paper"] if "parameters" in given else [])
     with_scores = "scores" in experiment.measures
     if with_scores:
         head += [title, "Δ"] + (["paper BLEU", "paper Δ"] if "bleu" in given else [])
@@ -71,7 +74,8 @@ def _main_table(arms: Sequence[ArmResult], experiment: Experiment, content: Mapp
             group = result.arm.group
             rows.append([f"**{group}**", *[""] * (len(head) - 1)])
         reference = next(arm for arm in arms if arm.arm.group == result.arm.group)
-        rows.append(_row(result, reference, experiment, given, with_scores))
+        label, *cells = _row(result, reference, experiment, given, with_scores)
+        rows.append([label, *([str(result.seeds or "")] if uneven else []), *cells])
     return Table(head, rows)
 
 
@@ -128,11 +132,10 @@ def _judge(claim: Claim, arms: Sequence[ArmResult], experiment: Experiment) -> s
     by_label = {arm.arm.label: arm for arm in arms}
     if claim.fails:
         result = by_label.get(claim.fails)
-        if result is None or not any(run["train"] for run in result.runs):
+        if result is None or not result.seeds:
             return f"{claim.text}: not run"
-        finished = sum(1 for run in result.runs if run["train"])
         verdict = "**holds**" if result.has_failed else "**does not hold**"
-        return f"{claim.text}: {verdict} ({len(result.failures)} of {finished} seeds failed)"
+        return f"{claim.text}: {verdict} ({len(result.failures)} of {result.seeds} seeds failed)"
     better, worse = by_label.get(claim.better), by_label.get(claim.worse)
     if better is None or worse is None:
         return f"{claim.text}: not run at this scale"

@@ -85,6 +85,11 @@ class ArmResult:
         return any(run["train"] or run["speed"] for run in self.runs)
 
     @property
+    def seeds(self) -> int:
+        """How many runs have been trained, well or not."""
+        return sum(run["train"] is not None for run in self.runs)
+
+    @property
     def failures(self) -> list[str]:
         """Why runs failed: what training said, or a score of nothing."""
         reasons = []
@@ -102,8 +107,7 @@ class ArmResult:
     @property
     def has_failed(self) -> bool:
         """As a whole: more of its seeds failed than not."""
-        finished = [run for run in self.runs if run["train"]]
-        return bool(finished) and 2 * len(self.failures) > len(finished)
+        return self.seeds > 0 and 2 * len(self.failures) > self.seeds
 
     def score(self, metric: str, test: str | None = None) -> Figure | None:
         """Over the seeds that trained; of one test set, or the mean of all."""

@@ -77,8 +77,18 @@ def test_figures_are_means_with_the_spread_over_seeds(blocks):
     assert Figure((40.0, 41.0)).spread == approx(0.7071, abs=1e-4)
 
 
+def test_arms_with_unlike_numbers_of_seeds_say_so(blocks):
+    even = main_table(blocks([run_of("plain", 1, 40.0), run_of("DLCL", 1, 42.0)]))
+    assert "seeds" not in even.head
+    built = blocks([run_of("plain", 1, 40.0), run_of("plain", 2, 41.0), run_of("DLCL", 1, 42.0)])
+    table = main_table(built)
+    assert [row[table.head.index("seeds")] for row in table.rows] == ["2", "1"]
+    assert any("1 to 2 seeds" in block.text for block in built if isinstance(block, Paragraph))
+
+
 def test_every_row_has_as_many_cells_as_the_head(blocks):
-    for block in blocks([run_of("plain", 1, 40.0), run_of("DLCL", 1, status="failed", reason="diverged at step 5")]):
+    failed = run_of("DLCL", 1, status="failed", reason="diverged at step 5")
+    for block in blocks([run_of("plain", 1, 40.0), run_of("plain", 2, 40.0), failed]):
         if isinstance(block, Table):
             assert {len(row) for row in block.rows} == {len(block.head)}
 
