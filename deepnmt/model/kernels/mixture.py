@@ -52,16 +52,11 @@ class Tape(Protocol):
 
 
 def open_tape(matrix: Tensor, window: int | None = None) -> Tape:
-    """The fused tape on a GPU and the one of products for training on a CPU, for one weight per pair of layers; else
-    the plain one. matrix: (rows, rows, groups), zero outside of the window."""
+    """The fused tape on a GPU, for one weight per pair of layers; else the plain one. matrix: (rows, rows, groups)."""
     if matrix.is_cuda and matrix.shape[2] == 1:
         from deepnmt.model.kernels.mixture_triton import FusedMixtureTape
 
         return FusedMixtureTape(matrix[:, :, 0])
-    if torch.is_grad_enabled() and matrix.shape[2] == 1:
-        from deepnmt.model.kernels.mixture_products import ProductsMixtureTape
-
-        return ProductsMixtureTape(matrix[:, :, 0])
     return MixtureTape(matrix, window)
 
 
