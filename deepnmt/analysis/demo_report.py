@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from deepnmt.files import replacing
+from deepnmt.languages import language_name
 
 BASELINE = Path(__file__).with_name("demo_baseline.json")
 
@@ -87,7 +88,7 @@ def write_report(demo: Demo, result: dict[str, Any], count: int) -> None:
     cell = "<td style='white-space:normal'>"  # sentences, unlike figures, may break
     examples = "".join(f"<tr>{cell}{cell.join(map(escape, sentences))}" for sentences in demo.triples(count))
     sections = [
-        f"<p>English to {escape(demo.target)}, trained here. Model: <code>{escape(str(demo.model))}</code></p>",
+        f"<p>Trained here. Model: <code>{escape(str(demo.model))}</code></p>",
         f"<h2>Scores</h2><p>{result['num_lines']:,} test sentences of components that training never saw.</p>"
         f"<table><tr><th>score<th class=n>value<th>signature{scores}</table>{_beside(demo.baseline)}",
         f"<h2>Examples</h2><table><tr><th>source<th>translation<th>reference{examples}</table>",
@@ -95,7 +96,7 @@ def write_report(demo: Demo, result: dict[str, Any], count: int) -> None:
         *_weights(demo.model),
     ]
     with replacing(demo.report) as aside:
-        aside.write_text(page(f"deepnmt demo: English to {demo.target}", sections), encoding="utf-8")
+        aside.write_text(page(f"deepnmt demo: English to {language_name(demo.target)}", sections), encoding="utf-8")
 
 
 def _beside(baseline: Baseline | None) -> str:

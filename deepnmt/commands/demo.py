@@ -27,6 +27,7 @@ TRAINING_SECONDS = {"cpu": 570, "cuda": 60}  # on a busy machine it takes a fift
 OVER_TRIAL = 1.05  # a long run saves and validates as well
 RECIPES = {"cpu": "demo", "cuda": "demo-gpu"}
 STEPS = {"cpu": (300, 6000), "cuda": (2000, 5000)}  # at least and at most
+LOOKS = 4  # validations
 MOST_PROCESSES = 2  # an update has two batches
 BASELINE_RECIPE = "demo-baseline"
 EXAMPLES = 10
@@ -95,7 +96,7 @@ def run(arguments: argparse.Namespace) -> None:
 def _schedule(plan: dict[str, Any]) -> list[str]:
     """The rate falls in a straight line to zero over the second half, wherever the time puts the end."""
     steps, warmup = plan["steps"], plan["warmup"]
-    settings = {"max_steps": steps, "warmup_steps": warmup, "decay_steps": steps // 2}
+    settings = {"max_steps": steps, "warmup_steps": warmup, "decay_steps": steps // 2, "validate_every": steps // LOOKS}
     if "precision" in plan:
         settings["precision"] = plan["precision"]
     return [f"training.{name}={value}" for name, value in settings.items()]
@@ -130,7 +131,8 @@ def _plan(arguments: argparse.Namespace, data: Path, path: Path) -> dict[str, An
     )
     per_step = OVER_TRIAL * (per_step or _try_one(name, precision, data, device))
     least, most = STEPS[device]
-    steps = int(max(least, min(most, (arguments.seconds or TRAINING_SECONDS[device]) / per_step)) // 10 * 10)
+    seconds = arguments.seconds or TRAINING_SECONDS[device]
+    steps = int(max(least, min(most, seconds / per_step))) // LOOKS * LOOKS
     plan = {
         "recipe": name,
         "device": device,

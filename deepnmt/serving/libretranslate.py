@@ -4,6 +4,7 @@ from typing import Any
 
 from starlette.types import Receive
 
+from deepnmt.languages import language_name
 from deepnmt.serving.batching import Options
 from deepnmt.serving.connection import unless_gone
 from deepnmt.serving.limits import RefusedError
@@ -11,22 +12,6 @@ from deepnmt.serving.markup import split_markup, texts_of, with_texts
 from deepnmt.serving.models import ServedModel, Shelf
 from deepnmt.serving.service import Service, whole_text
 from deepnmt.serving.shapes import LibreTranslateRequest, checked, checked_texts
-
-NAMES = {
-    "ar": "Arabic", "bg": "Bulgarian", "bn": "Bengali", "ca": "Catalan", "cs": "Czech", "da": "Danish",
-    "de": "German", "el": "Greek", "en": "English", "eo": "Esperanto", "es": "Spanish", "et": "Estonian",
-    "eu": "Basque", "fa": "Persian", "fi": "Finnish", "fr": "French", "ga": "Irish", "gl": "Galician",
-    "he": "Hebrew", "hi": "Hindi", "hr": "Croatian", "hu": "Hungarian", "id": "Indonesian", "is": "Icelandic",
-    "it": "Italian", "ja": "Japanese", "ko": "Korean", "lt": "Lithuanian", "lv": "Latvian", "ms": "Malay",
-    "nb": "Norwegian Bokmål", "nl": "Dutch", "nn": "Norwegian Nynorsk", "pl": "Polish", "pt": "Portuguese",
-    "ro": "Romanian", "ru": "Russian", "sk": "Slovak", "sl": "Slovenian", "sq": "Albanian", "sr": "Serbian",
-    "sv": "Swedish", "ta": "Tamil", "th": "Thai", "tl": "Tagalog", "tr": "Turkish", "uk": "Ukrainian",
-    "ur": "Urdu", "vi": "Vietnamese", "zh": "Chinese",
-}  # fmt: skip
-
-
-def language_name(code: str) -> str:
-    return NAMES.get(code.replace("_", "-").split("-")[0].lower(), code)
 
 
 def languages(shelf: Shelf) -> list[dict[str, Any]]:

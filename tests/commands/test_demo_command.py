@@ -56,7 +56,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (corpus / f"{split}.de").write_text("\n".join(german) + "\n", encoding="utf-8")
     (corpus / "corpus.json").write_text("{}", encoding="utf-8")
     (tmp_path / "tiny.toml").write_text(RECIPE, encoding="utf-8")
-    monkeypatch.setattr(demo, "STEPS", {"cpu": (30, 30)})
+    monkeypatch.setattr(demo, "STEPS", {"cpu": (28, 28)})
     monkeypatch.setattr(demo, "VOCABULARY", 300)
     monkeypatch.setattr(demo, "MOST_PROCESSES", 1)
     monkeypatch.chdir(tmp_path)
@@ -86,13 +86,20 @@ def test_an_interrupted_demo_goes_on_with_its_plan(folder: Path, capsys: pytest.
     assert main(command) == 0
     plan = folder / "demo" / "plan-de.json"
     steps = json.loads(plan.read_text(encoding="utf-8"))["steps"]
-    assert steps == 30
+    assert steps == 28
     for path in (folder / "demo" / "run-de" / "model").iterdir():
         path.unlink()  # as if it had been stopped after training
     (folder / "demo" / "run-de" / "model").rmdir()
     capsys.readouterr()
     assert main([*command, "--seconds", "1"]) == 0  # the plan that was made counts, not a new one
     assert f"training.max_steps={steps}" in capsys.readouterr().err
+
+
+def test_a_demo_that_is_told_to_stop_ends_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "_train", lambda *_: None)  # stopped, and saved
+    with pytest.raises(SystemExit) as stopped:
+        main(["demo", "--recipe", "tiny.toml", "--device", "cpu"])
+    assert stopped.value.code == 1
 
 
 def test_several_processes_are_used_where_they_can_meet(
@@ -118,7 +125,7 @@ def test_one_process_is_used_where_several_cannot_meet(folder: Path, monkeypatch
 
 def test_the_rate_falls_over_the_second_half_of_the_run() -> None:
     settings = demo._schedule({"steps": 1000, "warmup": 100, "precision": "fp32"})
-    expected = ["max_steps=1000", "warmup_steps=100", "decay_steps=500", "precision=fp32"]
+    expected = ["max_steps=1000", "warmup_steps=100", "decay_steps=500", "validate_every=250", "precision=fp32"]
     assert settings == [f"training.{setting}" for setting in expected]
 
 
