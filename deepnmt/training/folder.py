@@ -14,7 +14,8 @@ TOKENIZERS = "tokenizer.*.json"
 
 # What may change when a run goes on: how long, how often it is looked at, what is kept; not what is computed.
 MAY_CHANGE = {
-    *("training.max_steps", "training.max_epochs", "training.patience", "training.plan_memory", "training.diagnose"),
+    *("training.max_steps", "training.decay_steps", "training.max_epochs", "training.patience"),
+    *("training.plan_memory", "training.diagnose"),
     *("training.log_every", "training.validate_every", "training.save_every", "training.save_epochs"),
     *("training.keep_last", "training.keep_best", "training.keep_epochs", "training.best_by"),
     *("training.validation_beam", "training.validation_lines", "training.export", "training.average_last"),

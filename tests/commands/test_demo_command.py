@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,10 +97,12 @@ def test_an_interrupted_demo_goes_on_with_its_plan(folder: Path, capsys: pytest.
 
 
 def test_a_demo_that_is_told_to_stop_ends_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "_train", lambda *_: None)  # stopped, and saved
+    begun = []
+    monkeypatch.setattr(demo, "_train_to", lambda steps, *_: begun.append(steps))  # stopped, and saved
     with pytest.raises(SystemExit) as stopped:
         main(["demo", "--recipe", "tiny.toml", "--device", "cpu"])
     assert stopped.value.code == 1
+    assert begun == [14], "the second part does not begin without the first"
 
 
 def test_several_processes_are_used_where_they_can_meet(
@@ -123,10 +126,26 @@ def test_one_process_is_used_where_several_cannot_meet(folder: Path, monkeypatch
     assert json.loads((folder / "demo" / "plan-de.json").read_text(encoding="utf-8"))["processes"] == 1
 
 
-def test_the_rate_falls_over_the_second_half_of_the_run() -> None:
-    settings = demo._schedule({"steps": 1000, "warmup": 100, "precision": "fp32"})
-    expected = ["max_steps=1000", "warmup_steps=100", "decay_steps=500", "validate_every=250", "precision=fp32"]
-    assert settings == [f"training.{setting}" for setting in expected]
+@pytest.mark.parametrize(("spent", "steps"), [(100.0, 2284), (200.0, 1140), (300.0, 900)])
+def test_the_second_part_fills_the_time_that_the_first_has_left(spent: float, steps: int) -> None:
+    plan: dict[str, Any] = {"device": "cpu", "budget": 400.0, "steps": 1200, "first": 600, "decay": 600}
+    demo._plan_second(plan, spent)
+    assert plan["steps"] == steps
+    assert (plan["first"], plan["decay"]) == (0, steps - 600)
+    assert plan["seconds"] == pytest.approx(demo.OVER_TRIAL * spent / 600 * plan["decay"])
+    assert plan["steps"] >= 900, "the rate needs time to fall"
+
+
+def test_the_rate_stays_in_the_first_part_and_falls_in_the_second() -> None:
+    from deepnmt.config import load_recipe
+    from deepnmt.training.schedule import learning_rate
+
+    plan = {"warmup": 100, "precision": "fp32"}
+    first = load_recipe("demo", demo._schedule(500, 1, plan)).training
+    second = load_recipe("demo", demo._schedule(1000, 500, plan)).training
+    assert {learning_rate(step, first) for step in range(100, 500)} == {first.lr}
+    assert learning_rate(500, second) == second.lr
+    assert learning_rate(999, second) == pytest.approx(second.lr / 500)
 
 
 def test_half_precision_is_left_alone_where_it_is_emulated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
