@@ -125,7 +125,7 @@ def test_nothing_is_dropped_from_held_out_text(tmp_path: Path, capsys: pytest.Ca
     assert dataset.valid_text is not None and dataset.valid_text[0] == [*(pair[0] for pair in odd), "bad \ufffd byte"]
     noted = {reason: entry["count"] for reason, entry in dataset.meta["valid"]["noted"].items()}
     assert noted == {"empty": 1, "identical": 2, "control": 2, "too-long": 1}
-    assert "valid: 1 pairs kept although a side is empty" in capsys.readouterr().out
+    assert "valid: 1 pair kept although a side is empty" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("pretokenizer", ["none", "moses"])
