@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -37,6 +37,54 @@ VOCABULARY = 8000
 COPIED = 0.3
 
 
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How the model is trained; made once, so that an interrupted demo goes on."""
+
+    recipe: str
+    device: str
+    precision: str
+    processes: int
+    budget: float  # seconds for training
+    steps: int
+    first: int  # of them, those before the second part is planned; none once it is
+    decay: int  # the last ones, over which the rate falls
+    warmup: int
+    seconds: float  # that what is left should take
+
+    @classmethod
+    def read(cls, path: Path) -> "Plan":
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError):
+            raise InputError(
+                f"{path} is damaged or of another version; remove it and {_run_folder(path)}, or choose another --out"
+            ) from None
+
+    def with_second(self, spent: float) -> "Plan":
+        """The first part took `spent` seconds: as many further steps as the rest of the time has room for."""
+        per_step = OVER_TRIAL * spent / self.first
+        room = self.first + max(self.budget / per_step - self.first, self.first // 2)  # it needs some to come to rest
+        steps = _within(room, self.device)
+        decay = steps - self.first
+        return replace(self, first=0, steps=steps, decay=decay, seconds=decay * per_step)
+
+    def schedule(self, steps: int, decay: int) -> list[str]:
+        """The rate falls in a straight line to zero over the last `decay` steps, wherever the time puts the end."""
+        settings: dict[str, Any] = {"max_steps": steps, "warmup_steps": self.warmup, "decay_steps": decay}
+        settings |= {"validate_every": max(steps // LOOKS, 1), "precision": self.precision}
+        return [f"training.{name}={value}" for name, value in settings.items()]
+
+
+def _within(steps: float, device: str) -> int:
+    least, most = STEPS[device]
+    return int(max(least, min(most, steps))) // (2 * LOOKS) * (2 * LOOKS)
+
+
+def _run_folder(plan: Path) -> Path:
+    return plan.with_name(plan.stem.replace("plan", "run", 1))
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", default="de", metavar="LANGUAGE", help="translate English to this (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("demo"), metavar="DIR", help="default: demo")
@@ -52,7 +100,8 @@ def run(arguments: argparse.Namespace) -> None:
     if target == "en":
         raise InputError("--target en: the demo translates from English; choose another language, such as de or fr")
     out: Path = arguments.out
-    corpus, data, run_folder = out / f"corpus-{target}", out / f"data-{target}", out / f"run-{target}"
+    corpus, data, plan_path = out / f"corpus-{target}", out / f"data-{target}", out / f"plan-{target}.json"
+    run_folder = _run_folder(plan_path)
 
     if not (corpus / "corpus.json").is_file():
         _call("corpus", "homeassistant", "--languages", "en", target, "--out", corpus)
@@ -62,78 +111,53 @@ def run(arguments: argparse.Namespace) -> None:
                  for side, language in (("source", "en"), ("target", target))]  # fmt: skip
         given = [part for pair in files for part in pair]
         translations = corpus / f"train.{target}"
-        given += [
-            "--corpus",
-            "copied",
-            translations,
-            translations,
-            "--weight",
-            f"copied={COPIED}",
-            "--keep",
-            "identical",
-        ]
+        given += ["--corpus", "copied", translations, translations]
+        given += ["--weight", f"copied={COPIED}", "--keep", "identical"]
         _call("prepare", *given, "--source-lang", "en", "--target-lang", target, "--vocab-size", VOCABULARY, "--joint",
               "--min-frequency", 2, "--out", data)  # fmt: skip
     model = run_folder / "model"
-    plan_path = out / f"plan-{target}.json"
     plan = _plan(arguments, data, plan_path)
-    if _trained_steps(run_folder) != plan["steps"]:
-        _say(f"training {plan['steps']:,} steps, about {plan['seconds'] / 60:.0f} minutes on this machine")
+    if _trained_steps(run_folder) != plan.steps:
+        _say(f"training {plan.steps:,} steps, about {plan.seconds / 60:.0f} minutes on this machine")
         begun = time.monotonic()
-        _train(plan, plan_path, data, run_folder)
-        if _trained_steps(run_folder) != plan["steps"]:
-            raise SystemExit(1)  # it was asked to stop, and has said how to go on
+        if not _train(plan, plan_path, data):
+            raise SystemExit(1)
         _say(f"trained in {time.monotonic() - begun:.0f} s")
-    baseline = Baseline.stored(target, plan["device"]) if plan["recipe"] in RECIPES.values() else None
+    baseline = Baseline.stored(target, plan.device) if plan.recipe in RECIPES.values() else None
     demo = Demo(target=target, folder=out, corpus=corpus, run=run_folder, model=model, baseline=baseline)
     result = _evaluate(demo, arguments.device)
-    if plan["recipe"] == BASELINE_RECIPE:
+    if plan.recipe == BASELINE_RECIPE:
         _keep_baseline(demo, plan, result)
     show(demo, result, EXAMPLES)
     write_report(demo, result, EXAMPLES)
     _next_commands(demo)
 
 
-def _train(plan: dict[str, Any], path: Path, data: Path, run_folder: Path) -> None:
-    """On a CPU in two parts: the first shows how fast the machine stays, and so how long the second can be."""
-    if first := plan["first"]:
-        _train_to(first, 1, plan, data, run_folder)
-        if _trained_steps(run_folder) != first:
-            return
+def _train(plan: Plan, path: Path, data: Path) -> bool:
+    """On a CPU in two parts: the first shows how fast the machine stays, and so how long the second can be.
+
+    Returns whether it came to its end; if not, it was asked to stop, and has said how to go on.
+    """
+    run_folder = _run_folder(path)
+    if plan.first:
+        _train_to(plan.first, 1, plan, data, run_folder)
+        if _trained_steps(run_folder) != plan.first:
+            return False
         shutil.rmtree(run_folder / "model")
-        _plan_second(plan, sum(_times(run_folder)))
-        write_json(path, plan)
-        _say(f"half way; {plan['decay']:,} more steps, about {plan['seconds'] / 60:.0f} minutes")
-    _train_to(plan["steps"], plan["decay"], plan, data, run_folder)
+        plan = plan.with_second(sum(_times(run_folder)))
+        write_json(path, asdict(plan))
+        _say(f"half way; {plan.decay:,} more steps, about {plan.seconds / 60:.0f} minutes")
+    _train_to(plan.steps, plan.decay, plan, data, run_folder)
+    return _trained_steps(run_folder) == plan.steps
 
 
-def _plan_second(plan: dict[str, Any], spent: float) -> None:
-    """As many further steps as the rest of the time has room for."""
-    first, per_step = plan["first"], OVER_TRIAL * spent / plan["first"]
-    room = first + max(plan["budget"] / per_step - first, first // 2)  # it needs some to come to rest
-    steps = _within(room, plan["device"])
-    plan |= {"first": 0, "steps": steps, "decay": steps - first, "seconds": (steps - first) * per_step}
-
-
-def _within(steps: float, device: str) -> int:
-    least, most = STEPS[device]
-    return int(max(least, min(most, steps))) // (2 * LOOKS) * (2 * LOOKS)
-
-
-def _train_to(steps: int, decay: int, plan: dict[str, Any], data: Path, run_folder: Path) -> None:
-    words = [plan["recipe"], *_schedule(steps, decay, plan), "--data", data, "--out", run_folder, "--device"]
-    words += [plan["device"], "--resume"]
-    if plan["processes"] == 1:
+def _train_to(steps: int, decay: int, plan: Plan, data: Path, run_folder: Path) -> None:
+    words = [plan.recipe, *plan.schedule(steps, decay), "--data", data, "--out", run_folder, "--device", plan.device]
+    words.append("--resume")
+    if plan.processes == 1:
         _call("train", *words)
-    elif status := _launch(plan["processes"], words):
+    elif status := _launch(plan.processes, words):
         raise SystemExit(status)  # what went wrong has been said
-
-
-def _schedule(steps: int, decay: int, plan: dict[str, Any]) -> list[str]:
-    """The rate falls in a straight line to zero over the last `decay` steps, wherever the time puts the end."""
-    settings = {"max_steps": steps, "warmup_steps": plan["warmup"], "decay_steps": decay}
-    settings |= {"validate_every": max(steps // LOOKS, 1), "precision": plan["precision"]}
-    return [f"training.{name}={value}" for name, value in settings.items()]
 
 
 def _trained_steps(run: Path) -> int:
@@ -145,10 +169,10 @@ def _trained_steps(run: Path) -> int:
     return step_of(run / json.loads((run / "last.json").read_text(encoding="utf-8"))["checkpoint"])
 
 
-def _plan(arguments: argparse.Namespace, data: Path, path: Path) -> dict[str, Any]:
-    """How many steps fit into the time, by trying a few; decided once, so that an interrupted demo goes on."""
+def _plan(arguments: argparse.Namespace, data: Path, path: Path) -> Plan:
+    """How many steps fit into the time, by trying a few."""
     if path.is_file():
-        return cast(dict[str, Any], json.loads(path.read_text(encoding="utf-8")))
+        return Plan.read(path)
     import torch
 
     from deepnmt.config import load_recipe
@@ -166,20 +190,19 @@ def _plan(arguments: argparse.Namespace, data: Path, path: Path) -> dict[str, An
     per_step = OVER_TRIAL * (per_step or _try_one(name, precision, data, device))
     budget = arguments.seconds or TRAINING_SECONDS[device]
     steps = _within(budget / per_step, device)
-    first = steps // 2 if device == "cpu" else 0
-    plan = {
-        "recipe": name,
-        "device": device,
-        "precision": precision,
-        "processes": processes,
-        "budget": budget,
-        "steps": steps,
-        "first": first,
-        "decay": steps - steps // 2,
-        "warmup": min(training.warmup_steps, steps // 6),  # a slow machine's run is short
-        "seconds": steps * per_step,
-    }
-    write_json(path, plan)
+    plan = Plan(
+        recipe=name,
+        device=device,
+        precision=precision,
+        processes=processes,
+        budget=budget,
+        steps=steps,
+        first=steps // 2 if device == "cpu" else 0,
+        decay=steps // 2,
+        warmup=min(training.warmup_steps, steps // 6),  # a slow machine's run is short
+        seconds=steps * per_step,
+    )
+    write_json(path, asdict(plan))
     return plan
 
 
@@ -241,6 +264,18 @@ def _times(run: Path) -> list[float]:
     return [line["tokens"] / line["tokens_per_second"] for line in lines if line["kind"] == "train"]
 
 
+# torchrun, but for its warnings and traceback when it is asked to stop: the training says what there is to say.
+TORCHRUN = """import logging, sys
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.run import main
+logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
+try:
+    main()
+except SignalException as stopped:
+    sys.exit(128 + stopped.sigval)
+"""
+
+
 def _launch(processes: int, words: Sequence[object], quietly: bool = False) -> int:
     """`deepnmt train` in several processes, shown as a user would type it; returns the exit status."""
     from deepnmt.data.workers import available_cores
@@ -249,7 +284,7 @@ def _launch(processes: int, words: Sequence[object], quietly: bool = False) -> i
     if not quietly:
         shown = f"torchrun --standalone --nproc-per-node {processes} --no-python deepnmt train {shlex.join(given)}"
         print(f"\n$ {shown}", file=sys.stderr, flush=True)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command = [sys.executable, "-c", TORCHRUN, "--standalone", "--nproc-per-node", str(processes)]
     output = subprocess.DEVNULL if quietly else None
     with subprocess.Popen(
         [*command, "-m", "deepnmt", "train", *given],
@@ -283,21 +318,21 @@ def _multiplies_bf16() -> bool:
     return seconds(torch.bfloat16) < seconds(torch.float32)
 
 
-def _keep_baseline(demo: "Demo", plan: dict[str, Any], result: dict[str, Any]) -> None:
+def _keep_baseline(demo: "Demo", plan: Plan, result: dict[str, Any]) -> None:
     """In the form in which the package stores it for the demo to show."""
     import platform
 
     scores = result["scores"]
     measured = {
         "target": demo.target,
-        "device": plan["device"],
+        "device": plan.device,
         "bleu": scores["bleu"]["value"],
         "chrf": scores["chrf"]["value"],
         "signatures": {name: score["signature"] for name, score in scores.items()},
-        "recipe": plan["recipe"],
-        "command": f"deepnmt demo --recipe {plan['recipe']} --out {demo.folder}",
+        "recipe": plan.recipe,
+        "command": f"deepnmt demo --recipe {plan.recipe} --out {demo.folder}",
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
-        "steps": plan["steps"],
+        "steps": plan.steps,
         "seconds": sum(_times(demo.run)),
     }
     write_json(demo.folder / "baseline.json", measured)

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -126,23 +125,37 @@ def test_one_process_is_used_where_several_cannot_meet(folder: Path, monkeypatch
     assert json.loads((folder / "demo" / "plan-de.json").read_text(encoding="utf-8"))["processes"] == 1
 
 
+PLAN = demo.Plan(
+    recipe="demo", device="cpu", precision="fp32", processes=1, budget=400.0, steps=1200, first=600, decay=600,
+    warmup=100, seconds=400.0,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ['{"recipe": ', '{"recipe": "demo", "steps": 2020}', "[]"])
+def test_a_plan_that_cannot_be_read_is_refused_in_a_sentence(
+    folder: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    (folder / "demo" / "plan-de.json").write_text(text, encoding="utf-8")
+    assert main(["demo", "--recipe", "tiny.toml", "--device", "cpu"]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("deepnmt: demo/plan-de.json is damaged or of another version; remove it and demo/run-de")
+
+
 @pytest.mark.parametrize(("spent", "steps"), [(100.0, 2284), (200.0, 1140), (300.0, 900)])
 def test_the_second_part_fills_the_time_that_the_first_has_left(spent: float, steps: int) -> None:
-    plan: dict[str, Any] = {"device": "cpu", "budget": 400.0, "steps": 1200, "first": 600, "decay": 600}
-    demo._plan_second(plan, spent)
-    assert plan["steps"] == steps
-    assert (plan["first"], plan["decay"]) == (0, steps - 600)
-    assert plan["seconds"] == pytest.approx(demo.OVER_TRIAL * spent / 600 * plan["decay"])
-    assert plan["steps"] >= 900, "the rate needs time to fall"
+    plan = PLAN.with_second(spent)
+    assert plan.steps == steps
+    assert (plan.first, plan.decay) == (0, steps - 600)
+    assert plan.seconds == pytest.approx(demo.OVER_TRIAL * spent / 600 * plan.decay)
+    assert plan.steps >= 900, "the rate needs time to fall"
 
 
 def test_the_rate_stays_in_the_first_part_and_falls_in_the_second() -> None:
     from deepnmt.config import load_recipe
     from deepnmt.training.schedule import learning_rate
 
-    plan = {"warmup": 100, "precision": "fp32"}
-    first = load_recipe("demo", demo._schedule(500, 1, plan)).training
-    second = load_recipe("demo", demo._schedule(1000, 500, plan)).training
+    first = load_recipe("demo", PLAN.schedule(500, 1)).training
+    second = load_recipe("demo", PLAN.schedule(1000, 500)).training
     assert {learning_rate(step, first) for step in range(100, 500)} == {first.lr}
     assert learning_rate(500, second) == second.lr
     assert learning_rate(999, second) == pytest.approx(second.lr / 500)
