@@ -86,7 +86,7 @@ SCALES: dict[str, Scale] = {
         averaged=3,
     ),
     "europarl-small": Scale(
-        about="half the paper's width on hundreds of thousands of pairs, one seed; minutes per run, several at a time on one H200",
+        about="half the paper's width on hundreds of thousands of pairs, one seed; minutes per run, several at once",
         shape=Shape(dim=256, ffn_dim=1024, num_heads=4),
         tokens=20_480_000,
         tokens_per_update=8192,
