@@ -79,7 +79,7 @@ SCALES: dict[str, Scale] = {
         lr=1e-3,
         warmup_share=0.25,
         dropouts=(0.1, 0.1, 0.1),
-        tokens_per_batch=16_384,
+        tokens_per_batch=32_768,
         settings=("batching.layout=packed",),
         looks=5,
         seeds=1,
