@@ -27,6 +27,7 @@ TRAINING_SECONDS = {"cpu": 590, "cuda": 60}
 OVER_TRIAL = 1.05  # a long run saves and validates as well
 RECIPES = {"cpu": "demo", "cuda": "demo-gpu"}
 STEPS = {"cpu": (300, 6000), "cuda": (2000, 5000)}  # at least and at most
+FIRST_ON_GPU = 1000  # steps, which take less than a trial beforehand would
 LOOKS = 2  # validations in each part
 MOST_PROCESSES = 2  # an update has two batches
 BASELINE_RECIPE = "demo-baseline"
@@ -118,11 +119,11 @@ def run(arguments: argparse.Namespace) -> None:
     model = run_folder / "model"
     plan = _plan(arguments, data, plan_path)
     if _trained_steps(run_folder) != plan.steps:
-        _say(f"training {plan.steps:,} steps, about {plan.seconds / 60:.0f} minutes on this machine")
+        _say(f"training for about {_duration(plan.seconds)}")
         begun = time.monotonic()
         if not _train(plan, plan_path, data):
             raise SystemExit(1)
-        _say(f"trained in {time.monotonic() - begun:.0f} s")
+        _say(f"trained in {_duration(time.monotonic() - begun)}")
     baseline = Baseline.stored(target, plan.device) if plan.recipe in RECIPES.values() else None
     demo = Demo(target=target, folder=out, corpus=corpus, run=run_folder, model=model, baseline=baseline)
     result = _evaluate(demo, arguments.device)
@@ -134,7 +135,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _train(plan: Plan, path: Path, data: Path) -> bool:
-    """On a CPU in two parts: the first shows how fast the machine stays, and so how long the second can be.
+    """In two parts: the first shows how fast the machine stays, and so how long the second can be.
 
     Returns whether it came to its end; if not, it was asked to stop, and has said how to go on.
     """
@@ -146,7 +147,7 @@ def _train(plan: Plan, path: Path, data: Path) -> bool:
         shutil.rmtree(run_folder / "model")
         plan = plan.with_second(sum(_times(run_folder)))
         write_json(path, asdict(plan))
-        _say(f"half way; {plan.decay:,} more steps, about {plan.seconds / 60:.0f} minutes")
+        _say(f"{plan.steps - plan.decay:,} steps done; {plan.decay:,} more in about {_duration(plan.seconds)}")
     _train_to(plan.steps, plan.decay, plan, data, run_folder)
     return _trained_steps(run_folder) == plan.steps
 
@@ -170,7 +171,7 @@ def _trained_steps(run: Path) -> int:
 
 
 def _plan(arguments: argparse.Namespace, data: Path, path: Path) -> Plan:
-    """How many steps fit into the time, by trying a few."""
+    """How long the model is trained, and in how many processes."""
     if path.is_file():
         return Plan.read(path)
     import torch
@@ -183,13 +184,13 @@ def _plan(arguments: argparse.Namespace, data: Path, path: Path) -> Plan:
     precision = training.precision
     if device == "cpu" and precision == "bf16" and not _multiplies_bf16():
         precision = "fp32"
-    _say("trying how fast this machine trains")
-    processes, per_step = (
-        _try_processes(name, precision, data, path.with_name("trial")) if device == "cpu" else (1, None)
-    )
-    per_step = OVER_TRIAL * (per_step or _try_one(name, precision, data, device))
     budget = arguments.seconds or TRAINING_SECONDS[device]
-    steps = _within(budget / per_step, device)
+    if device == "cuda":
+        processes, steps, first, seconds = 1, STEPS[device][1], FIRST_ON_GPU, float(budget)
+    else:
+        processes, per_step = _try_on_cpu(name, precision, data, path.with_name("trial"))
+        steps = _within(budget / per_step, device)
+        first, seconds = steps // 2, steps * per_step
     plan = Plan(
         recipe=name,
         device=device,
@@ -197,16 +198,23 @@ def _plan(arguments: argparse.Namespace, data: Path, path: Path) -> Plan:
         processes=processes,
         budget=budget,
         steps=steps,
-        first=steps // 2 if device == "cpu" else 0,
+        first=first,
         decay=steps // 2,
         warmup=min(training.warmup_steps, steps // 6),  # a slow machine's run is short
-        seconds=steps * per_step,
+        seconds=seconds,
     )
     write_json(path, asdict(plan))
     return plan
 
 
-def _try_one(name: str, precision: str, data: Path, device: str) -> float:
+def _try_on_cpu(name: str, precision: str, data: Path, trial: Path) -> tuple[int, float]:
+    """How many processes, and their seconds per update."""
+    _say("trying how fast this machine trains")
+    processes, per_step = _try_processes(name, precision, data, trial)
+    return processes, OVER_TRIAL * (per_step or _try_one(name, precision, data))
+
+
+def _try_one(name: str, precision: str, data: Path) -> float:
     """Seconds per update in this process."""
     from deepnmt.analysis.training_speed import measure_training
     from deepnmt.config import load_recipe
@@ -221,8 +229,8 @@ def _try_one(name: str, precision: str, data: Path, device: str) -> float:
         replace(recipe.training, precision=cast(Any, precision)),
         (corpus.source_lengths, corpus.target_lengths),
         tokens_per_batch=recipe.training.tokens_per_update,
-        device=device,
-        graphed=device == "cuda",
+        device="cpu",
+        graphed=False,
         steps=16,
         warm_ups=3,
     )
@@ -371,6 +379,11 @@ def _next_commands(demo: "Demo") -> None:
     print(f"  echo 'Turn on the light.' | deepnmt translate {demo.model}")
     print(f"  deepnmt serve {demo.model}          # a page to translate on")
     print("  deepnmt prepare --help               # the same with your own text")
+
+
+def _duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
 
 
 def _say(text: str) -> None:

@@ -1,6 +1,7 @@
 """The demo from end to end in small: it shows what it made, reuses what is there, and does not start over."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,26 @@ def test_the_second_part_fills_the_time_that_the_first_has_left(spent: float, st
     assert (plan.first, plan.decay) == (0, steps - 600)
     assert plan.seconds == pytest.approx(demo.OVER_TRIAL * spent / 600 * plan.decay)
     assert plan.steps >= 900, "the rate needs time to fall"
+
+
+def test_a_gpu_is_not_tried_beforehand_but_measured_in_the_first_part(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = []
+    monkeypatch.setattr(demo, "STEPS", {"cuda": (20, 60)})
+    monkeypatch.setattr(demo, "FIRST_ON_GPU", 16)
+    monkeypatch.setattr(demo, "_try_on_cpu", lambda *_: pytest.fail("a trial"))
+    train_to = demo._train_to
+
+    def on_the_cpu(steps: int, decay: int, plan: demo.Plan, data: Path, run: Path) -> None:
+        begun.append((steps, decay))
+        train_to(steps, decay, replace(plan, device="cpu"), data, run)
+
+    monkeypatch.setattr(demo, "_train_to", on_the_cpu)
+    monkeypatch.setattr(demo, "_evaluate", lambda made, _: pytest.fail("as far as it goes here"))
+    with pytest.raises(pytest.fail.Exception, match="as far"):
+        main(["demo", "--recipe", "tiny.toml", "--device", "cuda", "--seconds", "600"])
+    assert begun == [(16, 1), (60, 44)], "as many as the time has room for, and no more than needed"
 
 
 def test_the_rate_stays_in_the_first_part_and_falls_in_the_second() -> None:
