@@ -123,6 +123,7 @@ def go_on(run: Run, checkpoints: Checkpoints) -> StreamState | None:
     data = checkpoints.load(newest, run)
     if newest.name.startswith("epoch"):
         checkpoints.save(run, data)  # a kill between the two kinds of checkpoint must not lose the second
+        checkpoints.finish()
     return data
 
 

@@ -3,6 +3,7 @@
 RUN/checkpoints/step-00001000 and epoch-00003 are MODEL folders (config.json, model.safetensors, meta.json) with what
 training needs to go on: optimizer.safetensors (or shards/, when sharded), ema.safetensors, state.json, and
 manifest.json with the checksum of every file. A folder is written aside and renamed, so one that has its name is whole.
+Training waits only until its tensors are copied: they are written, checked and thinned out beside it.
 """
 
 import json
@@ -11,7 +12,8 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from deepnmt.data.batching import StreamState
 from deepnmt.errors import InputError, RunError
 from deepnmt.files import replacing, sha256, write_json
+from deepnmt.training.background import Background
 from deepnmt.training.config import TrainingConfig
 from deepnmt.training.distributed import World
 from deepnmt.training.optimizer import optimizer_tensors, whole
@@ -42,37 +45,50 @@ class Checkpoints:
     world: World
     config: TrainingConfig
     describe: Callable[[Path, int], None]
+    background: Background = field(default_factory=Background)
 
-    def save(self, run: Run, data: StreamState | None, epoch: int | None = None) -> Path:
-        """Every rank calls this; the main one writes, and each its own shards."""
+    def save(self, run: Run, data: StreamState | None, epoch: int | None = None) -> None:
+        """Every rank calls this; the main one writes, and each its own shards. It is there after `finish`, at last."""
+        self.background.wait()
         path = self.folder / (f"step-{run.step:08d}" if epoch is None else f"epoch-{epoch:05d}")
-        weights = {name: whole(p.detach()) for name, p in run.model.named_parameters()}
-        average = {name: whole(t) for name, t in run.ema.shadow.items()} if run.ema else None
+        tensors = {WEIGHTS: {name: whole(p.detach()) for name, p in run.model.named_parameters()}}
+        if run.ema:
+            tensors[EMA] = {name: whole(t) for name, t in run.ema.shadow.items()}
         optimizer = optimizer_tensors(run.model, run.optimizer)
-        sharded = any(isinstance(tensor, DTensor) for tensor in optimizer.values())
-        shards = self.folder / f".{path.name}.{SHARDS}"
-        if sharded:
+        shards = None
+        if any(isinstance(tensor, DTensor) for tensor in optimizer.values()):
+            shards = self.folder / f".{path.name}.{SHARDS}"
             _remove_first(shards, self.world)
             save_shards(optimizer, checkpoint_id=shards)
+        else:
+            tensors[OPTIMIZER] = optimizer
         if self.world.is_main:
-            with replacing(path) as aside:
-                aside.mkdir()
-                _write_tensors(aside / WEIGHTS, weights)
-                if average is not None:
-                    _write_tensors(aside / EMA, average)
-                if sharded:
-                    shards.rename(aside / SHARDS)
-                else:
-                    _write_tensors(aside / OPTIMIZER, optimizer)
-                self.describe(aside, run.step)
-                write_json(aside / STATE, {"run": run.state(), "data": data})
-                _write_manifest(aside)
+            copies = {name: _copy(group) for name, group in tensors.items()}
+            state = deepcopy({"run": run.state(), "data": data})
+            self.background.start(lambda: self._write(path, copies, shards, state))
+
+    def _write(self, path: Path, tensors: dict[str, dict[str, Tensor]], shards: Path | None, state: Any) -> None:
+        with replacing(path) as aside:
+            aside.mkdir()
+            for name, group in tensors.items():
+                _write_tensors(aside / name, group)
+            if shards is not None:
+                shards.rename(aside / SHARDS)
+            self.describe(aside, state["run"]["step"])
+            write_json(aside / STATE, state)
+            _write_manifest(aside)
+        self._retain()
+
+    def finish(self) -> None:
+        """Wait until what was saved is there, and no more than that, also after a kill before the rest was removed."""
+        self.background.wait()
+        if self.world.is_main and self.all():
             self._retain()
         self.world.agree(None)
-        return path
 
     def newest(self) -> Path | None:
         """The newest checkpoint that is whole; a damaged one is passed over with a warning."""
+        self.background.wait()
         found = None
         if self.world.is_main:
             for path in sorted(self.all(), key=_age, reverse=True):
@@ -191,9 +207,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise InputError(f"{path} cannot be read: {error}") from error
 
 
+def _copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As they are now: training goes on while they are written."""
+    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+
+
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     try:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+        save_file(tensors, path)
     except SafetensorError as error:
         raise RunError(f"cannot write {path.name} of a checkpoint ({error}); the one before is whole") from error
     path.chmod(0o644)  # safetensors lets nobody but the owner read what it writes

@@ -71,6 +71,7 @@ def _train(run: Run, data: StreamState | None, updates: Loader, job: Job) -> str
         validate(run, job)
     if run.saved_step != run.step:
         save(run, data, job)
+    job.checkpoints.finish()
     return ending
 
 

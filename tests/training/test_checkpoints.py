@@ -1,14 +1,17 @@
 """What is kept, what is refused, and what an average of checkpoints is."""
 
 import json
+import threading
 from dataclasses import replace
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from small import CONFIG_MODEL, TRAINING, make_job, run_to_end
 
-from deepnmt.errors import InputError
+import deepnmt.training.checkpoint
+from deepnmt.errors import InputError, RunError
 from deepnmt.model.storage import load_model
 from deepnmt.training.averaging import (
     average_weights,
@@ -18,7 +21,8 @@ from deepnmt.training.averaging import (
     last_checkpoints,
     write_model,
 )
-from deepnmt.training.checkpoint import fill, read_weights
+from deepnmt.training.checkpoint import fill, find_damage, read_weights
+from deepnmt.training.optimizer import optimizer_tensors
 from deepnmt.training.trainer import train
 from deepnmt.training.validation import Validation
 
@@ -47,6 +51,52 @@ def test_last_best_and_epochs_are_kept_and_nothing_else(finished):
         *("step-00000008", "step-00000012"),  # scores 9 and 8
         *("epoch-00001", "epoch-00002"),
     }
+
+
+def test_what_is_saved_is_what_was_there_although_it_is_written_later(tmp_path, monkeypatch):
+    """Training goes on while a checkpoint is written, and what it changes is not in it."""
+    run, data, job = make_job(tmp_path, TRAINING)
+    may_write, write = threading.Event(), deepnmt.training.checkpoint.save_file
+
+    def held_up(tensors, path):
+        assert may_write.wait(30)
+        write(tensors, path)
+
+    monkeypatch.setattr(deepnmt.training.checkpoint, "save_file", held_up)
+    expected = {name: p.detach().clone() for name, p in run.model.named_parameters()}
+    job.checkpoints.save(run, data)
+    with torch.no_grad():
+        for tensor in [*run.model.parameters(), *optimizer_tensors(run.model, run.optimizer).values()]:
+            tensor.add_(1.0)
+    run.best_scores.append(3.0)
+    run.step = 7
+    assert not job.checkpoints.all()
+    may_write.set()
+    job.checkpoints.finish()
+    job.curves.close()
+
+    (path,) = job.checkpoints.all()
+    assert path.name == "step-00000000" and find_damage(path) is None
+    stored = load_file(path / "model.safetensors")
+    assert stored.keys() == expected.keys()
+    assert all(torch.equal(stored[name], tensor) for name, tensor in expected.items())
+    assert not any(tensor.any() for tensor in load_file(path / "optimizer.safetensors").values())
+    assert json.loads((path / "state.json").read_text())["run"]["best_scores"] == []
+
+
+def test_a_checkpoint_that_could_not_be_written_is_told_of_at_the_next(tmp_path, monkeypatch):
+    run, data, job = make_job(tmp_path, TRAINING)
+
+    def full(tensors, path):
+        raise SafetensorError("No space left on device (os error 28)")
+
+    monkeypatch.setattr(deepnmt.training.checkpoint, "save_file", full)
+    job.checkpoints.save(run, data)
+    with pytest.raises(RunError, match="No space left"):
+        job.checkpoints.save(run, data)
+    job.checkpoints.finish()  # told once
+    job.curves.close()
+    assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
 def test_pointers_name_the_best_and_the_last(finished):

@@ -2,6 +2,7 @@
 
 import json
 import random
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -28,7 +29,7 @@ class Killed(BaseException):
 
 
 class Killer:
-    """Counts the moments at which a kill would hurt, and kills at a chosen one; nothing is cleaned up after that."""
+    """Counts the moments at which a kill would hurt, and at a chosen one kills every thread; nothing is cleaned up."""
 
     def __init__(self, monkeypatch, at=None):
         self.count, self.at, self.dead = 0, at, False
@@ -57,8 +58,8 @@ class Killer:
 
     def _moment(self):
         self.count += 1
-        if self.count == self.at:
-            self.dead = True
+        self.dead = self.dead or self.count == self.at
+        if self.dead:
             raise Killed
 
 
@@ -66,15 +67,13 @@ def run_with_kills(folder, monkeypatch, moments):
     for moment in moments:
         with monkeypatch.context() as patched:
             Killer(patched, moment)
-            opened = []
-            try:
+            with suppress(Killed):
                 run, data, job = make_job(folder, CONFIG)
-                opened.append(job.curves)
-                train(run, data, job)
-            except Killed:
-                pass
-            for curves_of_the_dead in opened:
-                curves_of_the_dead.close()
+                try:
+                    train(run, data, job)
+                finally:
+                    job.curves.close()
+                    job.checkpoints.background.wait()
     return run_to_end(folder, CONFIG)
 
 
