@@ -43,6 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size.add_argument("--minutes", type=_positive, metavar="M", help="device time for all runs together")
     size.add_argument("--tokens", type=_count, metavar="N", help="for every run (default: the scale's)")
     parser.add_argument("--stop-after", type=_positive, metavar="M", help="begin no further run after so many minutes")
+    parser.add_argument(
+        "--arms",
+        nargs="+",
+        default=[],
+        metavar="LABEL",
+        help="only these, by their labels in reports, or as 'DLCL *'",
+    )
     parser.add_argument("--seeds", type=_count, metavar="N", help="runs of every arm (default: the scale's)")
     parser.add_argument(
         "--test",
@@ -101,7 +108,7 @@ def _list() -> None:
 def _reproduce(arguments: argparse.Namespace) -> None:
     from deepnmt.commands.study_results import score_study, write_reports
     from deepnmt.data.dataset import Dataset
-    from deepnmt.reproduction.plan import choose_experiments, describe_plan
+    from deepnmt.reproduction.plan import choose_arms, choose_experiments, describe_plan
     from deepnmt.reproduction.results import collect
     from deepnmt.reproduction.study import Study
     from deepnmt.reproduction.workers import start_workers
@@ -113,7 +120,7 @@ def _reproduce(arguments: argparse.Namespace) -> None:
     device, gpus = _devices(arguments.device)
     study = Study(arguments.out or Path("-"))
     load = _loader(arguments.data, dataset)
-    budget, runs = _plan(arguments, experiments, settings, study, load, device)
+    budget, runs = _plan(arguments, choose_arms(experiments, arguments.arms), settings, study, load, device)
     if arguments.dry_run:
         print(describe_plan(runs, device, len(gpus) * arguments.parallel))
         return
@@ -261,6 +268,7 @@ def _as_argv(arguments: argparse.Namespace) -> list[str]:
         value = getattr(arguments, name.replace("-", "_"))
         words += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)] if value is not None else []
     words += ["--parallel", str(arguments.parallel)] if arguments.parallel > 1 else []
+    words += ["--arms", *arguments.arms] if arguments.arms else []
     words += ["--keep-checkpoints"] if arguments.keep_checkpoints else []
     for test in arguments.test:
         words += ["--test", *map(str, test)]

@@ -3,7 +3,8 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -66,6 +67,21 @@ def choose_experiments(names: Sequence[str]) -> dict[str, Experiment]:
                 f"unknown experiment {name!r}{did_you_mean(name, EXPERIMENTS)}; one of {', '.join(EXPERIMENTS)}"
             )
     return {name: EXPERIMENTS[name] for name in dict.fromkeys(names)}
+
+
+def choose_arms(experiments: dict[str, Experiment], patterns: Sequence[str]) -> dict[str, Experiment]:
+    """Only the arms whose label is one of these patterns (`DLCL *`); all, where there are none."""
+    if not patterns:
+        return experiments
+    labels = [arm.label for experiment in experiments.values() for arm in experiment.arms]
+    chosen = {label for label in labels if any(fnmatchcase(label, pattern) for pattern in patterns)}
+    for pattern in patterns:
+        if not any(fnmatchcase(label, pattern) for label in labels):
+            raise InputError(f"--arms {pattern!r} is none of {', '.join(map(repr, dict.fromkeys(labels)))}")
+    return {
+        name: replace(experiment, arms=tuple(arm for arm in experiment.arms if arm.label in chosen))
+        for name, experiment in experiments.items()
+    }
 
 
 def plan_runs(

@@ -165,6 +165,18 @@ def test_fewer_seeds_later_do_not_drop_the_ones_there_are(place, capsys):
     capsys.readouterr()
 
 
+def test_some_arms_are_run_now_and_the_others_later(place, capsys):
+    assert main([*arguments(place, "arms", "--seeds", "1"), "--arms", "DL*"]) == 0
+    report = (place / "arms" / "two" / "report.md").read_text()
+    assert "Not run yet: plain." in report and "--arms 'DL*'" in report
+    (first,) = (place / "arms" / "runs").iterdir()
+    before = (first / "train.json").stat().st_mtime_ns
+    assert main(arguments(place, "arms", "--seeds", "1")) == 0
+    assert (first / "train.json").stat().st_mtime_ns == before
+    assert "Not run yet" not in (place / "arms" / "two" / "report.md").read_text()
+    capsys.readouterr()
+
+
 def test_a_dry_run_prints_the_runs_and_writes_nothing(place, capsys):
     assert main([*arguments(place, "dry"), "--dry-run"]) == 0
     out = capsys.readouterr().out
@@ -186,6 +198,7 @@ def test_refusals(place, tmp_path, capsys):
         (["two", *data, "--out", str(tmp_path / "full"), "--scale", "tiny"], "is not empty and holds no study"),
         (["two", *data, "--out", str(tmp_path / "x"), "--test", "news", "a"], "a test set is NAME SOURCE REFERENCE"),
         (["two", *data, "--out", str(tmp_path / "x"), "--minutes", "-3"], "'-3' is not a number of minutes"),
+        (["two", *data, "--out", str(tmp_path / "x"), "--arms", "dlcl"], "--arms 'dlcl' is none of 'plain', 'DLCL'"),
         (["two", *data, "--out", str(tmp_path / "x"), "training.lrr=3"], "unknown setting training.lrr"),
         (["--report-only", str(tmp_path)], "is not a study: it has no readable study.json"),
         (["two", "--data", str(tmp_path), "--out", str(tmp_path / "x")], "is not a dataset"),
