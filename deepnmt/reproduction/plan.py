@@ -24,6 +24,7 @@ Load = Callable[[str, Sequence[str]], RecipeLike]
 
 # For estimates before anything was measured: arithmetic at this rate, and this long for each layer of each batch.
 RATES = {"cuda": (2.0e14, 4e-4, 15.0), "cpu": (2.0e10, 4e-3, 3.0)}  # FLOP/s, s per layer, s beside training
+TRYING = {"cuda": 75.0, "cpu": 3.0}  # s more where arms have equal time: their speed is tried before (on an H200)
 SPARE = 0.9  # of the minutes that are planned for
 LEAST_SHARE = 0.1  # of the scale's tokens, under which nothing is learned
 
@@ -151,6 +152,7 @@ def set_budget(
     planned = runs(Budget(scale.tokens, None))
     trained = [run for run in planned if run.trains]
     aside = sum(estimate(run, device).aside for run in planned)
+    aside += TRYING[device] * len(trained) if timed else 0.0
     left = SPARE * minutes * 60 - aside
     if left <= 0:
         raise InputError(
@@ -198,7 +200,7 @@ def estimate(run: PlannedRun, device: str) -> Estimate:
     if not run.trains:
         return Estimate(parameters, 0.0, aside)
     if run.seconds is not None:
-        return Estimate(parameters, run.seconds, aside)
+        return Estimate(parameters, run.seconds, aside + TRYING[device])
     embeddings = (model.source_vocab_size + model.target_vocab_size) * model.decoder.dim
     used = max(parameters - embeddings, 0) + model.target_vocab_size * model.decoder.dim
     layers = model.encoder.num_layers + model.decoder.num_layers

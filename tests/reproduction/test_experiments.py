@@ -172,7 +172,10 @@ def test_tokens_are_what_every_run_gets():
 def test_equal_time_is_shared_out():
     given = budget("headline", "europarl", 60)
     assert 0.7 * 1200 < given.seconds < 1200
-    assert all(run.seconds == given.seconds for run in planned("headline", "europarl", budget=given))
+    runs = planned("headline", "europarl", budget=given)
+    assert all(run.seconds == given.seconds for run in runs)
+    expected = sum(estimate(run, "cuda").training + estimate(run, "cuda").aside for run in runs)
+    assert 0.85 * 3600 < expected < 3600
 
 
 def test_refusals():
