@@ -67,9 +67,10 @@ def _train(run: Run, data: StreamState | None, updates: Loader, job: Job) -> str
             save(run, data, job, epoch=update.epoch + 1)
         if run.step % config.save_every == 0 or run.is_best:
             save(run, data, job)
-    if ending is not INTERRUPTED and run.score is None:
+    is_unseen = ending is not INTERRUPTED and run.score is None and job.validate is not None
+    if is_unseen:
         validate(run, job)
-    if run.saved_step != run.step:
+    if is_unseen or run.saved_step != run.step:
         save(run, data, job)
     job.checkpoints.finish()
     return ending

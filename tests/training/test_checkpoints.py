@@ -22,6 +22,7 @@ from deepnmt.training.averaging import (
     write_model,
 )
 from deepnmt.training.checkpoint import fill, find_damage, read_weights
+from deepnmt.training.curves import read_log
 from deepnmt.training.optimizer import optimizer_tensors
 from deepnmt.training.trainer import train
 from deepnmt.training.validation import Validation
@@ -103,6 +104,20 @@ def test_pointers_name_the_best_and_the_last(finished):
     best, last = (json.loads((finished / f"{name}.json").read_text()) for name in ("best", "last"))
     assert best == {"checkpoint": "checkpoints/step-00000008", "score": 9.0}
     assert last == {"checkpoint": "checkpoints/step-00000020"}
+
+
+def test_the_last_step_is_saved_with_its_score_and_looked_at_once(tmp_path):
+    """Also where it was saved before it was looked at."""
+    config = replace(TRAINING, max_steps=12, validate_every=5, save_every=4, save_epochs=False, keep_best=1)
+    scores = iter([1.0, 2.0, 3.0])
+    for _ in range(2):
+        run, data, job = make_job(tmp_path, config)
+        job.validate = lambda model: Validation(1.0, 1.0, {"bleu": next(scores)})
+        train(run, data, job)
+        job.curves.close()
+    assert [line["step"] for line in read_log(tmp_path) if line["kind"] == "validation"] == [5, 10, 12]
+    best = json.loads((tmp_path / "best.json").read_text())
+    assert best == {"checkpoint": "checkpoints/step-00000012", "score": 3.0}
 
 
 def test_fewer_epochs_than_are_to_be_kept_are_all_kept(tmp_path):
