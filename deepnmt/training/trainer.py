@@ -135,8 +135,8 @@ def validate(run: Run, job: Job) -> None:
     found = job.world.agree(_validation(run, job.validate))
     run.score = found.score(job.config.best_by)
     is_first = not run.best_scores or run.score > run.best_scores[0]
-    run.stale = 0 if is_first else run.stale + 1
     best = sorted([*run.best_scores, run.score], reverse=True)[: max(job.config.keep_best, 1)]
+    run.stale = 0 if is_first or best[0] == 0 else run.stale + 1  # no score yet is no standstill
     run.is_best = best != run.best_scores
     run.best_scores = best
     job.curves.write(

@@ -280,6 +280,16 @@ def test_patience_ends_a_run_that_gets_no_better(tmp_path):
     assert best == [True, True, False, False, False]
 
 
+def test_patience_begins_with_the_first_score(tmp_path):
+    """A BLEU of 0 is what every model has at first; a model that falls back to it has come to its end."""
+    run, data, job = make_job(tmp_path, replace(TRAINING, max_steps=100, validate_every=2, patience=2))
+    scores = iter([0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0])
+    job.validate = lambda model: Validation(1.0, 1.0, {"bleu": next(scores)})
+    assert "2 validations" in train(run, data, job)
+    job.curves.close()
+    assert run.step == 14
+
+
 def test_max_epochs_ends_at_the_end_of_an_epoch(tmp_path):
     run, data, job = make_job(tmp_path, replace(TRAINING, max_steps=1000, max_epochs=2))
     assert "2 epochs" in train(run, data, job)
