@@ -33,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--data", type=Path, required=True, metavar="DATASET", help="what `deepnmt prepare` wrote")
     parser.add_argument("--out", type=Path, required=True, metavar="RUN", help="the folder of the run")
+    parser.add_argument(
+        "--from", dest="start", type=Path, metavar="MODEL", help="begin with the weights of this model: fine-tuning"
+    )
     parser.add_argument("--resume", action="store_true", help="go on with the run in --out; begin it if there is none")
     parser.add_argument("--tokens-per-update", type=int, metavar="N", help="short for training.tokens_per_update=N")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where there is one")
@@ -45,7 +48,7 @@ def run(arguments: argparse.Namespace) -> None:
     dataset = Dataset.open(arguments.data)
     recipe = resolve_recipe(arguments, dataset)
     with join_world(arguments.device, recipe.training.distributed_timeout_seconds) as world:
-        train_run(recipe, dataset, arguments.out, world, arguments.resume)
+        train_run(recipe, dataset, arguments.out, world, arguments.resume, arguments.start)
 
 
 def resolve_recipe(arguments: argparse.Namespace, dataset: "Dataset") -> "Recipe":
@@ -66,7 +69,9 @@ def resolve_recipe(arguments: argparse.Namespace, dataset: "Dataset") -> "Recipe
     return recipe
 
 
-def train_run(recipe: "Recipe", dataset: "Dataset", out: Path, world: "World", resume: bool) -> None:
+def train_run(
+    recipe: "Recipe", dataset: "Dataset", out: Path, world: "World", resume: bool, start: Path | None = None
+) -> None:
     """Begin or go on with a run, to its end; leaves RUN/model."""
     import torch
 
@@ -77,10 +82,11 @@ def train_run(recipe: "Recipe", dataset: "Dataset", out: Path, world: "World", r
 
     if recipe.training.wandb_project is not None:
         require_wandb()
-    recipe = open_folder(recipe, dataset, out, world, resume)
+    recipe, start = open_folder(recipe, dataset, out, world, resume, start)
     settings = Settings(recipe.model, recipe.batching, recipe.training)
     with Interruption() as interruption:
-        state, data, job = assemble(settings, dataset, out, world, interruption, validator(recipe, dataset, world))
+        look = validator(recipe, dataset, world)
+        state, data, job = assemble(settings, dataset, out, world, interruption, look, start)
         try:
             ending = train(state, data, job)
         except torch.OutOfMemoryError as error:
@@ -107,8 +113,13 @@ def _say(world: "World", text: str) -> None:
         print(f"deepnmt: {text}", file=sys.stderr, flush=True)
 
 
-def open_folder(recipe: "Recipe", dataset: "Dataset", out: Path, world: "World", resume: bool) -> "Recipe":
-    """Begin the folder, or check that the run in it is this one; the recipe comes back with its memory plan."""
+def open_folder(
+    recipe: "Recipe", dataset: "Dataset", out: Path, world: "World", resume: bool, start: Path | None = None
+) -> "tuple[Recipe, Path | None]":
+    """Begin the folder, or check that the run in it is this one.
+
+    The recipe comes back with its memory plan, and with it the MODEL that the run began with, if it did.
+    """
     from deepnmt import __version__
     from deepnmt.config import read_table
     from deepnmt.settings import to_table
@@ -129,14 +140,39 @@ def open_folder(recipe: "Recipe", dataset: "Dataset", out: Path, world: "World",
         _say(world, f"batching.tokens_per_batch = {tokens:,} by the memory plan")
     if going_on:
         folder.check_recipe(out, stored, to_table(recipe))
+        start = folder.check_start(out, start)
     else:
-        # What the data refuses, it refuses before there is a folder.
+        # What the data or the model to start from refuse, they refuse before there is a folder.
+        if start is not None:
+            check_start(start, recipe, dataset)
         open_stream(Settings(recipe.model, recipe.batching, recipe.training), dataset, world, None)
     if world.is_main:
         about = {"deepnmt": __version__, "data": str(dataset.folder.resolve())}
+        about |= {} if start is None else {"from": str(start.resolve())}
         folder.begin_folder(out, to_table(recipe), about, dataset.folder)
     world.agree(None)
-    return recipe
+    return recipe, start
+
+
+def check_start(start: Path, recipe: "Recipe", dataset: "Dataset") -> None:
+    """Refuse weights that are not those of such a model, or of other subwords than the dataset has."""
+    from deepnmt.data.tokenizer import TokenizerPair
+    from deepnmt.model.storage import load_config, load_meta
+    from deepnmt.settings import to_table
+    from deepnmt.training.folder import flatten
+
+    load_meta(start)
+    tokenizers = TokenizerPair.load(start)
+    sides = [(tokenizers.source, dataset.tokenizers.source), (tokenizers.target, dataset.tokenizers.target)]
+    if any(there.pieces != here.pieces for there, here in sides):
+        raise InputError(f"{dataset.folder} has other subwords than {start}: prepare it with --tokenizer {start}")
+    stored, wanted = flatten(to_table(load_config(start))), flatten(to_table(recipe.model))
+    for name in [name for name in stored if not name.endswith("dropout")]:
+        if stored[name] != wanted.get(name):
+            raise InputError(
+                f"{start} has model.{name} = {stored[name]}, and the recipe {wanted.get(name, 'has none')}: take the "
+                "recipe.toml of the run that made it, or set what differs"
+            )
 
 
 def validator(recipe: "Recipe", dataset: "Dataset", world: "World") -> "MakeValidate":

@@ -39,12 +39,17 @@ def load_model(folder: str | Path, device: str | torch.device = "cpu") -> Transf
     config = load_config(folder)
     with _WithoutDrawing():
         model = Transformer(config)
+    take_weights(model, folder)
+    return model.to(device).eval()
+
+
+def take_weights(model: Transformer, folder: Path) -> None:
+    """Set every parameter from a MODEL folder."""
     try:
         stored = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise InputError(f"{folder / WEIGHTS} cannot be read: {error}") from error
     load_weights(model, stored, folder / WEIGHTS)
-    return model.to(device).eval()
 
 
 class _WithoutDrawing(TorchFunctionMode):
@@ -99,7 +104,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise InputError(f"{path.parent} is not a MODEL folder: it has no {path.name}") from error
+        inside = path.parent / "model"
+        hint = f" (a RUN; its model is {inside})" if (inside / path.name).is_file() else ""
+        raise InputError(f"{path.parent} is not a MODEL folder: it has no {path.name}{hint}") from error
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is damaged: {error}") from error
     if not isinstance(content, dict):

@@ -19,7 +19,7 @@ from deepnmt.errors import InputError, RunError
 from deepnmt.files import write_json
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.connections.residual import ResidualConfig
-from deepnmt.model.storage import CONFIG, FORMAT, META
+from deepnmt.model.storage import CONFIG, FORMAT, META, take_weights
 from deepnmt.model.transformer import Transformer
 from deepnmt.settings import to_table
 from deepnmt.training.checkpoint import Checkpoints
@@ -60,13 +60,17 @@ def assemble(
     world: World,
     interruption: Interruption,
     make_validate: MakeValidate,
+    start: Path | None = None,
 ) -> tuple[Run, StreamState | None, Job]:
-    """The run as its newest checkpoint left it (or new), where its data stands, and all that it works with."""
+    """The run as its newest checkpoint left it, where its data stands, and all that it works with.
+
+    Without a checkpoint the run is new: with the weights of the MODEL folder `start`, or with drawn ones.
+    """
     config = settings.training
     precision = resolve(config.precision, world.device)
-    objective = build_objective(settings, precision, world)
-    run = Run.start(objective.model, config, precision == "fp16", world.device)
     checkpoints = Checkpoints(out / CHECKPOINTS, world, config, partial(describe_model, settings.model, out))
+    objective = build_objective(settings, precision, world, None if checkpoints.all() else start)
+    run = Run.start(objective.model, config, precision == "fp16", world.device)
     data = go_on(run, checkpoints)
 
     engine = build_engine(settings, objective, precision, world)
@@ -92,11 +96,14 @@ def assemble(
     return run, data, job
 
 
-def build_objective(settings: Settings, precision: Precision, world: World) -> Objective:
-    """The model, initialised by the seed alone, and its loss; sharded over the ranks where asked."""
+def build_objective(settings: Settings, precision: Precision, world: World, start: Path | None = None) -> Objective:
+    """The model, initialised by the seed alone or as `start` is, and its loss; sharded over the ranks where asked."""
     config = settings.training
     torch.manual_seed(config.seed)
-    model = Transformer(settings.model).to(world.device)
+    model = Transformer(settings.model)
+    if start is not None:
+        take_weights(model, start)
+    model.to(world.device)
     if config.activation_checkpointing:
         model.checkpoint_activations()
     objective = Objective(model, config.label_smoothing, settings.model.pad_id)

@@ -48,6 +48,17 @@ def check_recipe(folder: Path, stored: Mapping[str, Any], now: Mapping[str, Any]
             )
 
 
+def check_start(folder: Path, start: Path | None) -> Path | None:
+    """The MODEL whose weights a run began with, or None; refuses another one now."""
+    stored = read_about(folder).get("from")
+    if start is not None and str(start.resolve()) != stored:
+        began = "new weights" if stored is None else f"those of {stored}"
+        raise InputError(
+            f"{folder} was started with {began}, and not from {start}: leave --from out, or choose another --out"
+        )
+    return None if stored is None else Path(stored)
+
+
 def begin_folder(folder: Path, recipe: Mapping[str, Any], about: Mapping[str, Any], tokenizers: Path) -> None:
     """The recipe is written last: a folder that has it is complete."""
     folder.mkdir(parents=True, exist_ok=True)

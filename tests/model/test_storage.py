@@ -100,6 +100,12 @@ class TestRefusals:
     def test_missing_folder(self, tmp_path):
         assert refusal(tmp_path / "nowhere") == "MODEL is not a MODEL folder: it has no meta.json"
 
+    def test_run_in_place_of_its_model(self, tmp_path):
+        (tmp_path / "model").mkdir()
+        (tmp_path / "model" / "meta.json").touch()
+        told = refusal(tmp_path)
+        assert told == "MODEL is not a MODEL folder: it has no meta.json (a RUN; its model is MODEL/model)"
+
     def test_missing_weights(self, folder):
         (folder / "model.safetensors").unlink()
         assert refusal(folder).startswith("MODEL/model.safetensors cannot be read: ")

@@ -171,6 +171,39 @@ def test_killed_runs_resume_to_the_last_bit(place):
     assert weights(run, "model") == weights(place / "run", "model")
 
 
+def test_a_model_is_trained_further(place):
+    """From its own weights, with a new optimiser; also when killed before its first checkpoint and just resumed."""
+    model = ["--from", str(place / "run" / "model"), "model.dropout=0.2", "training.save_every=20"]
+    assert main(arguments(place, "further", *model)) == 0
+    first, last = read_log(place / "run")[0]["loss"], read_log(place / "run")[-1]["loss"]
+    assert abs(read_log(place / "further")[0]["loss"] - last) < 0.3 * (first - last)
+
+    process = start_train(place, "further-killed", *model)
+    wait_for_step(place / "further-killed", 5, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (place / "further-killed" / "checkpoints").exists()
+    assert main([*arguments(place, "further-killed", *model[2:]), "--resume"]) == 0
+    assert curves(place / "further-killed") == curves(place / "further")
+    assert weights(place / "further-killed") == weights(place / "further")
+
+
+def test_a_model_that_does_not_fit_is_not_trained_further(place, capsys):
+    model = place / "run" / "model"
+    for more, data, message in [
+        (["model.encoder.num_layers=3"], "joint", f"{model} has model.encoder.num_layers = 2, and the recipe 3"),
+        (["model.encoder.connection=residual"], "joint", "connection.kind = dlcl, and the recipe residual"),
+        (["model.share_embeddings=false"], "separate", f"has other subwords than {model}: prepare it with --tokenizer"),
+    ]:
+        assert main([*arguments(place, "unfit", *more, data=data), "--from", str(model)]) == 2
+        assert message in capsys.readouterr().err
+        assert not (place / "unfit").exists()
+    assert main([*arguments(place, "unfit"), "--from", str(place / "joint")]) == 2
+    assert "is not a MODEL folder" in capsys.readouterr().err
+    assert main([*arguments(place, "run", "--resume"), "--from", str(model)]) == 2
+    assert "was started with new weights, and not from" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("number, status", [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_signals_save_and_end_with_one_sentence(place, number, status):
     run = f"signal{number}"
