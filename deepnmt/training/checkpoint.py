@@ -48,7 +48,7 @@ class Checkpoints:
     background: Background = field(default_factory=Background)
 
     def save(self, run: Run, data: StreamState | None, epoch: int | None = None) -> None:
-        """Every rank calls this; the main one writes, and each its own shards. It is there after `finish`, at last."""
+        """Every rank calls this; the main one writes, and each its own shards. `finish` waits until it is there."""
         self.background.wait()
         path = self.folder / (f"step-{run.step:08d}" if epoch is None else f"epoch-{epoch:05d}")
         tensors = {WEIGHTS: {name: whole(p.detach()) for name, p in run.model.named_parameters()}}
