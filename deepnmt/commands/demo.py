@@ -97,9 +97,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     from deepnmt.analysis.demo_report import Baseline, Demo, show, write_report
 
+    _check(arguments)
     target = arguments.target
-    if target == "en":
-        raise InputError("--target en: the demo translates from English; choose another language, such as de or fr")
     out: Path = arguments.out
     corpus, data, plan_path = out / f"corpus-{target}", out / f"data-{target}", out / f"plan-{target}.json"
     run_folder = _run_folder(plan_path)
@@ -132,6 +131,18 @@ def run(arguments: argparse.Namespace) -> None:
     show(demo, result, EXAMPLES)
     write_report(demo, result, EXAMPLES)
     _next_commands(demo)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse what cannot be done before anything is written."""
+    import torch
+
+    if arguments.target == "en":
+        raise InputError("--target en: the demo translates from English; choose another language, such as de or fr")
+    if arguments.seconds is not None and arguments.seconds < 1:
+        raise InputError(f"--seconds is {arguments.seconds}: it must be at least 1")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: torch sees no GPU")
 
 
 def _train(plan: Plan, path: Path, data: Path) -> bool:

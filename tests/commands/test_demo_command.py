@@ -158,6 +158,7 @@ def test_a_gpu_is_not_tried_beforehand_but_measured_in_the_first_part(
     monkeypatch.setattr(demo, "STEPS", {"cuda": (20, 60)})
     monkeypatch.setattr(demo, "FIRST_ON_GPU", 16)
     monkeypatch.setattr(demo, "_try_on_cpu", lambda *_: pytest.fail("a trial"))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     train_to = demo._train_to
 
     def on_the_cpu(steps: int, decay: int, plan: demo.Plan, data: Path, run: Path) -> None:
@@ -227,6 +228,16 @@ def test_the_stored_figure_is_what_the_demo_can_read() -> None:
         assert demo_report.Baseline.stored("de", "cpu") is not None
 
 
-def test_english_is_refused_as_the_target(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--target", "en"]) == 2
-    assert "--target en" in capsys.readouterr().err
+def test_what_cannot_be_done_is_refused_before_anything_is_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    before = sorted(folder.rglob("*"))
+    for words, message in [
+        (["--target", "en"], "--target en"),
+        (["--seconds", "0"], "--seconds is 0: it must be at least 1"),
+        (["--device", "cuda"], "--device cuda: torch sees no GPU"),
+    ]:
+        assert main(["demo", *words]) == 2
+        assert message in capsys.readouterr().err
+    assert sorted(folder.rglob("*")) == before
