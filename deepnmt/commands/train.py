@@ -140,7 +140,7 @@ def open_folder(
         _say(world, f"batching.tokens_per_batch = {tokens:,} by the memory plan")
     if going_on:
         folder.check_recipe(out, stored, to_table(recipe))
-        start = folder.check_start(out, start)
+        start = folder.began_from(out, start)
     else:
         # What the data or the model to start from refuse, they refuse before there is a folder.
         if start is not None:

@@ -48,7 +48,7 @@ def check_recipe(folder: Path, stored: Mapping[str, Any], now: Mapping[str, Any]
             )
 
 
-def check_start(folder: Path, start: Path | None) -> Path | None:
+def began_from(folder: Path, start: Path | None) -> Path | None:
     """The MODEL whose weights a run began with, or None; refuses another one now."""
     stored = read_about(folder).get("from")
     if start is not None and str(start.resolve()) != stored:
