@@ -199,9 +199,9 @@ def test_the_baselines_figure_is_kept_and_then_shown_for_its_language_only(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The baseline's run, which learns no connection weights, writes the file that the demo reads."""
-    stored = folder / "stored.json"
-    monkeypatch.setattr(demo_report, "BASELINE", stored)
-    monkeypatch.setattr(demo, "BASELINE_RECIPE", "tiny.toml")
+    monkeypatch.setattr(demo_report, "BASELINES", folder)
+    stored = demo_report.baseline_file("cpu")
+    monkeypatch.setattr(demo, "BASELINES", {"cpu": "tiny.toml"})
     (folder / "tiny.toml").write_text(RECIPE.replace('connection = "dlcl"\n', ""), encoding="utf-8")
     command = ["demo", "--recipe", "tiny.toml", "--device", "cpu"]
     assert main(command) == 0
@@ -211,7 +211,7 @@ def test_the_baselines_figure_is_kept_and_then_shown_for_its_language_only(
 
     (folder / "demo" / "baseline.json").rename(stored)
     monkeypatch.setattr(demo, "RECIPES", {"cpu": "tiny.toml"})
-    monkeypatch.setattr(demo, "BASELINE_RECIPE", "demo-baseline")
+    monkeypatch.setattr(demo, "BASELINES", {"cpu": "demo-baseline"})
     assert main(command) == 0
     figures = json.loads(stored.read_text(encoding="utf-8"))
     line = f"6-layer post-norm Transformer in the same time: BLEU {figures['bleu']:.1f}, chrF2 {figures['chrf']:.1f}"
@@ -222,10 +222,10 @@ def test_the_baselines_figure_is_kept_and_then_shown_for_its_language_only(
     assert demo_report.Baseline.stored("fr", "cpu") is None and demo_report.Baseline.stored("de", "cuda") is None
 
 
-def test_the_stored_figure_is_what_the_demo_can_read() -> None:
-    """Also where there is none yet."""
-    if demo_report.BASELINE.is_file():
-        assert demo_report.Baseline.stored("de", "cpu") is not None
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_stored_figures_are_what_the_demo_can_read(device: str) -> None:
+    found = demo_report.Baseline.stored("de", device)
+    assert found is not None and (found.device, found.recipe) == (device, demo.BASELINES[device])
 
 
 def test_what_cannot_be_done_is_refused_before_anything_is_written(
