@@ -142,13 +142,25 @@ def test_a_plan_that_cannot_be_read_is_refused_in_a_sentence(
     assert said.startswith("deepnmt: demo/plan-de.json is damaged or of another version; remove it and demo/run-de")
 
 
-@pytest.mark.parametrize(("spent", "steps"), [(100.0, 2284), (200.0, 1140), (300.0, 900)])
-def test_the_second_part_fills_the_time_that_the_first_has_left(spent: float, steps: int) -> None:
-    plan = PLAN.with_second(spent)
+@pytest.mark.parametrize(("per_step", "steps"), [(1 / 6, 2284), (1 / 3, 1140), (1 / 2, 900)])
+def test_the_second_part_fills_the_time_that_the_first_has_left(per_step: float, steps: int) -> None:
+    plan = PLAN.with_second(per_step)
     assert plan.steps == steps
     assert (plan.first, plan.decay) == (0, steps - 600)
-    assert plan.seconds == pytest.approx(demo.OVER_TRIAL * spent / 600 * plan.decay)
+    assert plan.seconds == pytest.approx(demo.OVER_TRIAL * per_step * plan.decay)
     assert plan.steps >= 900, "the rate needs time to fall"
+
+
+def test_what_is_compiled_at_the_start_does_not_count_as_the_speed(tmp_path: Path) -> None:
+    def log(*seconds: float) -> float:
+        lines = [{"kind": "train", "step": 50 * (number + 1), "tokens": 1000, "tokens_per_second": 1000 / taken}
+                 for number, taken in enumerate(seconds)]  # fmt: skip
+        text = "\n".join(map(json.dumps, [*lines, {"kind": "validation", "step": 100}]))
+        (tmp_path / "log.jsonl").write_text(text, encoding="utf-8")
+        return demo._seconds_per_step(tmp_path)
+
+    assert log(40.0, 0.5, 1.5) == pytest.approx(0.02)
+    assert log(40.0) == pytest.approx(0.8), "all that is known"
 
 
 def test_a_gpu_is_not_tried_beforehand_but_measured_in_the_first_part(
