@@ -11,19 +11,26 @@ class Display:
     """A sink of the curves that prints them. The plain form; `open_display` picks the live one on a terminal."""
 
     def __init__(self, step: int, max_steps: int) -> None:
-        self.started, self.first_step, self.max_steps = time.monotonic(), step, max_steps
+        self.max_steps, self.is_first = max_steps, True
+        self._count_from(step)
 
     def write(self, line: Mapping[str, Any]) -> None:
         self.show(line, self._left(line["step"]))
+        if self.is_first:  # what was compiled until here is not needed again
+            self.is_first = False
+            self._count_from(line["step"])
 
     def rewind(self, step: int) -> None:
-        self.started, self.first_step = time.monotonic(), step
+        self._count_from(step)
 
     def show(self, line: Mapping[str, Any], left: timedelta | None) -> None:
         print(describe(line, self.max_steps, left), file=sys.stderr, flush=True)
 
     def close(self) -> None:
         pass
+
+    def _count_from(self, step: int) -> None:
+        self.started, self.first_step = time.monotonic(), step
 
     def _left(self, step: int) -> timedelta | None:
         done = step - self.first_step

@@ -9,7 +9,7 @@ A row reads all outputs before it, so deep stacks wait for memory. Every fourth 
 history it also adds up what the next rows will need of it, and those then read only what came since. The gradients are
 gathered in the same way. That nearly halves the bytes at thirty layers.
 
-Rows and depths are not specialised, or 0, 1 and 16 would each be compiled apart.
+Counts, rows and depths are not specialised: 1 and the multiples of 16 would each be compiled apart, and gain nothing.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ PROGRAMS = 1056  # each keeps a share of the sums over all rows
 AHEAD = 4
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _enter(Y, Gain, Bias, Out, Mean, Rstd, count, dim, eps, NORM: tl.constexpr, R: tl.constexpr, D: tl.constexpr):
     """Out = LayerNorm(Y), or a copy of it."""
     rows = tl.program_id(0) * R + tl.arange(0, R)
@@ -74,7 +74,7 @@ def _mix_ahead(History, W, Partial, size, row, num_columns, J: tl.constexpr, BLO
     tl.store(Partial + ahead[:, None] * size + place[None, :], mixed, mask=exists[:, None] & inside[None, :])
 
 
-@triton.jit(do_not_specialize=["depth"])
+@triton.jit(do_not_specialize=["count", "depth"])
 def _gather_ahead(
     Gradients, History, W, Partial, Shares,
     count, dim, depth, num_rows, rows_each, J: tl.constexpr, D: tl.constexpr, L: tl.constexpr,
@@ -102,7 +102,7 @@ def _gather_ahead(
     tl.store(share, d_columns, mask=(lanes < num_rows)[None, :] & (ahead < J)[:, None])
 
 
-@triton.jit(do_not_specialize=["depth", "stop"])
+@triton.jit(do_not_specialize=["count", "depth", "stop"])
 def _gather(
     Gradients, Entered, W, Partial, Y, Gain, Mean, Rstd, dY, Shares,
     count, dim, depth, stop, num_rows, rows_each,
