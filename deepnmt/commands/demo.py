@@ -118,7 +118,8 @@ def run(arguments: argparse.Namespace) -> None:
     model = run_folder / "model"
     plan = _plan(arguments, data, plan_path)
     if _trained_steps(run_folder) != plan.steps:
-        _say(f"training for about {_duration(plan.seconds)}")
+        compiling = ", once the GPU's kernels are compiled" if plan.device == "cuda" else ""
+        _say(f"training for about {_duration(plan.seconds)}{compiling}")
         begun = time.monotonic()
         if not _train(plan, plan_path, data):
             raise SystemExit(1)
@@ -363,7 +364,7 @@ def _keep_baseline(demo: "Demo", plan: Plan, result: dict[str, Any]) -> None:
         "recipe": plan.recipe,
         "command": f"deepnmt demo --recipe {plan.recipe} --out {demo.folder}",
         "machine": _machine(plan.device),
-        "steps": plan.steps,
+        "steps": _trained_steps(demo.run),
         "seconds": sum(_times(demo.run)),
     }
     path = demo.folder / "baseline.json"

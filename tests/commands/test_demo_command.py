@@ -207,6 +207,10 @@ def test_half_precision_is_left_alone_where_it_is_emulated(folder: Path, monkeyp
         assert f'precision = "{expected}"' in (folder / name / "run-de" / "recipe.toml").read_text(encoding="utf-8")
 
 
+def _longer(plan: demo.Plan) -> demo.Plan:
+    return replace(plan, steps=plan.steps + 4, decay=plan.decay + 4)
+
+
 def test_the_baselines_figure_is_kept_and_then_shown_for_its_language_only(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -214,12 +218,17 @@ def test_the_baselines_figure_is_kept_and_then_shown_for_its_language_only(
     monkeypatch.setattr(demo_report, "BASELINES", folder)
     stored = demo_report.baseline_file("cpu")
     monkeypatch.setattr(demo, "BASELINES", {"cpu": "tiny.toml"})
+    second = demo.Plan.with_second
+    monkeypatch.setattr(demo.Plan, "with_second", lambda plan, per_step: _longer(second(plan, per_step)))
     (folder / "tiny.toml").write_text(RECIPE.replace('connection = "dlcl"\n', ""), encoding="utf-8")
     command = ["demo", "--recipe", "tiny.toml", "--device", "cpu"]
     assert main(command) == 0
     shown = capsys.readouterr()
     assert "6-layer" not in shown.out and "baseline.json is the figure" in shown.err
     assert "What each layer listens to" not in (folder / "demo" / "report.html").read_text(encoding="utf-8")
+    kept = json.loads((folder / "demo" / "baseline.json").read_text(encoding="utf-8"))
+    plan = demo.Plan.read(folder / "demo" / "plan-de.json")
+    assert kept["steps"] == plan.steps, "those that it was trained for, which the first part decides"
 
     (folder / "demo" / "baseline.json").rename(stored)
     monkeypatch.setattr(demo, "RECIPES", {"cpu": "tiny.toml"})
