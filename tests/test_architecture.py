@@ -15,7 +15,7 @@ ROWS = [
     ["decoding", "training"],
     ["model", "data"],
 ]
-GROUND = {"errors", "files", "languages", "settings", "progress"}
+GROUND = {"devices", "errors", "files", "languages", "settings", "progress"}
 LEVEL = {room: len(ROWS) - depth for depth, row in enumerate(ROWS) for room in row} | dict.fromkeys(GROUND, 0)
 ENTRANCES = {"__init__", "__main__"}  # the package's own front doors
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ def _judge(arguments: argparse.Namespace, paths: "Sequence[Path]") -> "Callable[
     from deepnmt.training.averaging import build_model
     from deepnmt.training.folder import read_about
 
+    device = choose_device(arguments.device)
     dataset = Dataset.open(arguments.data or Path(read_about(arguments.run)["data"]))
     if dataset.valid_text is None:
         raise InputError(f"{dataset.folder} has no validation set, so --best-on-valid cannot choose")
@@ -83,7 +85,7 @@ def _judge(arguments: argparse.Namespace, paths: "Sequence[Path]") -> "Callable[
     tokenizers = TokenizerPair.load(arguments.run)
 
     def judge(weights: "dict[str, Tensor]") -> float:
-        translator = Translator.of(build_model(paths[0], weights).to(arguments.device), tokenizers)
+        translator = Translator.of(build_model(paths[0], weights).to(device), tokenizers)
         hypotheses = translator.translate(sources, beam=arguments.beam)
         return quick_scores(hypotheses, references, tokenizers.target.writing.language)["bleu"].value
 

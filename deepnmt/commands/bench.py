@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
 
 EXAMPLE = """deepnmt bench train en-de-pre-dlcl-30l --tokens 32768
@@ -56,7 +57,7 @@ def _train(arguments: argparse.Namespace) -> None:
     from deepnmt.data.dataset import Dataset
     from deepnmt.decoding.translator import check_device
 
-    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = choose_device(arguments.device)
     check_device(device)
     recipe = load_recipe(arguments.preset, arguments.overrides)
     lengths = typical_lengths()
@@ -94,7 +95,7 @@ def _generate(arguments: argparse.Namespace) -> None:
     for name in ("batch", "beam", "length", "workers", "repeats"):
         if getattr(arguments, name) < 1:
             raise InputError(f"--{name} must be at least 1, not {getattr(arguments, name)}")
-    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = choose_device(arguments.device)
     check_device(device)
     config = load_recipe(arguments.preset, arguments.overrides).model
     torch.set_num_threads(arguments.threads or len(os.sched_getaffinity(0)))

@@ -16,6 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
 from deepnmt.files import write_json
 
@@ -97,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     from deepnmt.analysis.demo_report import Baseline, Demo, show, write_report
 
-    _check(arguments)
+    device = _check(arguments)
     target = arguments.target
     out: Path = arguments.out
     corpus, data, plan_path = out / f"corpus-{target}", out / f"data-{target}", out / f"plan-{target}.json"
@@ -116,7 +117,7 @@ def run(arguments: argparse.Namespace) -> None:
         _call("prepare", *given, "--source-lang", "en", "--target-lang", target, "--vocab-size", VOCABULARY, "--joint",
               "--min-frequency", 2, "--out", data)  # fmt: skip
     model = run_folder / "model"
-    plan = _plan(arguments, data, plan_path)
+    plan = _plan(arguments, device, data, plan_path)
     if _trained_steps(run_folder) != plan.steps:
         compiling = ", once the GPU's kernels are compiled" if plan.device == "cuda" else ""
         _say(f"training for about {_duration(plan.seconds)}{compiling}")
@@ -134,16 +135,13 @@ def run(arguments: argparse.Namespace) -> None:
     _next_commands(demo)
 
 
-def _check(arguments: argparse.Namespace) -> None:
-    """Refuse what cannot be done before anything is written."""
-    import torch
-
+def _check(arguments: argparse.Namespace) -> str:
+    """Refuse what cannot be done before anything is written; returns the device."""
     if arguments.target == "en":
         raise InputError("--target en: the demo translates from English; choose another language, such as de or fr")
     if arguments.seconds is not None and arguments.seconds < 1:
         raise InputError(f"--seconds is {arguments.seconds}: it must be at least 1")
-    if arguments.device == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda: torch sees no GPU")
+    return choose_device(arguments.device)
 
 
 def _train(plan: Plan, path: Path, data: Path) -> bool:
@@ -182,15 +180,12 @@ def _trained_steps(run: Path) -> int:
     return step_of(run / json.loads((run / "last.json").read_text(encoding="utf-8"))["checkpoint"])
 
 
-def _plan(arguments: argparse.Namespace, data: Path, path: Path) -> Plan:
+def _plan(arguments: argparse.Namespace, device: str, data: Path, path: Path) -> Plan:
     """How long the model is trained, and in how many processes."""
     if path.is_file():
         return Plan.read(path)
-    import torch
-
     from deepnmt.config import load_recipe
 
-    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     name = arguments.recipe or RECIPES[device]
     training = load_recipe(name).training
     precision = training.precision

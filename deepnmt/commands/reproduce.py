@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
 
 if TYPE_CHECKING:
@@ -164,11 +165,9 @@ def _devices(asked: str | None) -> tuple[str, list[str]]:
 
     import torch
 
-    device = asked or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = choose_device(asked)
     if device == "cpu":
         return device, [os.environ.get("CUDA_VISIBLE_DEVICES", "")]
-    if not torch.cuda.is_available():
-        raise InputError("--device cuda: torch sees no GPU")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return device, visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
 

@@ -5,6 +5,7 @@ import os
 import sys
 
 from deepnmt.commands.translate import limit_shape_caches
+from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
 
 EXAMPLE = """deepnmt serve MODEL                                     then open http://127.0.0.1:8000
@@ -92,4 +93,4 @@ def _device(arguments: argparse.Namespace) -> str:
         raise InputError(f"--threads must be at least 1, not {arguments.threads}")
     if arguments.threads or "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(arguments.threads or len(os.sched_getaffinity(0)))
-    return arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return choose_device(arguments.device)

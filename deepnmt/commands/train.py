@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from deepnmt.devices import choose_device
 from deepnmt.errors import InputError, RunError
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     dataset = Dataset.open(arguments.data)
     recipe = resolve_recipe(arguments, dataset)
-    with join_world(arguments.device, recipe.training.distributed_timeout_seconds) as world:
+    with join_world(choose_device(arguments.device), recipe.training.distributed_timeout_seconds) as world:
         train_run(recipe, dataset, arguments.out, world, arguments.resume, arguments.start)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def load_translator(arguments: argparse.Namespace, device: str | None = None) ->
         raise InputError(f"--threads must be at least 1, not {arguments.threads}")
     if arguments.threads or "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(arguments.threads or len(os.sched_getaffinity(0)))
-    device = device or arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = choose_device(device or arguments.device)
     return Translator(arguments.model, device=device, precision=arguments.precision)
 
 

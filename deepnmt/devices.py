@@ -1,0 +1,40 @@
+"""The device that a command works on: the one that was asked for, if torch can use it, or the best that there is."""
+
+import os
+import sys
+from functools import cache
+from pathlib import Path
+
+from deepnmt.errors import InputError
+
+NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def choose_device(asked: str | None) -> str:
+    """cpu or cuda, or what was asked for. A GPU that is there but stays unused is named."""
+    import torch
+
+    if torch.cuda.is_available():
+        return asked or "cuda"
+    if asked is not None and asked.startswith("cuda"):
+        raise InputError(f"--device {asked}: torch sees no GPU{f' ({reason})' if (reason := _why_unused()) else ''}")
+    if asked is None and os.environ.get("LOCAL_RANK", "0") == "0" and (reason := _why_unused()):
+        _warn(f"the GPU of this machine is not used ({reason})")
+    return asked or "cpu"
+
+
+@cache
+def _warn(text: str) -> None:
+    """Once, however often a device is chosen."""
+    print(f"deepnmt: {text}", file=sys.stderr, flush=True)
+
+
+def _why_unused() -> str | None:
+    """Of a GPU that torch does not see, although there is one and it is not hidden on purpose."""
+    import torch
+
+    if not NVIDIA_DRIVER.is_file() or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return None
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA; install a build with it"
+    return f"torch {torch.__version__} wants a driver for CUDA {torch.version.cuda}"
