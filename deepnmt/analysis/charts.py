@@ -95,7 +95,7 @@ def bar_chart(bars: Sequence[tuple[str, float]], title: str, y_label: str) -> st
             f"<title>{escape(name)}: {value:.3f}</title></rect>"
         )
         parts.append(
-            _text(x + step / 2, y - 4 if value >= 0 else y + size + 11, f"{value:.1f}", anchor="middle", size=9)
+            _text(x + step / 2, y - 4 if value >= 0 else y + size + 11, f"{value:.2f}", anchor="middle", size=9)
         )
         parts.append(_text(x + step / 2, top + plot + 28, name, anchor="middle", size=10))
     parts.append(f"<line x1='{left}' x2='{left + step * len(bars)}' y1='{zero:.1f}' y2='{zero:.1f}' stroke='#444'/>")

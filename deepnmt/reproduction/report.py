@@ -46,10 +46,16 @@ def _setting(content: Mapping[str, Any], about: str, arms: Sequence[ArmResult]) 
         got = f" Every arm has the same updates: {fixed['tokens']:,} tokens, batches counted full."
     if content.get("seconds"):
         got = f" Every arm has the same time to train: {content['seconds'] / 60:.1f} minutes."
+    tests = _test_sets(arms)
+    over = "" if len(tests) < 2 else f" Where no test set is named, a score is the mean of {' and '.join(tests)}."
     return (
         f"Scale **{fixed['scale']}**: {about}.{got} {counted}; figures are means, ± is the standard deviation "
-        "over seeds."
+        f"over seeds.{over}"
     )
+
+
+def _test_sets(arms: Sequence[ArmResult]) -> list[str]:
+    return list(dict.fromkeys(name for arm in arms for run in arm.runs for name in run["scores"] or {}))
 
 
 def _main_table(arms: Sequence[ArmResult], experiment: Experiment, content: Mapping[str, Any]) -> Table:
@@ -265,8 +271,7 @@ def _points(arm: ArmResult, name: str) -> list[tuple[float, float]]:
 def _test_tables(arms: Sequence[ArmResult]) -> list[Block]:
     """Every score of every test set."""
     blocks: list[Block] = []
-    tests = list(dict.fromkeys(name for arm in arms for run in arm.runs for name in run["scores"] or {}))
-    for test in tests:
+    for test in _test_sets(arms):
         metrics = list(
             dict.fromkeys(m for arm in arms for run in arm.runs for m in (run["scores"] or {}).get(test, {}))
         )

@@ -96,11 +96,11 @@ class ArmResult:
         for run in self.runs:
             if run["train"] and run["train"]["status"] == FAILED:
                 reasons.append(run["train"]["reason"])
-            elif (low := self._lowest_bleu(run)) is not None and low < self.worst_bleu:
+            elif (low := self._best_bleu(run)) is not None and low < self.worst_bleu:
                 reasons.append(f"BLEU {low:.2f}")
         return reasons
 
-    def _lowest_bleu(self, run: Mapping[str, Any]) -> float | None:
+    def _best_bleu(self, run: Mapping[str, Any]) -> float | None:
         values = [of_test["bleu"]["value"] for of_test in (run["scores"] or {}).values() if "bleu" in of_test]
         return max(values) if values else None
 
@@ -113,7 +113,7 @@ class ArmResult:
         """Over the seeds that trained; of one test set, or the mean of all."""
         values = []
         for run in self.runs:
-            low = self._lowest_bleu(run)
+            low = self._best_bleu(run)
             if low is not None and low < self.worst_bleu:
                 continue
             found = [

@@ -86,6 +86,18 @@ def test_arms_with_unlike_numbers_of_seeds_say_so(blocks):
     assert any("1 to 2 seeds" in block.text for block in built if isinstance(block, Paragraph))
 
 
+def test_a_mean_over_test_sets_is_called_one(blocks):
+    runs = [run_of("plain", 1, 40.0), run_of("DLCL", 1, 42.0)]
+    said = "Where no test set is named, a score is the mean of test and news."
+    assert not any(said[:30] in block.text for block in blocks(runs) if isinstance(block, Paragraph))
+    for run in runs:
+        run["scores"]["news"] = {m: score | {"value": 20.0} for m, score in run["scores"]["test"].items()}
+    built = blocks(runs)
+    assert any(said in block.text for block in built if isinstance(block, Paragraph))
+    table = main_table(built)
+    assert table.rows[1][table.head.index("compound_bleu")] == "31.00"
+
+
 def test_every_row_has_as_many_cells_as_the_head(blocks):
     failed = run_of("DLCL", 1, status="failed", reason="diverged at step 5")
     for block in blocks([run_of("plain", 1, 40.0), run_of("plain", 2, 40.0), failed]):
