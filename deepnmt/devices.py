@@ -33,8 +33,11 @@ def _why_unused() -> str | None:
     """Of a GPU that torch does not see, although there is one and it is not hidden on purpose."""
     import torch
 
-    if not NVIDIA_DRIVER.is_file() or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not NVIDIA_DRIVER.is_file() or visible in ("", "-1"):
         return None
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA; install a build with it"
+    if visible is not None:
+        return f"CUDA_VISIBLE_DEVICES is {visible}"
     return f"torch {torch.__version__} wants a driver for CUDA {torch.version.cuda}"
