@@ -1,13 +1,15 @@
 """The device that a command works on: the one that was asked for, if torch can use it, or the best that there is."""
 
 import os
-import sys
 from functools import cache
 from pathlib import Path
 
 from deepnmt.errors import InputError
+from deepnmt.progress import say
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
+
+_say_once = cache(say)  # however often a device is chosen
 
 
 def choose_device(asked: str | None) -> str:
@@ -19,14 +21,8 @@ def choose_device(asked: str | None) -> str:
     if asked is not None and asked.startswith("cuda"):
         raise InputError(f"--device {asked}: torch sees no GPU{f' ({reason})' if (reason := _why_unused()) else ''}")
     if asked is None and os.environ.get("LOCAL_RANK", "0") == "0" and (reason := _why_unused()):
-        _warn(f"the GPU of this machine is not used ({reason})")
+        _say_once(f"the GPU of this machine is not used ({reason})")
     return asked or "cpu"
-
-
-@cache
-def _warn(text: str) -> None:
-    """Once, however often a device is chosen."""
-    print(f"deepnmt: {text}", file=sys.stderr, flush=True)
 
 
 def _why_unused() -> str | None:

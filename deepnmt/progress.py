@@ -8,6 +8,11 @@ from contextlib import contextmanager
 PLAIN_EVERY_SECONDS = 10.0
 
 
+def say(text: str) -> None:
+    """A line of the program itself."""
+    print(f"deepnmt: {text}", file=sys.stderr, flush=True)
+
+
 class Progress:
     """Counts done units; `advance` is cheap enough to call per batch. `note` is shown beside the count."""
 

@@ -3,7 +3,6 @@
 import argparse
 import fcntl
 import os
-import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -22,6 +21,7 @@ from deepnmt.commands.translate import (
     settings_of,
 )
 from deepnmt.errors import InputError
+from deepnmt.progress import say
 
 if TYPE_CHECKING:
     from deepnmt.decoding.translator import Translator
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> None:
     if not shards[rank].exists():
         shard = ResumableFile(shards[rank], job)
         if shard.lines:
-            print(f"deepnmt: going on after {shard.lines:,} lines of this part", file=sys.stderr)
+            say(f"going on after {shard.lines:,} lines of this part")
         warnings = Warnings(str(arguments.text))
         try:
             with progress("backtranslate", unit="lines") as shown:
@@ -132,14 +132,14 @@ def _merge_if_last(text: Path, shards: list[Path], finals: tuple[Path, Path], si
             return
         missing = sum(not shard.exists() for shard in shards)
         if missing:
-            print(f"deepnmt: this part is done; {missing} of {len(shards)} are not yet", file=sys.stderr)
+            say(f"this part is done; {missing} of {len(shards)} are not yet")
             return
         pairs, dropped = _merge(text, shards, finals, size)
         for shard in shards:
             shard.unlink()
         lock.unlink(missing_ok=True)
     note = f" ({dropped:,} empty lines left out)" if dropped else ""
-    print(f"deepnmt: {pairs:,} pairs in {finals[0]} (synthetic) and {finals[1]}{note}", file=sys.stderr)
+    say(f"{pairs:,} pairs in {finals[0]} (synthetic) and {finals[1]}{note}")
 
 
 def _merge(text: Path, shards: list[Path], finals: tuple[Path, Path], size: int) -> tuple[int, int]:

@@ -1,10 +1,10 @@
 """`deepnmt export`: a MODEL for a runtime that is not ours, checked against the MODEL before it is kept."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from deepnmt.errors import InputError
+from deepnmt.progress import say
 
 EXAMPLE = "deepnmt export MODEL --format onnx --out MODEL-onnx"
 FORMATS = ("onnx",)
@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     from deepnmt.decoding.export import export
 
-    agreement = export(model, out, texts, lambda text: print(f"deepnmt: {text}", file=sys.stderr, flush=True))
+    agreement = export(model, out, texts, say)
     files = sorted(out.glob("*.onnx*"))
     print(f"{out}: " + ", ".join(f"{file.name} {file.stat().st_size / 1e6:,.1f} MB" for file in files))
     print(

@@ -1,7 +1,6 @@
 """`deepnmt reproduce`: run the paper's experiments, at its scale or a smaller one, and set the numbers side by side."""
 
 import argparse
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
+from deepnmt.progress import say
 
 if TYPE_CHECKING:
     from deepnmt.data.dataset import Dataset
@@ -340,7 +340,7 @@ def _work(runs: "list[PlannedRun]", place: "Place", stop_after: float | None) ->
     from deepnmt.reproduction.workers import work
 
     try:
-        work(runs, place, lambda text: print(f"deepnmt: {text}", file=sys.stderr, flush=True), stop_after)
+        work(runs, place, say, stop_after)
     except InterruptedTrainingError:
         raise SystemExit(143) from None  # training said so, and what there is was saved
 

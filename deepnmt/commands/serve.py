@@ -7,6 +7,7 @@ import sys
 from deepnmt.commands.translate import limit_shape_caches
 from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
+from deepnmt.progress import say
 
 EXAMPLE = """deepnmt serve MODEL                                     then open http://127.0.0.1:8000
   deepnmt serve en-de=runs/a/model de-en=runs/b/model     several models, by name or languages"""
@@ -81,8 +82,8 @@ def run(arguments: argparse.Namespace) -> None:
         listening.listen(2048)
         address = address_of(listening)
         for model in shelf.models:
-            print(f"deepnmt: serving {model.name} ({model.source} to {model.target})", file=sys.stderr)
-        print(f"deepnmt: open {address} to translate; the API is at {address}/docs", file=sys.stderr, flush=True)
+            say(f"serving {model.name} ({model.source} to {model.target})")
+        say(f"open {address} to translate; the API is at {address}/docs")
         run_server(app, listening, arguments.grace, arguments.access_log)
 
 

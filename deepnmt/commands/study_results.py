@@ -1,9 +1,10 @@
 """What `deepnmt reproduce` does when there are translations: their scores, and the reports."""
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from deepnmt.progress import say
 
 if TYPE_CHECKING:
     from deepnmt.reproduction.report import Drawing, Line
@@ -29,7 +30,7 @@ def score_study(study: "Study") -> None:
             missing |= set(found)
             shown.advance()
     if missing:
-        print(f"deepnmt: not installed here, so still missing: {', '.join(sorted(missing))}", file=sys.stderr)
+        say(f"not installed here, so still missing: {', '.join(sorted(missing))}")
 
 
 def _scored(
@@ -95,7 +96,7 @@ def _report(study: "Study", name: str) -> None:
     experiment = EXPERIMENTS[name]
     blocks = report(read_results(study, name), experiment, drawing())
     write_report(study.folder / name, experiment.title, blocks, page)
-    print(f"deepnmt: {study.folder / name / 'report.md'}, report.html", file=sys.stderr)
+    say(f"{study.folder / name / 'report.md'}, report.html")
 
 
 def _index(study: "Study") -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from deepnmt.devices import choose_device
 from deepnmt.errors import InputError, RunError
+from deepnmt.progress import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,7 +112,7 @@ def train_run(
 
 def _say(world: "World", text: str) -> None:
     if world.is_main:
-        print(f"deepnmt: {text}", file=sys.stderr, flush=True)
+        say(text)
 
 
 def open_folder(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
+from deepnmt.progress import say
 
 if TYPE_CHECKING:
     from deepnmt.decoding.translator import Hypothesis, Translator
@@ -160,7 +161,7 @@ def run(arguments: argparse.Namespace) -> None:
     with _Destination(arguments, settings, size) as destination:
         done = destination.lines
         if done:
-            print(f"deepnmt: going on after line {done:,} of {arguments.input}", file=sys.stderr)
+            say(f"going on after line {done:,} of {arguments.input}")
         chunks = file_chunks(arguments.input, size, done) if arguments.input else pipe_chunks(sys.stdin.buffer, size)
         warnings = Warnings(str(arguments.input or "standard input"))
         formatted = formatter(arguments)
@@ -244,13 +245,13 @@ class Warnings:
         def warn(number: int, message: str) -> None:
             self.count += 1
             if self.count <= MAX_WARNINGS:
-                print(f"deepnmt: line {first + number + 1:,} of {self.name} {message}", file=sys.stderr, flush=True)
+                say(f"line {first + number + 1:,} of {self.name} {message}")
 
         return warn
 
     def summarise(self) -> None:
         if self.count > MAX_WARNINGS:
-            print(f"deepnmt: {self.count - MAX_WARNINGS:,} more lines of {self.name} had warnings", file=sys.stderr)
+            say(f"{self.count - MAX_WARNINGS:,} more lines of {self.name} had warnings")
 
 
 class _Destination:

@@ -96,8 +96,8 @@ class ArmResult:
         for run in self.runs:
             if run["train"] and run["train"]["status"] == FAILED:
                 reasons.append(run["train"]["reason"])
-            elif (low := self._best_bleu(run)) is not None and low < self.worst_bleu:
-                reasons.append(f"BLEU {low:.2f}")
+            elif (best := self._best_bleu(run)) is not None and best < self.worst_bleu:
+                reasons.append(f"BLEU {best:.2f}")
         return reasons
 
     def _best_bleu(self, run: Mapping[str, Any]) -> float | None:
@@ -113,8 +113,8 @@ class ArmResult:
         """Over the seeds that trained; of one test set, or the mean of all."""
         values = []
         for run in self.runs:
-            low = self._best_bleu(run)
-            if low is not None and low < self.worst_bleu:
+            best = self._best_bleu(run)
+            if best is not None and best < self.worst_bleu:
                 continue
             found = [
                 of_test[metric]["value"]

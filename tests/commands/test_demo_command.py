@@ -8,7 +8,7 @@ import pytest
 
 from deepnmt.analysis import demo_report
 from deepnmt.cli import main
-from deepnmt.commands import demo
+from deepnmt.commands import demo, demo_plan
 
 RECIPE = """
 [model]
@@ -57,9 +57,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (corpus / f"{split}.de").write_text("\n".join(german) + "\n", encoding="utf-8")
     (corpus / "corpus.json").write_text("{}", encoding="utf-8")
     (tmp_path / "tiny.toml").write_text(RECIPE, encoding="utf-8")
-    monkeypatch.setattr(demo, "STEPS", {"cpu": (28, 28)})
+    monkeypatch.setattr(demo_plan, "STEPS", {"cpu": (28, 28)})
     monkeypatch.setattr(demo, "VOCABULARY", 300)
-    monkeypatch.setattr(demo, "MOST_PROCESSES", 1)
+    monkeypatch.setattr(demo_plan, "MOST_PROCESSES", 1)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -108,7 +108,7 @@ def test_a_demo_that_is_told_to_stop_ends_there(folder: Path, monkeypatch: pytes
 def test_several_processes_are_used_where_they_can_meet(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(demo, "MOST_PROCESSES", 2)
+    monkeypatch.setattr(demo_plan, "MOST_PROCESSES", 2)
     monkeypatch.setattr("deepnmt.data.workers.available_cores", lambda: 8)
     assert main(["demo", "--recipe", "tiny.toml", "--device", "cpu"]) == 0
     plan = json.loads((folder / "demo" / "plan-de.json").read_text(encoding="utf-8"))
@@ -119,14 +119,14 @@ def test_several_processes_are_used_where_they_can_meet(
 
 
 def test_one_process_is_used_where_several_cannot_meet(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "MOST_PROCESSES", 2)
+    monkeypatch.setattr(demo_plan, "MOST_PROCESSES", 2)
     monkeypatch.setattr("deepnmt.data.workers.available_cores", lambda: 8)
-    monkeypatch.setattr(demo, "_launch", lambda *_, **__: 1)
+    monkeypatch.setattr(demo_plan, "launch", lambda *_, **__: 1)
     assert main(["demo", "--recipe", "tiny.toml", "--device", "cpu"]) == 0
     assert json.loads((folder / "demo" / "plan-de.json").read_text(encoding="utf-8"))["processes"] == 1
 
 
-PLAN = demo.Plan(
+PLAN = demo_plan.Plan(
     recipe="demo", device="cpu", precision="fp32", processes=1, budget=400.0, steps=1200, first=600, decay=600,
     warmup=100, seconds=400.0,
 )  # fmt: skip
@@ -147,7 +147,7 @@ def test_the_second_part_fills_the_time_that_the_first_has_left(per_step: float,
     plan = PLAN.with_second(per_step)
     assert plan.steps == steps
     assert (plan.first, plan.decay) == (0, steps - 600)
-    assert plan.seconds == pytest.approx(demo.OVER_TRIAL * per_step * plan.decay)
+    assert plan.seconds == pytest.approx(demo_plan.OVER_TRIAL * per_step * plan.decay)
     assert plan.steps >= 900, "the rate needs time to fall"
 
 
@@ -157,7 +157,7 @@ def test_what_is_compiled_at_the_start_does_not_count_as_the_speed(tmp_path: Pat
                  for number, taken in enumerate(seconds)]  # fmt: skip
         text = "\n".join(map(json.dumps, [*lines, {"kind": "validation", "step": 100}]))
         (tmp_path / "log.jsonl").write_text(text, encoding="utf-8")
-        return demo._seconds_per_step(tmp_path)
+        return demo_plan.seconds_per_step(tmp_path)
 
     assert log(40.0, 0.5, 1.5) == pytest.approx(0.02)
     assert log(40.0) == pytest.approx(0.8), "all that is known"
@@ -167,13 +167,13 @@ def test_a_gpu_is_not_tried_beforehand_but_measured_in_the_first_part(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = []
-    monkeypatch.setattr(demo, "STEPS", {"cuda": (20, 60)})
-    monkeypatch.setattr(demo, "FIRST_ON_GPU", 16)
-    monkeypatch.setattr(demo, "_try_on_cpu", lambda *_: pytest.fail("a trial"))
+    monkeypatch.setattr(demo_plan, "STEPS", {"cuda": (20, 60)})
+    monkeypatch.setattr(demo_plan, "FIRST_ON_GPU", 16)
+    monkeypatch.setattr(demo_plan, "_try_on_cpu", lambda *_: pytest.fail("a trial"))
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     train_to = demo._train_to
 
-    def on_the_cpu(steps: int, decay: int, plan: demo.Plan, data: Path, run: Path) -> None:
+    def on_the_cpu(steps: int, decay: int, plan: demo_plan.Plan, data: Path, run: Path) -> None:
         begun.append((steps, decay))
         train_to(steps, decay, replace(plan, device="cpu"), data, run)
 
@@ -199,7 +199,7 @@ def test_half_precision_is_left_alone_where_it_is_emulated(folder: Path, monkeyp
     half = RECIPE.replace("[training]", '[training]\nprecision = "bf16"')
     (folder / "tiny.toml").write_text(half, encoding="utf-8")
     for name, fast, expected in (("fast", True, "bf16"), ("slow", False, "fp32")):
-        monkeypatch.setattr(demo, "_multiplies_bf16", lambda fast=fast: fast)
+        monkeypatch.setattr(demo_plan, "_multiplies_bf16", lambda fast=fast: fast)
         (folder / name).mkdir()
         (folder / name / "corpus-de").symlink_to(folder / "demo" / "corpus-de")
         assert main(["demo", "--recipe", "tiny.toml", "--device", "cpu", "--out", name]) == 0
@@ -207,7 +207,7 @@ def test_half_precision_is_left_alone_where_it_is_emulated(folder: Path, monkeyp
         assert f'precision = "{expected}"' in (folder / name / "run-de" / "recipe.toml").read_text(encoding="utf-8")
 
 
-def _longer(plan: demo.Plan) -> demo.Plan:
+def _longer(plan: demo_plan.Plan) -> demo_plan.Plan:
     return replace(plan, steps=plan.steps + 4, decay=plan.decay + 4)
 
 
@@ -218,8 +218,8 @@ def test_the_baselines_figure_is_kept_and_then_shown_for_its_language_only(
     monkeypatch.setattr(demo_report, "BASELINES", folder)
     stored = demo_report.baseline_file("cpu")
     monkeypatch.setattr(demo, "BASELINES", {"cpu": "tiny.toml"})
-    second = demo.Plan.with_second
-    monkeypatch.setattr(demo.Plan, "with_second", lambda plan, per_step: _longer(second(plan, per_step)))
+    second = demo_plan.Plan.with_second
+    monkeypatch.setattr(demo_plan.Plan, "with_second", lambda plan, per_step: _longer(second(plan, per_step)))
     (folder / "tiny.toml").write_text(RECIPE.replace('connection = "dlcl"\n', ""), encoding="utf-8")
     command = ["demo", "--recipe", "tiny.toml", "--device", "cpu"]
     assert main(command) == 0
@@ -227,7 +227,7 @@ def test_the_baselines_figure_is_kept_and_then_shown_for_its_language_only(
     assert "6-layer" not in shown.out and "baseline.json is the figure" in shown.err
     assert "What each layer listens to" not in (folder / "demo" / "report.html").read_text(encoding="utf-8")
     kept = json.loads((folder / "demo" / "baseline.json").read_text(encoding="utf-8"))
-    plan = demo.Plan.read(folder / "demo" / "plan-de.json")
+    plan = demo_plan.Plan.read(folder / "demo" / "plan-de.json")
     assert kept["steps"] == plan.steps, "those that it was trained for, which the first part decides"
 
     (folder / "demo" / "baseline.json").rename(stored)
