@@ -1,11 +1,28 @@
-"""What all tests share: one thread, and no GPU tests where there is no GPU."""
+"""What all tests share: one thread, no deadline for an example, and no GPU tests where there is no GPU.
+
+Only fixtures and hooks stand in a conftest.py: what tests import has a file with a name of its own.
+"""
 
 import os
+import sys
 
 # Tiny models are slower on several threads, and much slower beside other work. Set before anything imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import hypothesis
 import pytest
+
+# The time an example takes says more about what else the machine does than about the code.
+hypothesis.settings.register_profile("deepnmt", deadline=None)
+hypothesis.settings.load_profile("deepnmt")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """A command that a test runs may choose its own number of threads; the next test has one again."""
+    yield
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -109,3 +109,13 @@ def test_the_search_knows_no_model():
 def test_no_drawers():
     for path in FILES:
         assert path.stem not in ("utils", "util", "common", "helpers", "misc"), path
+
+
+def test_every_folder_of_tests_can_be_run_beside_any_other():
+    """pytest puts every folder of tests on the path: a second module of one name would hide the first."""
+    files = [path for path in Path(__file__).parent.rglob("*.py") if path.name != "conftest.py"]
+    stems = [path.stem for path in files]
+    assert sorted(set(stems)) == sorted(stems)
+    for path in files:
+        modules = {node.module for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)}
+        assert "conftest" not in modules, path

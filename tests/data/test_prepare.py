@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import english_german, write_pairs
+from grammar import english_german, write_pairs
 
 from deepnmt.cli import main
 from deepnmt.data import prepare as preparing

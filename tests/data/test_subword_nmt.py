@@ -3,7 +3,7 @@ from array import array
 from pathlib import Path
 
 import pytest
-from conftest import count_words, english_german
+from grammar import count_words, english_german
 from hypothesis import given
 from hypothesis import strategies as st
 

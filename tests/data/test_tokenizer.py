@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece
-from conftest import count_words, english_german
+from grammar import count_words, english_german
 from hypothesis import example, given
 from hypothesis import strategies as st
 

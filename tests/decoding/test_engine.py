@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from conftest import padded
+from digits import padded
 from torch import Tensor
 
 from deepnmt.data.tokenizer import TokenizerPair

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import digit_tokenizers, padded, reversed_digits, tiny_model
+from digits import digit_tokenizers, padded, reversed_digits, tiny_model
 
 from deepnmt.cli import main
 from deepnmt.data.sentence_pieces import SentencePieces, cut, piece_counts

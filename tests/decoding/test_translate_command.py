@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import reversed_digits
+from digits import reversed_digits
 
 from deepnmt.cli import main
 from deepnmt.decoding.translator import Translator

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from conftest import WORDS, padded, reversed_digits, tiny_model
+from digits import WORDS, padded, reversed_digits, tiny_model
 
 from deepnmt.data.sentence_pieces import SentencePieces, train
 from deepnmt.data.tokenizer import Tokenizer, TokenizerPair, Writing
