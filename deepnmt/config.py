@@ -7,18 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from deepnmt.data.batching import BatchingConfig
+from deepnmt.decoding.config import DecodingConfig
 from deepnmt.errors import InputError
 from deepnmt.model.config import ModelConfig
 from deepnmt.settings import did_you_mean, from_table, set_override
 from deepnmt.training.config import TrainingConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecodingConfig:
-    """How this model is meant to be decoded when it is validated and evaluated."""
-
-    beam: int = 4
-    length_penalty: float = 0.6
 
 
 @dataclass(frozen=True, kw_only=True)

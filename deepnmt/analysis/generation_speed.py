@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
+from deepnmt.decoding.config import SearchConfig
 from deepnmt.decoding.continuous import ContinuousSearches
 from deepnmt.decoding.engine import Engine
 from deepnmt.decoding.fused import can_fuse
@@ -16,7 +17,7 @@ from deepnmt.decoding.graphed import GraphedSearches
 from deepnmt.decoding.precision import prepare
 from deepnmt.decoding.rules import Rules
 from deepnmt.decoding.sampling import Greedy, generate
-from deepnmt.decoding.search import SearchConfig, Shrinking, beam_search
+from deepnmt.decoding.search import Shrinking, beam_search
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.transformer import Transformer
 

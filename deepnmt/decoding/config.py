@@ -1,20 +1,66 @@
-"""The settings of a translation, as a user gives them."""
+"""The settings of a search and of a translation: pure data, which a recipe may hold too."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
-
-from deepnmt.decoding.penalties import LengthPenalty
-from deepnmt.decoding.sampling import SamplingConfig
-from deepnmt.decoding.search import SearchConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranslationConfig:
-    """How to search. Lengths are in subwords without the end; a target may be ratio * source + extra long."""
+class DecodingConfig:
+    """A recipe's [decoding] section: how the model is decoded unless a user asks for something else."""
 
     beam: int = 4
-    nbest: int = 1
     length_penalty: float = 0.6
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthPenalty:
+    alpha: float = DecodingConfig.length_penalty
+    form: Literal["length", "gnmt"] = "length"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig:
+    """The search ends for a sentence when patience * beam hypotheses have ended (https://arxiv.org/abs/2204.05424; the
+    authors' search has patience one), or, with `stop_early`, as soon as no other can enter its n best."""
+
+    beam: int = DecodingConfig.beam
+    nbest: int = 1
+    penalty: LengthPenalty = field(default_factory=LengthPenalty)
+    patience: float = 1.0
+    stop_early: bool = True
+
+    def __post_init__(self) -> None:
+        if self.beam < 1:
+            raise ValueError(f"beam must be at least 1, not {self.beam}")
+        if not 1 <= self.nbest <= self.beam:
+            raise ValueError(f"nbest must be between 1 and the beam ({self.beam}), not {self.nbest}")
+        if not self.patience > 0:
+            raise ValueError(f"patience must be positive, not {self.patience}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """Draw from the `top_k` most probable symbols (0: all), of these from the fewest that hold `top_p` of the mass."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be positive, not {self.temperature} (greedy search is beam 1)")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be at least 0, not {self.top_k}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationConfig(DecodingConfig):
+    """How to search. Lengths are in subwords without the end; a target may be ratio * source + extra long."""
+
+    nbest: int = 1
     penalty_form: Literal["length", "gnmt"] = "length"
     patience: float = 1.0
     stop_early: bool = True

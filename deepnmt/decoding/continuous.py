@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from deepnmt.decoding.config import SearchConfig
 from deepnmt.decoding.engine import Engine
 from deepnmt.decoding.fused import WIDEST_BEAM, FusedStep, SlotShape, record
 from deepnmt.decoding.rules import Rules
-from deepnmt.decoding.search import Found, SearchConfig, before_end
+from deepnmt.decoding.search import Found, before_end
 
 SLOTS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 STEPS_OF_LENGTH = 64  # room that is not used costs memory and no time

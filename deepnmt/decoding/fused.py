@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from deepnmt.decoding.config import SearchConfig
 from deepnmt.decoding.engine import Engine
-from deepnmt.decoding.search import SearchConfig
+from deepnmt.decoding.penalties import penalty_table
 from deepnmt.model.attention import KeysValues
 from deepnmt.model.connections.dlcl import Dlcl
 from deepnmt.model.connections.residual import Residual
@@ -63,7 +64,7 @@ class FusedStep:
         connection = model.decoder.connection
         self.mixture = connection if isinstance(connection, Dlcl) else None
         self.matrix = None if self.mixture is None else self.mixture._effective()[:, :, 0].contiguous()
-        self.penalties = config.penalty.table(shape.target_length + 1, weight.device)
+        self.penalties = penalty_table(config.penalty, shape.target_length + 1, weight.device)
         allowed = torch.ones(len(weight), dtype=torch.int8, device=weight.device)
         allowed[[eos, *shape.banned]] = 0
         self.allowed = allowed

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from deepnmt.decoding.config import SearchConfig
 from deepnmt.decoding.engine import Engine, MemoryVisibility
 from deepnmt.decoding.rules import Rules
-from deepnmt.decoding.search import Beams, Found, SearchConfig
+from deepnmt.decoding.search import Beams, Found
 from deepnmt.model.attention import KeysValues, Visibility, attend_padded
 
 LOOK_EVERY = 8  # steps between looks at whether all sentences are done: each look waits for the device

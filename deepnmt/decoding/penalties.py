@@ -1,11 +1,11 @@
 """Length penalties: a hypothesis is ranked by log probability / penalty(length); the length counts the end symbol."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
+
+from deepnmt.decoding.config import LengthPenalty
 
 PENALTIES: dict[str, Callable[[Tensor, float], Tensor]] = {
     # The authors' code (and fairseq's): score / length**alpha.
@@ -15,12 +15,7 @@ PENALTIES: dict[str, Callable[[Tensor, float], Tensor]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class LengthPenalty:
-    alpha: float = 0.6
-    form: Literal["length", "gnmt"] = "length"
-
-    def table(self, max_length: int, device: torch.device | str = "cpu") -> Tensor:
-        """penalty(n) for n = 0 .. max_length (n = 0 never ends a hypothesis; its entry is 1)."""
-        lengths = torch.arange(max_length + 1, dtype=torch.float64).clamp(min=1)
-        return PENALTIES[self.form](lengths, self.alpha).float().to(device)
+def penalty_table(penalty: LengthPenalty, max_length: int, device: torch.device | str = "cpu") -> Tensor:
+    """penalty(n) for n = 0 .. max_length (n = 0 never ends a hypothesis; its entry is 1)."""
+    lengths = torch.arange(max_length + 1, dtype=torch.float64).clamp(min=1)
+    return PENALTIES[penalty.form](lengths, penalty.alpha).float().to(device)

@@ -3,7 +3,6 @@
 import hashlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -11,27 +10,10 @@ import torch
 from torch import Tensor
 
 from deepnmt.decoding.candidates import log_normaliser, top_symbols
-from deepnmt.decoding.penalties import LengthPenalty
+from deepnmt.decoding.config import LengthPenalty, SamplingConfig
+from deepnmt.decoding.penalties import penalty_table
 from deepnmt.decoding.rules import FREE, Rules
 from deepnmt.decoding.search import Found, S, Shrinking, Step, before_end
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingConfig:
-    """Draw from the `top_k` most probable symbols (0: all), of these from the fewest that hold `top_p` of the mass."""
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 1
-
-    def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ValueError(f"temperature must be positive, not {self.temperature} (greedy search is beam 1)")
-        if self.top_k < 0:
-            raise ValueError(f"top_k must be at least 0, not {self.top_k}")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
 
 
 class Choice(Protocol):
@@ -112,7 +94,7 @@ def generate(
     found: list[list[Found]] = [[] for _ in rules.max_lengths]
     numbers = list(range(len(found)))
     paths = _Paths(rules, count)
-    table = penalty.table(rules.total + 1)
+    table = penalty_table(penalty, rules.total + 1)
     for position in range(rules.total + 1):
         logits, state = step(paths.last.flatten(), state)
         paths.advance(logits, choice)

@@ -6,14 +6,15 @@ every shape in it is fixed, so a step can be captured in a CUDA graph; `Shrinkin
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from deepnmt.decoding.candidates import log_normaliser, top_symbols
-from deepnmt.decoding.penalties import LengthPenalty
+from deepnmt.decoding.config import SearchConfig
+from deepnmt.decoding.penalties import penalty_table
 from deepnmt.decoding.rules import FREE, Rules
 
 
@@ -39,26 +40,6 @@ class Found:
     symbols: list[int]
     log_prob: float
     score: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class SearchConfig:
-    """The search ends for a sentence when patience * beam hypotheses have ended (https://arxiv.org/abs/2204.05424; the
-    authors' search has patience one), or, with `stop_early`, as soon as no other can enter its n best."""
-
-    beam: int = 4
-    nbest: int = 1
-    penalty: LengthPenalty = field(default_factory=LengthPenalty)
-    patience: float = 1.0
-    stop_early: bool = True
-
-    def __post_init__(self) -> None:
-        if self.beam < 1:
-            raise ValueError(f"beam must be at least 1, not {self.beam}")
-        if not 1 <= self.nbest <= self.beam:
-            raise ValueError(f"nbest must be between 1 and the beam ({self.beam}), not {self.nbest}")
-        if not self.patience > 0:
-            raise ValueError(f"patience must be positive, not {self.patience}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +110,7 @@ class Beams:
         device, (sentences,) = rules.max_lengths.device, rules.max_lengths.shape
         width, nbest, length = config.beam, config.nbest, rules.total + 1
         self.rules, self.config = rules, config
-        self.penalties = config.penalty.table(length, device)
+        self.penalties = penalty_table(config.penalty, length, device)
         self.position = torch.zeros(1, dtype=torch.long, device=device)
         # All rows start equal: only the first one counts until their extensions differ.
         self.log_probs = torch.full((sentences, width), -torch.inf, device=device)

@@ -19,6 +19,7 @@ from deepnmt.decoding.engine import Engine
 from deepnmt.decoding.ensemble import Ensemble, EnsembleState
 from deepnmt.decoding.fused import can_fuse
 from deepnmt.decoding.graphed import GraphedSearches
+from deepnmt.decoding.penalties import penalty_table
 from deepnmt.decoding.precision import prepare
 from deepnmt.decoding.rules import Rules, prefix_table
 from deepnmt.decoding.sampling import Draw, Greedy, generate, random_numbers
@@ -328,7 +329,7 @@ class Translator:
             log_prob = sum(part.log_prob for part in parts)
             tokens = [token for part in parts for token in part.pieces]
             # Each piece has an end of its own.
-            penalty = config.search.penalty.table(len(tokens) + len(parts))[-1].item()
+            penalty = penalty_table(config.search.penalty, len(tokens) + len(parts))[-1].item()
             joined.append(
                 Hypothesis(
                     join_translations([part.text for part in parts], language),

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from deepnmt.decoding import continuous
+from deepnmt.decoding.config import LengthPenalty, SearchConfig
 from deepnmt.decoding.engine import Engine
 from deepnmt.decoding.fused import can_fuse
-from deepnmt.decoding.penalties import LengthPenalty
 from deepnmt.decoding.rules import Rules
-from deepnmt.decoding.search import Found, SearchConfig, beam_search
+from deepnmt.decoding.search import Found, beam_search
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections.dlcl import DlclConfig
 from deepnmt.model.connections.residual import ResidualConfig

@@ -10,9 +10,10 @@ from torch import Tensor
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.data.vocabulary import EOS
 from deepnmt.decoding import engine as engine_module
+from deepnmt.decoding.config import SearchConfig
 from deepnmt.decoding.engine import Engine
 from deepnmt.decoding.rules import Rules
-from deepnmt.decoding.search import SearchConfig, Shrinking, beam_search
+from deepnmt.decoding.search import Shrinking, beam_search
 from deepnmt.model.storage import load_model
 
 SENTENCES = [[5, 9, 6, EOS], [7, EOS], [8, 8, 30, 12, 11, EOS]]

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from deepnmt.decoding import graphed
+from deepnmt.decoding.config import LengthPenalty, SearchConfig
 from deepnmt.decoding.engine import Engine
-from deepnmt.decoding.penalties import LengthPenalty
 from deepnmt.decoding.rules import Rules
-from deepnmt.decoding.search import SearchConfig, beam_search
+from deepnmt.decoding.search import beam_search
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections.dlcl import DlclConfig
 from deepnmt.model.transformer import Transformer

@@ -5,10 +5,11 @@ import pytest
 import torch
 from tables import EOS, Table
 
+from deepnmt.decoding.config import SamplingConfig, SearchConfig
 from deepnmt.decoding.ensemble import Ensemble, EnsembleState
 from deepnmt.decoding.rules import Rules
-from deepnmt.decoding.sampling import Draw, SamplingConfig, generate, random_numbers
-from deepnmt.decoding.search import SearchConfig, Shrinking, beam_search
+from deepnmt.decoding.sampling import Draw, generate, random_numbers
+from deepnmt.decoding.search import Shrinking, beam_search
 
 COUNT = 6000
 CHI_SQUARE_999 = {1: 10.8, 2: 13.8, 3: 16.3, 4: 18.5, 5: 20.5, 6: 22.5}  # exceeded once in a thousand

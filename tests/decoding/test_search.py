@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import EOS, Table
 
-from deepnmt.decoding.penalties import PENALTIES, LengthPenalty
+from deepnmt.decoding.config import LengthPenalty, SearchConfig
+from deepnmt.decoding.penalties import PENALTIES
 from deepnmt.decoding.rules import Rules, prefix_table
 from deepnmt.decoding.sampling import Greedy, generate
-from deepnmt.decoding.search import Found, SearchConfig, Shrinking, beam_search
+from deepnmt.decoding.search import Found, Shrinking, beam_search
 
 BANNED = (0, 1)
 seeds = st.integers(0, 10**6)

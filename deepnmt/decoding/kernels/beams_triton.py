@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from deepnmt.decoding.search import SearchConfig
+from deepnmt.decoding.config import SearchConfig
 
 VOCABULARY_BLOCK = 4096
 HISTORY_BLOCK = 32
