@@ -26,7 +26,7 @@ import sentencepiece
 
 from deepnmt.data.prepare import CorpusInput, PrepareSettings, prepare
 from deepnmt.data.text import ParallelFile, read_lines
-from deepnmt.data.workers import available_cores
+from deepnmt.devices import available_cores
 
 VOCAB_SIZE = 32000
 

@@ -1,4 +1,4 @@
-"""The device that a command works on: the one that was asked for, if torch can use it, or the best that there is."""
+"""Which device and how many threads to use: the one place that asks torch and the system what there is."""
 
 import os
 from functools import cache
@@ -13,20 +13,27 @@ _say_once = cache(say)  # however often a device is chosen
 
 
 def choose_device(asked: str | None) -> str:
-    """cpu or cuda, or what was asked for. A GPU that is there but stays unused is named."""
+    """The device asked for, checked; by default cuda if torch can use it, else cpu."""
     import torch
 
-    if torch.cuda.is_available():
-        return asked or "cuda"
-    if asked is not None and asked.startswith("cuda"):
-        raise InputError(f"--device {asked}: torch sees no GPU{f' ({reason})' if (reason := _why_unused()) else ''}")
-    if asked is None and os.environ.get("LOCAL_RANK", "0") == "0" and (reason := _why_unused()):
-        _say_once(f"the GPU of this machine is not used ({reason})")
-    return asked or "cpu"
+    has_gpu = torch.cuda.is_available()
+    if asked is None:
+        if not has_gpu and os.environ.get("LOCAL_RANK", "0") == "0" and (reason := _why_unused()):
+            _say_once(f"the GPU of this machine is not used ({reason})")
+        return "cuda" if has_gpu else "cpu"
+    try:
+        device = torch.device(asked)
+    except RuntimeError as error:
+        raise InputError(f"device {asked!r} is unknown: choose cpu, cuda, or cuda:1 for the second GPU") from error
+    if device.type == "cuda" and not has_gpu:
+        raise InputError(f"device {asked}: torch sees no GPU{f' ({reason})' if (reason := _why_unused()) else ''}")
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise InputError(f"device {asked}: torch sees {count}, cuda:0 to cuda:{count - 1}")
+    return asked
 
 
 def _why_unused() -> str | None:
-    """Of a GPU that torch does not see, although there is one and it is not hidden on purpose."""
+    """Why torch does not see the GPU of this machine; None if there is none or it is hidden on purpose."""
     import torch
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -37,3 +44,24 @@ def _why_unused() -> str | None:
     if visible is not None:
         return f"CUDA_VISIBLE_DEVICES is {visible}"
     return f"torch {torch.__version__} wants a driver for CUDA {torch.version.cuda}"
+
+
+def device_name(device: str) -> str:
+    import torch
+
+    on_gpu = torch.device(device).type == "cuda"
+    return torch.cuda.get_device_name(device) if on_gpu else f"CPU with {torch.get_num_threads()} threads"
+
+
+def available_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def use_threads(threads: int | None) -> None:
+    """Let torch use this many threads of the CPU; by default all cores, unless OMP_NUM_THREADS says otherwise."""
+    import torch
+
+    if threads is not None and threads < 1:
+        raise InputError(f"threads must be at least 1, not {threads}")
+    if threads is not None or "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(threads or available_cores())

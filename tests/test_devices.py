@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from deepnmt import devices
-from deepnmt.devices import choose_device
+from deepnmt.devices import choose_device, use_threads
 from deepnmt.errors import InputError
 
 
@@ -28,6 +28,7 @@ def test_the_gpu_is_taken_where_torch_can_use_it(
     machine: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], asked: str | None, taken: str
 ) -> None:
     machine.setattr(torch.cuda, "is_available", lambda: True)
+    machine.setattr(torch.cuda, "device_count", lambda: 2)
     assert choose_device(asked) == taken
     assert capsys.readouterr().err == ""
 
@@ -40,12 +41,10 @@ def test_a_gpu_that_stays_unused_is_named_once(machine: pytest.MonkeyPatch, caps
 
 
 def test_one_asked_for_in_vain_is_refused_with_the_reason(machine: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InputError, match=r"--device cuda: torch sees no GPU \(torch .* is built without CUDA"):
+    with pytest.raises(InputError, match=r"device cuda: torch sees no GPU \(torch .* is built without CUDA"):
         choose_device("cuda")
     machine.setattr(torch.version, "cuda", "13.0")
-    with pytest.raises(
-        InputError, match=r"--device cuda:1: torch sees no GPU \(torch .* wants a driver for CUDA 13\.0"
-    ):
+    with pytest.raises(InputError, match=r"device cuda:1: torch sees no GPU \(torch .* wants a driver for CUDA 13\.0"):
         choose_device("cuda:1")
     machine.setenv("CUDA_VISIBLE_DEVICES", "7")
     with pytest.raises(InputError, match=r"torch sees no GPU \(CUDA_VISIBLE_DEVICES is 7\)"):
@@ -58,7 +57,7 @@ def test_one_that_is_hidden_or_not_there_is_not_missed(
 ) -> None:
     machine.setenv("CUDA_VISIBLE_DEVICES", hidden)
     assert choose_device(None) == "cpu"
-    with pytest.raises(InputError, match=r"--device cuda: torch sees no GPU$"):
+    with pytest.raises(InputError, match=r"device cuda: torch sees no GPU$"):
         choose_device("cuda")
     machine.delenv("CUDA_VISIBLE_DEVICES")
     machine.setattr(devices, "NVIDIA_DRIVER", Path("/nowhere"))
@@ -70,5 +69,26 @@ def test_only_one_process_of_a_host_says_it(machine: pytest.MonkeyPatch, capsys:
     machine.setenv("LOCAL_RANK", "1")
     assert choose_device(None) == "cpu"
     assert choose_device("cpu") == "cpu"
-    assert choose_device("nonsense") == "nonsense", "whoever takes it says what is wrong with it"
     assert capsys.readouterr().err == ""
+
+
+def test_a_device_that_cannot_be_is_refused(machine: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match=r"device 'gpu' is unknown: choose cpu, cuda"):
+        choose_device("gpu")
+    machine.setattr(torch.cuda, "is_available", lambda: True)
+    machine.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(InputError, match=r"device cuda:2: torch sees 2, cuda:0 to cuda:1"):
+        choose_device("cuda:2")
+
+
+def test_threads_are_all_cores_unless_someone_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    use_threads(None)
+    use_threads(2)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    use_threads(None)
+    assert asked == [2, devices.available_cores()]
+    with pytest.raises(InputError, match="threads must be at least 1, not 0"):
+        use_threads(0)

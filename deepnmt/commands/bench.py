@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from deepnmt.devices import choose_device
+from deepnmt.devices import choose_device, use_threads
 from deepnmt.errors import InputError
 
 EXAMPLE = """deepnmt bench train en-de-pre-dlcl-30l --tokens 32768
@@ -55,10 +55,8 @@ def _train(arguments: argparse.Namespace) -> None:
     from deepnmt.analysis.training_speed import measure_training, typical_lengths
     from deepnmt.config import load_recipe
     from deepnmt.data.dataset import Dataset
-    from deepnmt.decoding.translator import check_device
 
     device = choose_device(arguments.device)
-    check_device(device)
     recipe = load_recipe(arguments.preset, arguments.overrides)
     lengths = typical_lengths()
     if arguments.data is not None:
@@ -84,21 +82,18 @@ def _train(arguments: argparse.Namespace) -> None:
 
 
 def _generate(arguments: argparse.Namespace) -> None:
-    import os
 
     import torch
 
     from deepnmt.analysis.generation_speed import Workload, measure_generation, with_depth
     from deepnmt.config import load_recipe
-    from deepnmt.decoding.translator import check_device
 
     for name in ("batch", "beam", "length", "workers", "repeats"):
         if getattr(arguments, name) < 1:
             raise InputError(f"--{name} must be at least 1, not {getattr(arguments, name)}")
     device = choose_device(arguments.device)
-    check_device(device)
     config = load_recipe(arguments.preset, arguments.overrides).model
-    torch.set_num_threads(arguments.threads or len(os.sched_getaffinity(0)))
+    use_threads(arguments.threads)
     workload = Workload(
         **{name: getattr(arguments, name) for name in ("batch", "beam", "length", "workers", "repeats")}
     )

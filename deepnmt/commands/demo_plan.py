@@ -142,7 +142,7 @@ def _try_processes(name: str, precision: str, data: Path, trial: Path) -> tuple[
     Small models wait less for each other once per update than threads do in every operation, above all on a machine
     that does other things besides.
     """
-    from deepnmt.data.workers import available_cores
+    from deepnmt.devices import available_cores
 
     processes = min(available_cores(), MOST_PROCESSES)
     if processes == 1:
@@ -197,7 +197,7 @@ except SignalException as stopped:
 
 def launch(processes: int, words: Sequence[object], quietly: bool = False) -> int:
     """`deepnmt train` in several processes, shown as a user would type it; returns the exit status."""
-    from deepnmt.data.workers import available_cores
+    from deepnmt.devices import available_cores
 
     given = [str(word) for word in words]
     if not quietly:

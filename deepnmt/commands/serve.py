@@ -1,11 +1,10 @@
 """`deepnmt serve`: models behind HTTP, with a page to translate on."""
 
 import argparse
-import os
 import sys
 
 from deepnmt.commands.translate import limit_shape_caches
-from deepnmt.devices import choose_device
+from deepnmt.devices import choose_device, use_threads
 from deepnmt.errors import InputError
 from deepnmt.progress import say
 
@@ -88,10 +87,5 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _device(arguments: argparse.Namespace) -> str:
-    import torch
-
-    if arguments.threads is not None and arguments.threads < 1:
-        raise InputError(f"--threads must be at least 1, not {arguments.threads}")
-    if arguments.threads or "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(arguments.threads or len(os.sched_getaffinity(0)))
+    use_threads(arguments.threads)
     return choose_device(arguments.device)

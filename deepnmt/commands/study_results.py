@@ -15,7 +15,7 @@ Languages = tuple[str | None, str | None]  # source and target
 
 def score_study(study: "Study") -> None:
     """Scores of all translations that lack some; needs the study's folder only."""
-    from deepnmt.data.workers import available_cores
+    from deepnmt.devices import available_cores
     from deepnmt.progress import progress
     from deepnmt.reproduction.paper import EXPERIMENTS
     from deepnmt.reproduction.study import HYPOTHESES

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepnmt.devices import choose_device
+from deepnmt.devices import use_threads
 from deepnmt.errors import InputError
 from deepnmt.progress import say
 
@@ -128,19 +128,13 @@ def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def load_translator(arguments: argparse.Namespace, device: str | None = None) -> "Translator":
-    import torch
-
     from deepnmt.decoding.translator import Translator
 
     for folder in arguments.model:
         if not folder.is_dir():
             raise InputError(f"{folder} is not a MODEL folder")
-    if arguments.threads is not None and arguments.threads < 1:
-        raise InputError(f"--threads must be at least 1, not {arguments.threads}")
-    if arguments.threads or "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(arguments.threads or len(os.sched_getaffinity(0)))
-    device = choose_device(device or arguments.device)
-    return Translator(arguments.model, device=device, precision=arguments.precision)
+    use_threads(arguments.threads)
+    return Translator(arguments.model, device=device or arguments.device, precision=arguments.precision)
 
 
 def chunk_lines(arguments: argparse.Namespace, translator: "Translator") -> int:

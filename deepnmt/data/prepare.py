@@ -28,7 +28,8 @@ from deepnmt.data.spool import Spool
 from deepnmt.data.subword_nmt import Codes
 from deepnmt.data.text import ParallelFile, parallel_chunks
 from deepnmt.data.tokenizer import NORMALIZATIONS, Tokenizer, TokenizerPair, Writing
-from deepnmt.data.workers import Workers, apart, available_cores
+from deepnmt.data.workers import Workers, apart
+from deepnmt.devices import available_cores
 from deepnmt.errors import InputError, RunError
 from deepnmt.files import replacing, write_json
 from deepnmt.progress import progress

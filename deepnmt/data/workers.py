@@ -1,7 +1,6 @@
 """Work on chunks in all cores, with results in the order of the chunks, whatever the number of processes."""
 
 import multiprocessing
-import os
 import pickle
 import signal
 import tempfile
@@ -22,10 +21,6 @@ Result = TypeVar("Result")
 # Not fork: a forked copy of a process that has threads may hang.
 _context = multiprocessing.get_context("spawn")
 _DIED = "a worker process died (was it out of memory?); try fewer --workers"
-
-
-def available_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Workers:

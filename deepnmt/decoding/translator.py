@@ -25,6 +25,7 @@ from deepnmt.decoding.rules import Rules, prefix_table
 from deepnmt.decoding.sampling import Draw, Greedy, generate, random_numbers
 from deepnmt.decoding.search import Found, Shrinking, beam_search
 from deepnmt.decoding.splitting import join_translations, split_long
+from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.storage import load_meta, load_model
@@ -69,13 +70,13 @@ class Translator:
     def __init__(
         self,
         model: str | Path | Sequence[str | Path],
-        device: str = "cpu",
+        device: str | None = "cpu",
         precision: str = "fp32",
     ) -> None:
         folders = [Path(folder) for folder in ([model] if isinstance(model, str | Path) else model)]
         if not folders:
             raise InputError("a translator needs at least one model")
-        self.device = check_device(device)
+        self.device = torch.device(choose_device(device))
         for folder in folders:
             load_meta(folder)
         self.tokenizers = [TokenizerPair.load(folder) for folder in folders]
@@ -358,21 +359,6 @@ def check_vocabularies(folder: Path, config: ModelConfig, tokenizers: TokenizerP
         in_model, in_text = getattr(config, f"{side}_vocab_size"), getattr(tokenizers, side).vocab_size
         if in_model < in_text:
             raise InputError(f"{folder}: the {side} tokeniser has {in_text} symbols, the model only {in_model}")
-
-
-def check_device(name: str) -> torch.device:
-    """The device of this name, or a refusal where it is not one or not there."""
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise InputError(f"device {name!r} is not known: cpu, cuda, or cuda:1 for the second GPU") from error
-    if device.type == "cuda":
-        count = torch.cuda.device_count()
-        if count == 0:
-            raise InputError(f"device {name} is not there: torch sees no GPU (use cpu)")
-        if (device.index or 0) >= count:
-            raise InputError(f"device {name} is not there: torch sees {count}, cuda:0 to cuda:{count - 1}")
-    return device
 
 
 def _joined_alignment(alignments: list[Alignment | None]) -> Alignment | None:

@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.rendezvous import rendezvous
 
+from deepnmt.devices import choose_device
 from deepnmt.errors import InputError, RunError
 from deepnmt.training.config import Precision
 from deepnmt.training.precision import DTYPES
@@ -183,11 +184,9 @@ def _sentence(error: BaseException) -> str:
 
 
 def _device(name: str | None, local_rank: int) -> torch.device:
-    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = torch.device(choose_device(name))
     if device.type != "cuda":
         return device
-    if not torch.cuda.is_available():
-        raise InputError("--device cuda: this machine has no CUDA device that torch can use")
     if local_rank >= torch.cuda.device_count():
         raise InputError(
             f"torchrun started rank {local_rank} on this host, and it has {torch.cuda.device_count()} CUDA devices; "

@@ -109,7 +109,7 @@ def test_several_processes_are_used_where_they_can_meet(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(demo_plan, "MOST_PROCESSES", 2)
-    monkeypatch.setattr("deepnmt.data.workers.available_cores", lambda: 8)
+    monkeypatch.setattr("deepnmt.devices.available_cores", lambda: 8)
     assert main(["demo", "--recipe", "tiny.toml", "--device", "cpu"]) == 0
     plan = json.loads((folder / "demo" / "plan-de.json").read_text(encoding="utf-8"))
     assert plan["processes"] == 2 and plan["seconds"] > 0
@@ -120,7 +120,7 @@ def test_several_processes_are_used_where_they_can_meet(
 
 def test_one_process_is_used_where_several_cannot_meet(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo_plan, "MOST_PROCESSES", 2)
-    monkeypatch.setattr("deepnmt.data.workers.available_cores", lambda: 8)
+    monkeypatch.setattr("deepnmt.devices.available_cores", lambda: 8)
     monkeypatch.setattr(demo_plan, "launch", lambda *_, **__: 1)
     assert main(["demo", "--recipe", "tiny.toml", "--device", "cpu"]) == 0
     assert json.loads((folder / "demo" / "plan-de.json").read_text(encoding="utf-8"))["processes"] == 1
@@ -257,7 +257,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_written(
     for words, message in [
         (["--target", "en"], "--target en"),
         (["--seconds", "0"], "--seconds is 0: it must be at least 1"),
-        (["--device", "cuda"], "--device cuda: torch sees no GPU"),
+        (["--device", "cuda"], "device cuda: torch sees no GPU"),
     ]:
         assert main(["demo", *words]) == 2
         assert message in capsys.readouterr().err

@@ -247,7 +247,7 @@ def test_senseless_machines_are_refused(digits_model):
         Translator(digits_model.parent)
     with pytest.raises(InputError, match="at least one model"):
         Translator([])
-    with pytest.raises(InputError, match="device 'gpu' is not known"):
+    with pytest.raises(InputError, match="device 'gpu' is unknown"):
         Translator(digits_model, device="gpu")
     if not torch.cuda.is_available():
         with pytest.raises(InputError, match="torch sees no GPU"):

@@ -72,7 +72,7 @@ def test_a_killed_study_goes_on_where_it_was_and_is_reported(place, monkeypatch,
     logged = read_log(second / "training")[0]
 
     # As on a machine without sacremoses (and with one core: in this process).
-    monkeypatch.setattr("deepnmt.data.workers.available_cores", lambda: 1)
+    monkeypatch.setattr("deepnmt.devices.available_cores", lambda: 1)
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     monkeypatch.delitem(sys.modules, "deepnmt.evaluation.multibleu", raising=False)
     assert main(arguments(place)) == 0

@@ -107,7 +107,7 @@ def test_a_second_signal_ends_it_at_once():
         (["{model}", "{model}"], "two models are called en-de: give one another name, as in other={model}"),
         (["{model}", "--timeout", "0"], "timeout must be at least 1, not 0.0"),
         (["{model}", "--grace", "-1"], "--grace must be at least 0, not -1"),
-        (["{model}", "--threads", "0"], "--threads must be at least 1, not 0"),
+        (["{model}", "--threads", "0"], "threads must be at least 1, not 0"),
         (["{model}", "--port", "99999"], "cannot listen on port 99999: choose a --port from 0 to 65535"),
         (["{model}", "--host", "no such host"], "cannot listen on no such host port 8000"),
     ],
