@@ -3,8 +3,10 @@
 Only fixtures and hooks stand in a conftest.py: what tests import has a file with a name of its own.
 """
 
+import hashlib
 import os
 import sys
+from contextlib import contextmanager
 
 # Tiny models are slower on several threads, and much slower beside other work. Set before anything imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -23,6 +25,26 @@ def one_thread():
     yield
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.fixture
+def unchanged():
+    """`with unchanged(folder):` what happens inside leaves every file and folder of it as it was, to the last byte."""
+
+    def contents(folder):
+        return {
+            str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+            for path in [folder, *folder.rglob("*")]
+            if path.exists()
+        }
+
+    @contextmanager
+    def watch(*folders):
+        before = [contents(folder) for folder in folders]
+        yield
+        assert [contents(folder) for folder in folders] == before
+
+    return watch
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -64,7 +64,7 @@ class Demo:
     def triples(self, count: int) -> list[tuple[str, str, str]]:
         """Source, translation and reference of some test sentences, evenly spread over those of middling length."""
         files = self.corpus / "test.en", self.hypotheses, self.corpus / f"test.{self.target}"
-        lines = list(zip(*(path.read_text(encoding="utf-8").splitlines() for path in files), strict=True))
+        lines = list(zip(*(path.read_text(encoding="utf-8").split("\n") for path in files), strict=True))
         chosen = [line for line in lines if 5 <= len(line[0].split()) <= 14]
         return chosen[:: max(1, len(chosen) // count)][:count]
 
@@ -132,8 +132,9 @@ def _weights(model: Path) -> list[str]:
 
 def _curves(run: Path) -> str:
     from deepnmt.analysis.charts import Axes, Series, line_chart
+    from deepnmt.training.curves import read_log
 
-    lines = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
+    lines = read_log(run)
     training = [(line["step"], line["ppl"]) for line in lines if line["kind"] == "train"]
     validation = [(line["step"], line["ppl"]) for line in lines if line["kind"] == "validation"]
     bleu = [(line["step"], line["bleu"]) for line in lines if line["kind"] == "validation" and "bleu" in line]

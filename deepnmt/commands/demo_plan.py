@@ -166,8 +166,9 @@ def _try_processes(name: str, precision: str, data: Path, trial: Path) -> tuple[
 
 
 def _train_lines(run: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "log.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [line for line in lines if line["kind"] == "train"]
+    from deepnmt.training.curves import read_log
+
+    return [line for line in read_log(run) if line["kind"] == "train"]
 
 
 def times(run: Path) -> list[float]:

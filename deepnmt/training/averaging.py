@@ -11,7 +11,7 @@ from deepnmt.errors import InputError
 from deepnmt.files import replacing
 from deepnmt.model.storage import load_config, load_weights, save_model
 from deepnmt.model.transformer import Transformer
-from deepnmt.training.checkpoint import list_checkpoints, read_state, read_weights, score_of, step_of
+from deepnmt.training.checkpoint import best_first, list_checkpoints, read_state, read_weights, step_of
 from deepnmt.training.folder import CHECKPOINTS, RECIPE, copy_tokenizers
 
 
@@ -43,13 +43,13 @@ def last_checkpoints(run: Path, count: int, kind: str | None = None) -> list[Pat
 def best_checkpoints(run: Path, count: int) -> list[Path]:
     """The checkpoints with the best validation scores, best first."""
     by_step = {step_of(path): path for path in all_checkpoints(run)}  # an epoch's and a step's may be the same
-    scored = [path for path in by_step.values() if score_of(path) is not None]
+    scored = best_first(by_step.values())
     if len(scored) < count:
         raise InputError(
             f"{run} has {len(scored)} validated checkpoints, not {count}; ask for fewer, or train with a higher "
             "training.keep_best"
         )
-    return sorted(scored, key=lambda path: score_of(path) or 0.0, reverse=True)[:count]
+    return scored[:count]
 
 
 def checkpoints_at(run: Path, steps: Sequence[int]) -> list[Path]:

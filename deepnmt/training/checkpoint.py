@@ -130,9 +130,9 @@ class Checkpoints:
     def _retain(self) -> None:
         steps = [path for path in self.all() if path.name.startswith("step-")]
         epochs = [path for path in self.all() if path.name.startswith("epoch-")]
-        scored = [(score, path) for path in steps if (score := score_of(path)) is not None]
-        best = [path for _, path in sorted(scored, key=lambda pair: pair[0], reverse=True)[: self.config.keep_best]]
+        best = best_first(steps)[: self.config.keep_best]
         kept = {*steps[-self.config.keep_last :], *best, *epochs[max(0, len(epochs) - self.config.keep_epochs) :]}
+        kept.add(max((*steps, *epochs), key=_age))
         for path in {*steps, *epochs} - kept:
             doomed = path.with_name(f".{path.name}.doomed")
             path.rename(doomed)
@@ -160,6 +160,12 @@ def _age(path: Path) -> tuple[float, str]:
 def score_of(path: Path) -> float | None:
     score: float | None = read_state(path).get("score")
     return score
+
+
+def best_first(paths: Iterable[Path]) -> list[Path]:
+    """Those that have a score, the best first; of equal ones the newest, which has learned the longest."""
+    scored = [path for path in paths if score_of(path) is not None]
+    return sorted(scored, key=lambda path: (score_of(path), *_age(path)), reverse=True)
 
 
 def read_state(path: Path) -> dict[str, Any]:

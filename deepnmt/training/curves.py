@@ -64,8 +64,8 @@ class JsonLines:
         if self.path.exists():
             kept = [line for line in _whole_lines(self.path) if line["step"] <= step]
             with replacing(self.path) as aside:
-                aside.write_text("".join(map(_dump, kept)), encoding="utf-8")
-        self.file = self.path.open("a", encoding="utf-8")
+                aside.write_bytes("".join(map(_dump, kept)).encode())
+        self.file = self.path.open("a", encoding="utf-8", newline="\n")
 
     def rewind(self, step: int) -> None:
         self.file.close()
@@ -85,10 +85,11 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
 
 
 def _whole_lines(path: Path) -> list[dict[str, Any]]:
+    """What was written to the end. Only a line feed ends a line: a sample may hold U+2028, `str.splitlines`'s too."""
     lines = []
-    for text in path.read_text(encoding="utf-8").splitlines(keepends=True):
+    for text in path.read_bytes().split(b"\n")[:-1]:
         try:
-            line = json.loads(text) if text.endswith("\n") else None
+            line = json.loads(text)
         except ValueError:
             continue
         if isinstance(line, dict) and "step" in line:

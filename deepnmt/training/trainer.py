@@ -63,7 +63,7 @@ def _train(run: Run, data: StreamState | None, updates: Loader, job: Job) -> str
             log(run, update, norms, job)
         if run.step % config.validate_every == 0:
             validate(run, job)
-        if update.is_last_of_epoch and config.save_epochs:
+        if update.is_last_of_epoch and config.save_epochs and config.keep_epochs:
             save(run, data, job, epoch=update.epoch + 1)
         if run.step % config.save_every == 0 or run.is_best:
             save(run, data, job)
@@ -135,10 +135,9 @@ def validate(run: Run, job: Job) -> None:
     found = job.world.agree(_validation(run, job.validate))
     run.score = found.score(job.config.best_by)
     is_first = not run.best_scores or run.score > run.best_scores[0]
-    best = sorted([*run.best_scores, run.score], reverse=True)[: max(job.config.keep_best, 1)]
-    run.stale = 0 if is_first or best[0] == 0 else run.stale + 1  # no score yet is no standstill
-    run.is_best = best != run.best_scores
-    run.best_scores = best
+    run.best_scores = sorted([*run.best_scores, run.score], reverse=True)[: max(job.config.keep_best, 1)]
+    run.is_best = run.score >= run.best_scores[-1]  # of equal scores the newest counts
+    run.stale = 0 if is_first or run.best_scores[0] == 0 else run.stale + 1  # a BLEU of 0 is not yet a score
     job.curves.write(
         "validation",
         run.step,

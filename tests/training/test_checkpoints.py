@@ -125,6 +125,29 @@ def test_fewer_epochs_than_are_to_be_kept_are_all_kept(tmp_path):
     assert len(list((tmp_path / "checkpoints").glob("epoch-*"))) == 4
 
 
+def test_without_epochs_to_keep_the_newest_checkpoint_still_stays(tmp_path):
+    """Epochs of 8 steps, and no other checkpoint before the end."""
+    run_to_end(tmp_path, replace(TRAINING, max_steps=9, save_every=100, validate_every=100, keep_epochs=0))
+    assert names((tmp_path / "checkpoints").iterdir()) == ["step-00000009"]
+
+
+def test_the_newest_checkpoint_is_never_removed(tmp_path):
+    run, _, job = make_job(tmp_path, replace(TRAINING, keep_epochs=0))
+    job.checkpoints.save(run, None, epoch=1)
+    job.checkpoints.finish()
+    job.curves.close()
+    assert names(job.checkpoints.all()) == ["epoch-00001"]
+
+
+def test_of_equal_scores_the_newest_is_the_best(tmp_path):
+    run, data, job = make_job(tmp_path, replace(TRAINING, max_steps=6, validate_every=2, save_every=100))
+    job.validate = lambda model: Validation(1.0, 1.0, {"bleu": 0.0})
+    train(run, data, job)
+    job.curves.close()
+    assert names(best_checkpoints(tmp_path, 1)) == ["step-00000006"]
+    assert json.loads((tmp_path / "best.json").read_text())["checkpoint"] == "checkpoints/step-00000006"
+
+
 def test_checkpoint_is_a_model_folder(finished):
     path = finished / "checkpoints" / "step-00000020"
     model = load_model(path)

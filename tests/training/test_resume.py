@@ -189,6 +189,17 @@ def test_torn_line_of_the_log_is_dropped(tmp_path):
     assert [line["step"] for line in lines if line["kind"] == "train"] == [3, 6]
 
 
+def test_lines_of_the_log_end_only_at_a_line_feed(tmp_path):
+    """A validation sample may hold any character, those that `str.splitlines` takes for the end of a line too."""
+    log = JsonLines(tmp_path, 0)
+    log.write({"kind": "validation", "step": 3, "samples": ["one\u2028two\x85three\x1cfour", "é\r"]})
+    log.close()
+    before = (tmp_path / "log.jsonl").read_bytes()
+    JsonLines(tmp_path, 3).close()
+    assert (tmp_path / "log.jsonl").read_bytes() == before
+    assert [line["step"] for line in read_log(tmp_path)] == [3]
+
+
 def test_tensorboard_curves_have_no_gaps_and_no_doubles(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
