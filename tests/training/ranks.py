@@ -1,14 +1,10 @@
 """Run a function in several processes that are the ranks of one world, and collect what each returns."""
 
-import multiprocessing
 import os
 import socket
 import traceback
 
-SECONDS = 240
-# The server imports torch once; the ranks are forks of it.
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch.distributed.fsdp", "deepnmt.training.assembly"])
+from processes import CONTEXT, SECONDS
 
 
 def run_ranks(size, function, *arguments):

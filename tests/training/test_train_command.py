@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import small  # one thread, here as in the processes that are started: the number of threads decides the last bit
+from processes import Process
 from safetensors.torch import load_file
 
 from deepnmt.cli import main
@@ -101,7 +102,7 @@ def start(command, **environment):
 
 
 def start_train(place, run, *more):
-    return start([sys.executable, "-m", "deepnmt", *arguments(place, run, *more)])
+    return Process(main, arguments(place, run, *more))
 
 
 def wait_for_step(run, step, process):
@@ -109,9 +110,14 @@ def wait_for_step(run, step, process):
     for _ in range(6000):
         if (run / "log.jsonl").exists() and any(line["step"] >= step for line in read_log(run)):
             return
-        assert process.poll() is None, process.stderr.read()
+        assert process.status is None, process.output
         time.sleep(0.02)
     raise AssertionError("it does not get on")
+
+
+def kill_after(place, run, step, *more):
+    with start_train(place, run, *more) as process:
+        wait_for_step(place / run, step, process)
 
 
 def curves(run):
@@ -159,13 +165,8 @@ def test_killed_runs_resume_to_the_last_bit(place):
     """SIGKILL, twice, each time somewhere after a step of the log; the third start finishes."""
     run = place / "killed"
     for step in (15, 40):
-        process = start_train(place, "killed", "--resume")
-        wait_for_step(run, step, process)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-    process = start_train(place, "killed", "--resume")
-    assert process.wait() == 0, process.stderr.read()
-    process.communicate()
+        kill_after(place, "killed", step, "--resume")
+    assert main(arguments(place, "killed", "--resume")) == 0
     assert curves(run) == curves(place / "run")
     assert weights(run) == weights(place / "run")
     assert weights(run, "model") == weights(place / "run", "model")
@@ -179,10 +180,7 @@ def test_a_model_is_trained_further(place):
     first, last = read_log(place / "run")[0]["loss"], read_log(place / "run")[-1]["loss"]
     assert abs(read_log(place / "further")[0]["loss"] - last) < 0.3 * (first - last)
 
-    process = start_train(place, "further-killed", *model)
-    wait_for_step(place / "further-killed", 5, process)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    kill_after(place, "further-killed", 5, *model)
     assert not (place / "further-killed" / "checkpoints").exists()
     assert main([*arguments(place, "further-killed", *model[2:]), "--resume"]) == 0
     assert curves(place / "further-killed") == curves(place / "further")
@@ -208,12 +206,12 @@ def test_a_model_that_does_not_fit_is_not_trained_further(place, capsys):
 @pytest.mark.parametrize("number, status", [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_signals_save_and_end_with_one_sentence(place, number, status):
     run = f"signal{number}"
-    process = start_train(place, run, "training.max_steps=100000", "training.save_every=100000", "training.log_every=1")
-    wait_for_step(place / run, 12, process)
-    process.send_signal(number)
-    _, told = process.communicate(timeout=120)
-    assert process.returncode == status
-    last = told.strip().splitlines()[-1]
+    endless = ["training.max_steps=100000", "training.save_every=100000", "training.log_every=1"]
+    with start_train(place, run, *endless) as process:
+        wait_for_step(place / run, 12, process)
+        process.send(number)
+        assert process.wait() == status
+        last = process.output.strip().splitlines()[-1]
     assert last.startswith("deepnmt: stopped after step ") and "--resume goes on from there" in last
     step = int(last.split()[4].replace(",", ""))
     assert (place / run / "checkpoints" / f"step-{step:08d}" / "manifest.json").exists()
@@ -271,24 +269,27 @@ def test_average_by_validation_bleu_tries_every_window(place, capsys):
     assert "valid_bleu" in json.loads((place / "chosen" / "meta.json").read_text())
 
 
-def torchrun(*options):
-    return [sys.executable, "-m", "torch.distributed.run", *options, "-m", "deepnmt"]
+def torchrun(words):
+    from torch.distributed.run import main
+
+    main(words)
+    return 0
 
 
-def children(process):
-    found = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=True)
+def children(pid):
+    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=True)
     return [int(number) for number in found.stdout.split()]
 
 
 def test_lost_worker_is_replaced_and_the_run_goes_on_from_its_checkpoint(place):
     run = place / "elastic"
     options = ["--nproc-per-node=2", "--max-restarts=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
-    process = start([*torchrun(*options), *arguments(place, "elastic"), "--resume", "--device", "cpu"])
-    wait_for_step(run, 15, process)
-    os.kill(children(process)[-1], signal.SIGKILL)
-    _, told = process.communicate(timeout=240)
-    assert process.returncode == 0, told
-    assert "all 60 steps are done" in told
+    words = [*options, "-m", "deepnmt", *arguments(place, "elastic"), "--resume", "--device", "cpu"]
+    with Process(torchrun, words, PYTHONPATH=str(ROOT)) as process:
+        wait_for_step(run, 15, process)
+        os.kill(children(process.pid)[-1], signal.SIGKILL)
+        assert process.wait() == 0, process.output
+        assert "all 60 steps are done" in process.output
     lines = [line for line in read_log(run) if line["kind"] == "train"]
     assert [line["step"] for line in lines] == list(range(5, 61, 5))
     alone = [line["loss"] for line in read_log(place / "run") if line["kind"] == "train"]
@@ -327,8 +328,9 @@ def test_two_hosts_train_as_one(place, two_hosts):
     processes = []
     for number, (name, end) in enumerate(two_hosts):
         options = ["--nnodes=2", "--nproc-per-node=1", f"--node-rank={number}", "--master-addr=10.77.0.1"]
-        command = [*torchrun(*options, "--master-port=29577"), *arguments(place, "hosts", "training.max_steps=20")]
-        processes.append(start(["ip", "netns", "exec", name, *command, "--device", "cpu"], GLOO_SOCKET_IFNAME=end))
+        options += ["--master-port=29577", "-m", "deepnmt", *arguments(place, "hosts", "training.max_steps=20")]
+        command = [sys.executable, "-m", "torch.distributed.run", *options, "--device", "cpu"]
+        processes.append(start(["ip", "netns", "exec", name, *command], GLOO_SOCKET_IFNAME=end))
     for process in processes:
         _, told = process.communicate(timeout=240)
         assert process.returncode == 0, told
