@@ -2,7 +2,7 @@
 
     python benchmarks/loader.py DATASET [--tokens 4096 32768] [--layouts padded packed] [--seconds 3] [--json FILE]
 
-No model runs. "ahead" is the rate through the prefetching thread (or processes) while the consumer does nothing but
+No model runs. "ahead" is the rate through the prefetching thread while the consumer does nothing but
 take updates, by the wall clock; the other rate is by the time of the one core that builds, which other work on the
 machine disturbs less.
 """
@@ -30,7 +30,6 @@ def main() -> None:
     parser.add_argument("--layouts", nargs="+", default=["padded", "packed"])
     parser.add_argument("--max-shapes", type=int, default=BatchingConfig.max_shapes)
     parser.add_argument("--bpe-dropout", type=float, default=0.0)
-    parser.add_argument("--num-workers", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -44,7 +43,7 @@ def main() -> None:
                 max_shapes=arguments.max_shapes,
                 bpe_dropout=arguments.bpe_dropout,
             )
-            rows.append(measure(dataset, config, arguments.seconds, arguments.num_workers))
+            rows.append(measure(dataset, config, arguments.seconds))
             print(line(rows[-1]), flush=True)
     machine = {"machine": platform.processor() or platform.machine(), "cores": os.cpu_count(), "numpy": np.__version__}
     print(f"on {machine}")
@@ -52,7 +51,7 @@ def main() -> None:
         arguments.json.write_text(json.dumps({**machine, "rows": rows}, indent=2) + "\n")
 
 
-def measure(dataset: Dataset, config: BatchingConfig, seconds: float, num_workers: int) -> dict[str, Any]:
+def measure(dataset: Dataset, config: BatchingConfig, seconds: float) -> dict[str, Any]:
     started = time.perf_counter()
     stream = BatchStream.of(dataset, config, seed=1)
     made = time.perf_counter()
@@ -61,7 +60,7 @@ def measure(dataset: Dataset, config: BatchingConfig, seconds: float, num_worker
     source, target = stream.padding() if config.bpe_dropout == 0 else sampled_padding(stream)
     sizes = {(int(rows), int(shape)) for rows, shape in zip(plan.stops - plan.starts, plan.shape_of, strict=True)}
     alone = rate(stream, seconds, time.process_time)
-    with Loader(stream, num_workers=num_workers) as loader:
+    with Loader(stream) as loader:
         ahead = rate(loader, seconds, time.perf_counter)
     return {
         "layout": config.layout,

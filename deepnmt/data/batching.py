@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, TypedDict
 
 import numpy as np
@@ -12,7 +13,7 @@ from deepnmt.data.collate import AnyBatch, Batch, PackedBatch, Ragged, gather, p
 from deepnmt.data.dataset import SIDES, Corpus, Dataset
 from deepnmt.data.mixture import Mixture, Sentences
 from deepnmt.data.plan import BatchShape, EpochPlan, Lengths, PackedPlanner, PaddedPlanner, Planner, packed_shape
-from deepnmt.data.resampling import DropOut, Resample, Resampler
+from deepnmt.data.resampling import Resample, Resampler
 from deepnmt.errors import InputError
 
 __all__ = [
@@ -113,7 +114,6 @@ class BatchStream:
         """
         self.config, self.seed, self.rank, self.world_size = config, seed, rank, world_size
         self.corpora = list(corpora.values())
-        self._names = list(corpora)
         self.bases = np.cumsum([0, *map(len, self.corpora)])[:-1]
         self.batches_per_update = max(1, round((tokens_per_update or 0) / config.tokens_per_batch))
         if config.bpe_dropout > 0 and resample is None:
@@ -138,23 +138,6 @@ class BatchStream:
         self._epoch, self._position = 0, 0
         if state is not None:
             self._restore(state)
-        self._made_with = {
-            "seed": seed,
-            "tokens_per_update": tokens_per_update,
-            "weights": weights,
-            "rank": rank,
-            "world_size": world_size,
-            "resample": resample,
-        }
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """In another process the stream is made again from the same corpora, rather than copied with its plan."""
-        return _make_stream, (
-            dict(zip(self._names, self.corpora, strict=True)),
-            self.config,
-            self._made_with,
-            self.state(),
-        )
 
     @classmethod
     def of(cls, dataset: Dataset, config: BatchingConfig, **rest: Any) -> "BatchStream":
@@ -162,8 +145,11 @@ class BatchStream:
         weights = {entry["name"]: float(entry.get("weight", 1.0)) for entry in dataset.meta["train"]}
         resample = None
         if config.bpe_dropout > 0:
-            tokenizers = dataset.tokenizers
-            resample = DropOut(tokenizers.source, config.bpe_dropout), DropOut(tokenizers.target, config.bpe_dropout)
+            source, target = (
+                partial(side.resample, dropout=config.bpe_dropout)
+                for side in (dataset.tokenizers.source, dataset.tokenizers.target)
+            )
+            resample = source, target
         return cls(dataset.train, config, weights=weights, resample=resample, **rest)
 
     @property
@@ -179,19 +165,8 @@ class BatchStream:
         self._epoch, self._position = self._after(self._epoch, self._position)
         return update
 
-    def positions(self) -> Iterator[tuple[int, int]]:
-        """(epoch, position) of every update from here on, without going there."""
-        epoch, position = self._epoch, self._position
-        while True:
-            yield epoch, position
-            epoch, position = self._after(epoch, position)
-
     def state(self) -> StreamState:
         return {"epoch": self._epoch, "position": self._position, "made_from": dict(self._made_from)}
-
-    def state_after(self, update: Update) -> StreamState:
-        epoch, position = self._after(update.epoch, update.index)
-        return {"epoch": epoch, "position": position, "made_from": dict(self._made_from)}
 
     def _after(self, epoch: int, position: int) -> tuple[int, int]:
         return (epoch, position + 1) if position + 1 < self.updates_per_epoch(epoch) else (epoch + 1, 0)
@@ -266,7 +241,8 @@ class BatchStream:
             return lengths
         sample = np.flatnonzero(usable)
         sample = sample[:: max(1, len(sample) // GROWTH_SAMPLE)]
-        stretched = self._resampler.stretched(lengths, gather(self.corpora, self.bases, sample, SIDES[side]), side)
+        ids = gather(self.corpora, self.bases, sample, SIDES[side])
+        stretched = self._resampler.stretched(lengths, ids, sample, side)
         return np.minimum(stretched, np.int32(self.config.tokens_per_batch))
 
     def update(self, epoch: int, index: int) -> Update:
@@ -307,7 +283,7 @@ class BatchStream:
         source, target = (gather(self.corpora, self.bases, sentences, side) for side in SIDES)
         if self._resampler is None:
             return source, target
-        return self._resampler.apply((source, target), plan.shape(number), plan.epoch, number)
+        return self._resampler.apply((source, target), plan, number)
 
     def _describe(self, corpora: Mapping[str, Corpus]) -> dict[str, Any]:
         described = {
@@ -365,12 +341,6 @@ def held_out_batches(corpus: Corpus, tokens_per_batch: int) -> list[Batch]:
         batches.append(pad(pair[0], pair[1], shape, sentences))
         start += rows
     return batches
-
-
-def _make_stream(
-    corpora: dict[str, Corpus], config: BatchingConfig, options: dict[str, Any], state: StreamState
-) -> BatchStream:
-    return BatchStream(corpora, config, **options, state=state)
 
 
 def _with_eos(lengths: list[npt.NDArray[np.integer]]) -> Lengths:

@@ -25,16 +25,6 @@ class _Tensors:
     def pin_memory(self) -> Self:
         return self._each(lambda tensor: tensor.pin_memory())
 
-    def to_arrays(self) -> Self:
-        """With numpy arrays in the place of tensors: what is sent between processes by value."""
-        return self._each(lambda tensor: tensor.numpy())
-
-    def to_tensors(self) -> Self:
-        """The inverse of `to_arrays`."""
-        arrays = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
-        del arrays["sentences"]
-        return replace(self, **{name: torch.from_numpy(value) for name, value in arrays.items()})  # type: ignore[type-var]
-
     def _each(self, function: Any) -> Self:
         values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
         moved = {name: function(value) for name, value in values.items() if isinstance(value, Tensor)}

@@ -198,7 +198,6 @@ class Side:
     ids: Ids
     offsets: Offsets
     name: str = "ids"
-    opened_with: tuple[Path, int, int, str] | None = None
 
     @classmethod
     def open(cls, stem: Path, pairs: int, tokens: int, dtype: str) -> "Side":
@@ -206,11 +205,7 @@ class Side:
         offsets = _map(_beside(stem, "offsets"), OFFSET, pairs + 1)
         if offsets[0] != 0 or offsets[-1] != tokens:
             raise InputError(f"{_beside(stem, 'offsets')} does not fit its ids file; prepare the dataset again")
-        return cls(ids, offsets, str(stem), (stem, pairs, tokens, dtype))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """A mapped side is mapped again in another process, not copied."""
-        return (Side.open, self.opened_with) if self.opened_with else (Side, (self.ids, self.offsets, self.name))
+        return cls(ids, offsets, str(stem))
 
     @classmethod
     def of(cls, sentences: Iterable[Sequence[int]]) -> "Side":

@@ -6,9 +6,9 @@ so that the result is still a model that every SentencePiece reads.
 
 import base64
 import io
+import re
 import struct
 import tempfile
-import threading
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
+from deepnmt.data.bpe_dropout import BpeDropout, Keys
+from deepnmt.data.sentencepiece_bpe import NORMAL, UNUSED, PieceMerges
 from deepnmt.data.vocabulary import BOS, EOS, PAD, SPECIAL_PIECES, UNK
 from deepnmt.errors import InputError, RunError
 
@@ -27,9 +29,8 @@ _COUNTED_AT_ONCE = 50_000
 # Numbers of SentencePiece's message format (sentencepiece_model.proto).
 _PIECES, _TRAINER = 1, 2
 _TRAINER_INPUT, _TRAINER_MODEL_TYPE, _UNIGRAM, _BPE = 1, 3, 1, 2
-_NORMAL, _UNUSED = 1, 5
 _TRAINING_THREADS = 16  # fixed: the sums of a unigram model depend on it in the last digits
-_sampling = threading.Lock()
+_WORD = re.compile(f"{SPACE}?[^{SPACE}]+|{SPACE}")
 
 
 class SentencePieces:
@@ -55,6 +56,7 @@ class SentencePieces:
             self._ours[theirs] = number
         self._by_word = self._words_are_independent()
         self._cache: dict[str, bytes] = {}
+        self._dropout: BpeDropout | None = None
 
     def _words_are_independent(self) -> bool:
         """Whether encoding a line is encoding its words: then each word is encoded once, which is much faster."""
@@ -86,30 +88,30 @@ class SentencePieces:
         for word, ids in zip(new, self._processor.encode(new, num_threads=1), strict=True):
             self._cache[word] = array("I", [ours[number] for number in ids]).tobytes()
 
-    def sample_lines(self, lines: Sequence[str], dropout: float, seed: int) -> list[list[int]]:
-        """Segmentations by BPE-dropout (Provilkov et al. 2020), decided by the seed alone."""
-        if not self._is_bpe:
+    def resample(self, sentences: Sequence[Sequence[int]], keys: Keys, dropout: float) -> list[list[int]]:
+        """The sentences segmented again by BPE-dropout, each decided by its key. None may have an unknown symbol."""
+        if self._dropout is None or self._dropout.p != dropout:
+            self._dropout = BpeDropout(self._merges.segment, dropout)
+        texts = [b"".join(map(self._spelling.__getitem__, ids)).decode("utf-8") for ids in sentences]
+        return self._dropout.segment([_WORD.findall(text) if self._by_word else [text] for text in texts], keys)
+
+    @cached_property
+    def _merges(self) -> PieceMerges:
+        if _model_type(self.model) != _BPE:
             raise InputError(
                 "BPE-dropout needs a BPE tokeniser; this one is a unigram model (prepare with --subwords bpe)"
             )
-        sampled: list[list[int]] = []
-
-        # SentencePiece seeds its generator when a thread first samples, and never again: so a fresh thread each time.
-        def sample() -> None:
-            sampled.extend(
-                self._processor.encode(list(lines), enable_sampling=True, alpha=dropout, nbest_size=-1, num_threads=1)
-            )
-
-        with _sampling:
-            sentencepiece.set_random_generator_seed(seed & 0xFFFFFFFF)
-            thread = threading.Thread(target=sample)
-            thread.start()
-            thread.join()
-        return [[self._ours[number] for number in ids] for ids in sampled]
+        pieces = (_read_piece(content) for field, _, content in _fields(self.model) if field == _PIECES)
+        return PieceMerges(pieces, {piece: number for number, piece in enumerate(self.pieces)})
 
     @cached_property
-    def _is_bpe(self) -> bool:
-        return _model_type(self.model) == _BPE
+    def _spelling(self) -> list[bytes]:
+        special = len(SPECIAL_PIECES)
+        is_byte = [False] * special + [self._processor.is_byte(theirs) for theirs in self._theirs]
+        return [
+            bytes([int(piece[3:5], 16)]) if byte else piece.encode("utf-8")
+            for piece, byte in zip(self.pieces, is_byte, strict=True)
+        ]
 
     def decode(self, ids: Sequence[int]) -> str:
         theirs = self._theirs
@@ -210,10 +212,10 @@ def cut(model: bytes, counts: Mapping[str, int], min_frequency: int) -> bytes:
     for field, wire, content in _fields(model):
         if field == _PIECES:
             piece, score, kind = _read_piece(content)
-            if kind == _NORMAL and piece != SPACE and counts.get(piece, 0) < min_frequency:
+            if kind == NORMAL and piece != SPACE and counts.get(piece, 0) < min_frequency:
                 if len(piece) == 1:
                     continue
-                content = _write_piece(piece, score, _UNUSED)
+                content = _write_piece(piece, score, UNUSED)
         edited.write(_field(field, wire, content))
     return edited.getvalue()
 
@@ -255,7 +257,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _read_piece(content: bytes) -> tuple[str, float, int]:
-    piece, score, kind = "", 0.0, _NORMAL
+    piece, score, kind = "", 0.0, NORMAL
     for field, _, value in _fields(content):
         if field == 1:
             piece = value.decode("utf-8")

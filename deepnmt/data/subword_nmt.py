@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from deepnmt.data.bpe_dropout import BpeDropout, Keys
 from deepnmt.data.vocabulary import SPECIAL_PIECES, UNK
 from deepnmt.errors import InputError
 
@@ -55,34 +56,46 @@ class Codes:
         lines = text.removesuffix("\n").split("\n")
         return cls(lines, str(path))
 
-    def segment(self, word: str) -> list[str]:
-        """The symbols of a word, all but the last one marked with the separator."""
+    def segment(self, word: str, skips: Iterable[int] = ()) -> tuple[list[str], int]:
+        """The symbols of a word, all but the last one marked with the separator, and how many merges came up.
+
+        The merges numbered in `skips` are left out for one round: the most frequent pair of which an occurrence is
+        kept is merged where it is kept, and the next round asks about every pair again.
+        """
         symbols = [*word, _END] if self._end_is_a_symbol else [*word[:-1], word[-1] + _END]
-        while len(symbols) > 1:
-            ranked = min(pairwise(symbols), key=self._rank)
-            if ranked not in self._ranks:
+        upcoming = iter(skips)
+        merges, skip = 0, next(upcoming, -1)
+        while True:
+            ranked = sorted(
+                (self._ranks[pair], position) for position, pair in enumerate(pairwise(symbols)) if pair in self._ranks
+            )
+            kept: list[tuple[int, int]] = []
+            for candidate in ranked:
+                if kept and candidate[0] != kept[0][0]:
+                    break
+                if merges == skip:
+                    skip = next(upcoming, -1)
+                else:
+                    kept.append(candidate)
+                merges += 1
+            if not kept:
                 break
-            symbols = _merge(symbols, ranked)
+            symbols = _merge(symbols, {position for _, position in kept})
         if symbols[-1] == _END:
             symbols.pop()
         else:
             symbols[-1] = symbols[-1].removesuffix(_END)
-        return [symbol + SEPARATOR for symbol in symbols[:-1]] + symbols[-1:]
-
-    def _rank(self, pair: tuple[str, str]) -> float:
-        return self._ranks.get(pair, float("inf"))
+        return [symbol + SEPARATOR for symbol in symbols[:-1]] + symbols[-1:], merges
 
 
-def _merge(symbols: list[str], pair: tuple[str, str]) -> list[str]:
+def _merge(symbols: list[str], positions: set[int]) -> list[str]:
+    """Merge the pairs at these positions, from the left; an overlapping second one is left out."""
     merged: list[str] = []
     i = 0
     while i < len(symbols):
-        if i + 1 < len(symbols) and (symbols[i], symbols[i + 1]) == pair:
-            merged.append(symbols[i] + symbols[i + 1])
-            i += 2
-        else:
-            merged.append(symbols[i])
-            i += 1
+        size = 1 + (i in positions)
+        merged.append("".join(symbols[i : i + size]))
+        i += size
     return merged
 
 
@@ -90,7 +103,7 @@ def count_symbols(codes: Codes, words: Mapping[str, int]) -> dict[str, int]:
     """How often each symbol occurs in a text with these words."""
     counts: dict[str, int] = {}
     for word, count in words.items():
-        for symbol in codes.segment(word):
+        for symbol in codes.segment(word)[0]:
             counts[symbol] = counts.get(symbol, 0) + count
     return counts
 
@@ -111,6 +124,7 @@ class SubwordNmt:
         self.pieces = [*SPECIAL_PIECES, *symbols]
         self._ids = {symbol: number for number, symbol in enumerate(self.pieces) if number >= len(SPECIAL_PIECES)}
         self._cache: dict[str, bytes] = {}
+        self._dropout: BpeDropout | None = None
 
     def encode_lines(self, lines: Iterable[str]) -> list[bytes]:
         """The ids of each line as bytes of native unsigned ints."""
@@ -119,14 +133,24 @@ class SubwordNmt:
     def _encode_word(self, word: str) -> bytes:
         encoded = self._cache.get(word)
         if encoded is None:
-            encoded = array("I", [self._ids.get(symbol, UNK) for symbol in self.codes.segment(word)]).tobytes()
+            encoded = array("I", self._number(self.codes.segment(word)[0])).tobytes()
             if len(self._cache) >= _MAX_CACHED_WORDS:
-                self._cache.clear()
+                self._cache = {}
             self._cache[word] = encoded
         return encoded
 
-    def sample_lines(self, lines: Sequence[str], dropout: float, seed: int) -> list[list[int]]:
-        raise InputError("BPE-dropout needs a SentencePiece BPE tokeniser; this one is made of subword-nmt codes")
+    def _number(self, symbols: Iterable[str]) -> list[int]:
+        return [self._ids.get(symbol, UNK) for symbol in symbols]
+
+    def resample(self, sentences: Sequence[Sequence[int]], keys: Keys, dropout: float) -> list[list[int]]:
+        """The sentences segmented again by BPE-dropout, each decided by its key. None may have an unknown symbol."""
+        if self._dropout is None or self._dropout.p != dropout:
+            self._dropout = BpeDropout(self._segment, dropout)
+        return self._dropout.segment([self.decode(ids).split() for ids in sentences], keys)
+
+    def _segment(self, word: str, skips: Iterable[int]) -> tuple[list[int], int]:
+        symbols, merges = self.codes.segment(word, skips)
+        return self._number(symbols), merges
 
     def decode(self, ids: Sequence[int]) -> str:
         text = " ".join(self.pieces[number] for number in ids) + " "

@@ -13,6 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol
 
+from deepnmt.data.bpe_dropout import Keys
 from deepnmt.data.pretokenizer import PRETOKENIZERS, Pretokenizer
 from deepnmt.data.sentence_pieces import SPACE, SentencePieces
 from deepnmt.data.subword_nmt import SubwordNmt
@@ -32,7 +33,7 @@ class Subwords(Protocol):
 
     def encode_lines(self, lines: Iterable[str]) -> list[bytes]: ...
 
-    def sample_lines(self, lines: Sequence[str], dropout: float, seed: int) -> list[list[int]]: ...
+    def resample(self, sentences: Sequence[Sequence[int]], keys: Keys, dropout: float) -> list[list[int]]: ...
 
     def decode(self, ids: Sequence[int]) -> str: ...
 
@@ -147,14 +148,11 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
 
-    def encode_batch(self, texts: Iterable[str], dropout: float = 0.0, seed: int = 0) -> list[list[int]]:
-        """The ids of each text, without eos; with `dropout`, BPE-dropout decided by `seed`."""
+    def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
+        """The ids of each text, without eos."""
         tagged = [self._split_tag(text) for text in texts]
-        lines = [self.writing.split(rest) for _, rest in tagged]
-        if dropout > 0:
-            encoded = self.subwords.sample_lines(lines, dropout, seed)
-        else:
-            encoded = [array("I", ids).tolist() for ids in self.subwords.encode_lines(lines)]
+        lines = self.subwords.encode_lines([self.writing.split(rest) for _, rest in tagged])
+        encoded = [array("I", ids).tolist() for ids in lines]
         return [[self.tag_id(tag), *ids] if tag else ids for (tag, _), ids in zip(tagged, encoded, strict=True)]
 
     def _split_tag(self, text: str) -> tuple[str, str]:
@@ -171,19 +169,18 @@ class Tokenizer:
         text = self.writing.join(self.subwords.decode([number for number in kept if number < self._first_tag]))
         return " ".join([*tags, text] if text else tags)
 
-    def resample(self, ids: Sequence[int], dropout: float, seed: int) -> list[int]:
-        """A sentence of ids cut again by BPE-dropout, decided by `seed`; one with an unknown symbol stays as it is."""
-        return self.resample_batch([ids], dropout, seed)[0]
+    def resample(self, sentences: Sequence[Sequence[int]], keys: Keys, dropout: float) -> list[list[int]]:
+        """Sentences of ids segmented again by BPE-dropout, each decided by its key; tags stay where they are.
 
-    def resample_batch(self, sentences: Sequence[Sequence[int]], dropout: float, seed: int) -> list[list[int]]:
-        """`resample` for many sentences with one seed: much faster than one by one."""
-        plain = [[int(number) for number in ids] for ids in sentences]
-        cuttable = [i for i, ids in enumerate(plain) if ids and UNK not in ids]
-        tags = {i: plain[i][0] for i in cuttable if plain[i][0] >= self._first_tag}
-        lines = [clean_spaces(self.subwords.decode(plain[i][1:] if i in tags else plain[i])) for i in cuttable]
-        for i, ids in zip(cuttable, self.subwords.sample_lines(lines, dropout, seed), strict=True):
-            plain[i] = [tags[i], *ids] if i in tags else ids
-        return plain
+        A sentence with an unknown symbol, whose text is lost, stays as it is.
+        """
+        sampled = list(map(list, sentences))
+        known = [i for i, ids in enumerate(sampled) if UNK not in ids]
+        tags = [sum(number >= self._first_tag for number in sampled[i][:1]) for i in known]
+        texts = [sampled[i][count:] for i, count in zip(known, tags, strict=True)]
+        for i, count, ids in zip(known, tags, self.subwords.resample(texts, keys[known], dropout), strict=True):
+            sampled[i] = sampled[i][:count] + ids
+        return sampled
 
     def state(self) -> dict[str, Any]:
         return {

@@ -88,14 +88,6 @@ def _work(made: str, task: Any) -> Any:
     return _function[1](task)
 
 
-def in_order(
-    make: Callable[..., Callable[[Task], Result]], arguments: tuple[Any, ...], tasks: Iterable[Task], num_workers: int
-) -> Iterator[Result]:
-    """One pass with workers of its own."""
-    with Workers(num_workers) as workers:
-        yield from workers.in_order(make, arguments, tasks)
-
-
 def apart(function: Callable[..., Result], *arguments: Any, waiting: Callable[[], None]) -> Result:
     """Run a long call of a C++ library in a process of its own, so that Ctrl-C ends it at once.
 

@@ -1,8 +1,6 @@
-import pickle
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 
@@ -11,19 +9,13 @@ from deepnmt.data.dataset import Corpus, CorpusWriter
 from deepnmt.data.loader import Loader
 
 
-def make_stream(folder: Path, layout: str, size: int = 60, bpe_dropout: float = 0.0) -> BatchStream:
+def make_stream(folder: Path, layout: str, size: int = 60) -> BatchStream:
     rng = np.random.default_rng(0)
     sides = [[rng.integers(4, 100, rng.integers(0, 20)).tolist() for _ in range(size)] for _ in range(2)]
     with CorpusWriter(folder, "text", (100, 100)) as writer:
         writer.append(sides[0], sides[1])
-    config = BatchingConfig(tokens_per_batch=64, layout=layout, bpe_dropout=bpe_dropout)  # type: ignore[arg-type]
-    resample = (repeat_some, repeat_some) if bpe_dropout else None
-    return BatchStream({"text": Corpus.open(folder, "text")}, config, seed=1, tokens_per_update=128, resample=resample)
-
-
-def repeat_some(rows: list[npt.NDArray[np.integer]], seed: int) -> list[list[int]]:
-    rng = np.random.default_rng(seed)
-    return [np.repeat(row, rng.integers(1, 3, len(row))).tolist() for row in rows]
+    config = BatchingConfig(tokens_per_batch=64, layout=layout)  # type: ignore[arg-type]
+    return BatchStream({"text": Corpus.open(folder, "text")}, config, seed=1, tokens_per_update=128)
 
 
 def same(one: Update, other: Update) -> bool:
@@ -45,27 +37,6 @@ def test_prefetching_changes_neither_updates_nor_state(tmp_path: Path, layout: s
         for _ in range(40):
             assert same(next(loader), next(plain))
             assert loader.state() == plain.state()
-
-
-def test_processes_change_neither_updates_nor_state(tmp_path: Path) -> None:
-    plain = make_stream(tmp_path, "packed", bpe_dropout=0.1)
-    ahead = make_stream(tmp_path, "packed", bpe_dropout=0.1)
-    for stream in (plain, ahead):
-        next(stream)
-    with Loader(ahead, num_workers=2) as loader:
-        for _ in range(3 * plain.updates_per_epoch()):
-            assert same(next(loader), next(plain))
-            assert loader.state() == plain.state()
-
-
-@pytest.mark.parametrize("layout", ["padded", "packed"])
-def test_a_stream_is_sent_by_reference_to_its_files_and_goes_on_where_it_was(tmp_path: Path, layout: str) -> None:
-    stream = make_stream(tmp_path, layout, size=5000)
-    for _ in range(3):
-        next(stream)
-    sent = pickle.dumps(stream)
-    assert len(sent) < 3000
-    assert same(next(pickle.loads(sent)), next(stream))
 
 
 def test_an_error_while_prefetching_reaches_the_consumer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,19 +1,22 @@
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from deepnmt.data.batching import BatchingConfig, BatchStream, Update
+from deepnmt.data.bpe_dropout import Keys
 from deepnmt.data.dataset import Corpus
 
 PAD, EOS = 1, 2
 
 
-def split_symbols(rows: list[npt.NDArray[np.integer]], seed: int) -> list[list[int]]:
+def split_symbols(rows: list[list[int]], keys: Keys) -> list[list[int]]:
     """As BPE-dropout does: a symbol 2k is now and then written as k k, which decodes to the same."""
-    rng = np.random.default_rng(seed)
-    return [[j for i in row.tolist() for j in ([i // 2, i // 2] if rng.random() < 0.3 else [i])] for row in rows]
+    draws = [np.random.default_rng(int(key)).random(len(row)) for row, key in zip(rows, keys, strict=True)]
+    return [
+        [j for i, draw in zip(row, drawn, strict=True) for j in ([i // 2, i // 2] if draw < 0.3 else [i])]
+        for row, drawn in zip(rows, draws, strict=True)
+    ]
 
 
 def undo(ids: list[int]) -> list[int]:
@@ -86,20 +89,20 @@ def test_segmentations_are_the_same_after_resuming_and_on_any_ranks_but_not_in_t
     assert {update.num_target_tokens for update in ranks} == {first[0].num_target_tokens}
 
 
-def test_every_batch_side_and_epoch_has_a_seed_of_its_own() -> None:
-    seeds: list[int] = []
+def test_every_sentence_batch_side_and_epoch_has_a_key_of_its_own() -> None:
+    keys: list[int] = []
 
-    def record(rows: list[npt.NDArray[np.integer]], seed: int) -> list[npt.NDArray[np.integer]]:
-        seeds.append(seed)
+    def record(rows: list[list[int]], given: Keys) -> list[list[int]]:
+        keys.extend(given.tolist())
         return rows
 
     corpus = Corpus.of([[5]] * 500, [[5]] * 500)
     stream = BatchStream(
         {"a": corpus}, BatchingConfig(tokens_per_batch=32, bpe_dropout=0.1), seed=1, resample=(record, record)
     )
-    batches = len(epoch_of(stream)) + len(epoch_of(stream))
-    assert len(seeds) == len(set(seeds)) == 2 + 2 * batches  # the first two measure growth
-    assert all(0 <= seed < 2**31 for seed in seeds)
+    epoch_of(stream)
+    epoch_of(stream)
+    assert len(keys) == len(set(keys)) == 3 * 2 * 500  # measuring growth, and two epochs
 
 
 def test_dropout_without_a_way_to_segment_is_a_mistake() -> None:

@@ -17,16 +17,16 @@ SENTENCES = [line for pair in english_german(100) for line in pair]
 
 def test_merges_apply_in_their_order() -> None:
     codes = Codes(["#version: 0.2", *MERGES])
-    assert codes.segment("low") == ["low"]
-    assert codes.segment("newest") == ["newe@@", "st"]
-    assert codes.segment("lowest") == ["lo@@", "w@@", "e@@", "st"]
-    assert codes.segment("l") == ["l"]
+    assert codes.segment("low")[0] == ["low"]
+    assert codes.segment("newest")[0] == ["newe@@", "st"]
+    assert codes.segment("lowest")[0] == ["lo@@", "w@@", "e@@", "st"]
+    assert codes.segment("l")[0] == ["l"]
 
 
 def test_old_codes_have_the_end_of_the_word_as_a_symbol() -> None:
     codes = Codes(["s t", "st </w>", "e st</w>"])
-    assert codes.segment("west") == ["w@@", "est"]
-    assert codes.segment("stew") == ["st@@", "e@@", "w"]
+    assert codes.segment("west")[0] == ["w@@", "est"]
+    assert codes.segment("stew")[0] == ["st@@", "e@@", "w"]
 
 
 @pytest.mark.parametrize("header", [True, False], ids=["version 0.2", "version 0.1"])
@@ -44,7 +44,7 @@ def test_segments_are_those_of_subword_nmt(header: bool) -> None:
         st.text(st.sampled_from("thedogunKatz,.-0123é"), min_size=1) | st.sampled_from(sorted(count_words(SENTENCES)))
     )
     def agree(word: str) -> None:
-        assert ours.segment(word) == theirs.segment_tokens([word])
+        assert ours.segment(word)[0] == theirs.segment_tokens([word])
 
     agree()
 
@@ -81,11 +81,6 @@ def test_the_file_is_self_contained(tmp_path: Path) -> None:
     assert loaded.pieces == made.pieces
     assert loaded.encode_batch(SENTENCES) == made.encode_batch(SENTENCES)
     assert loaded.subwords.encode_lines(["the dog"]) == [array("I", made.encode("the dog")).tobytes()]
-
-
-def test_dropout_is_refused() -> None:
-    with pytest.raises(InputError, match="subword-nmt"):
-        tokenizer().encode_batch(["the dog"], dropout=0.1)
 
 
 @pytest.mark.parametrize(

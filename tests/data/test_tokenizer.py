@@ -212,33 +212,6 @@ def test_pairs_with_different_pieces_are_not_shared() -> None:
     assert not TokenizerPair(Tokenizer(MODELS["bpe"], writing, ["<bt>"]), Tokenizer(MODELS["bpe"], writing)).shared
 
 
-def test_dropout_cuts_differently_by_seed_and_writes_the_same_text(tokenizers: TokenizerPair) -> None:
-    tokenizer = tokenizers.source
-    usual = tokenizer.encode_batch(SENTENCES)
-    sampled = [tokenizer.encode_batch(SENTENCES, dropout=0.3, seed=seed) for seed in (1, 1, 2)]
-    assert sampled[0] == sampled[1] != sampled[2]
-    assert usual not in sampled
-    assert [tokenizer.decode(ids) for ids in sampled[0]] == SENTENCES
-    assert len(sampled[0][0]) >= len(usual[0])
-
-
-def test_resampling_ids_is_sampling_the_text(tokenizers: TokenizerPair) -> None:
-    tokenizer = tokenizers.source
-    texts = ["<bt> the dog sees it", "Der Hund, ħ 漢", ""]
-    ids = tokenizer.encode_batch(texts)
-    resampled = tokenizer.resample_batch(ids, 0.5, seed=3)
-    assert [tokenizer.decode(sentence) for sentence in resampled] == texts
-    assert resampled[0][0] == tokenizer.tag_id("<bt>")
-    assert resampled[0] != ids[0]
-    assert tokenizer.resample(np.array(ids[0], np.uint16), 0.5, 7) == tokenizer.resample(ids[0], 0.5, 7)
-    assert tokenizer.resample([5, 3, 6], 0.5, 7) == [5, 3, 6]
-
-
-def test_dropout_is_refused_for_a_unigram_model() -> None:
-    with pytest.raises(InputError, match="unigram"):
-        Tokenizer(MODELS["unigram"], Writing("en")).encode_batch(["a"], dropout=0.1)
-
-
 def test_a_vocabulary_too_small_for_the_characters_is_refused() -> None:
     with pytest.raises(InputError, match="vocabulary of 270 is too small"):
         learn((WORDS, {}), SubwordSettings(vocab_sizes=(270, 270), character_coverage=1.0))
