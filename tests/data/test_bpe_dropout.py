@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sentencepiece
-from conftest import count_words, english_german, write_pairs
+from grammar import count_words, english_german, write_pairs
 from hypothesis import given
 from hypothesis import strategies as st
 
