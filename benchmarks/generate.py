@@ -62,7 +62,8 @@ def main() -> None:
 def ours(arguments: argparse.Namespace) -> dict[str, float]:
     import torch
 
-    from deepnmt.analysis.generation_speed import Workload, measure_generation
+    from deepnmt.analysis.config import Workload
+    from deepnmt.analysis.generation_speed import measure_generation
     from deepnmt.config import load_recipe
 
     torch.set_num_threads(arguments.threads)
@@ -99,7 +100,8 @@ def depths(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Speed against depth: figure 5 and table 5 of the paper."""
     from dataclasses import asdict
 
-    from deepnmt.analysis.generation_speed import Workload, measure_generation, with_depth
+    from deepnmt.analysis.config import Workload
+    from deepnmt.analysis.generation_speed import measure_generation, with_depth
     from deepnmt.config import load_recipe
 
     config = load_recipe("en-de-pre-dlcl-30l").model

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from deepnmt.analysis.config import TrainingTrial
 from deepnmt.analysis.training_speed import Lengths, measure_training, typical_lengths
 from deepnmt.config import load_recipe
 from deepnmt.training.memory import free_memory
@@ -150,8 +151,10 @@ def run_case(name: str, lengths: Lengths, arguments: argparse.Namespace) -> dict
     on_gpu = torch.cuda.is_available()
     recipe = load_recipe(preset, [*overrides, *TINY] if arguments.tiny else overrides)
     speed = measure_training(
-        recipe.model, recipe.training, lengths, tokens_per_batch=256 if arguments.tiny else tokens,
-        device="cuda" if on_gpu else "cpu", graphed=graphed and on_gpu, steps=arguments.steps, warm_ups=3,
+        recipe.model, recipe.training, lengths, device="cuda" if on_gpu else "cpu",
+        trial=TrainingTrial(
+            tokens=256 if arguments.tiny else tokens, steps=arguments.steps, warm_ups=3, eager=not graphed
+        ),
     )  # fmt: skip
     return dataclasses.asdict(speed)
 
@@ -267,8 +270,8 @@ def profile(name: str, lengths: Lengths) -> dict[str, float]:
     steps = 5
     with record(activities=[ProfilerActivity.CUDA]) as recorded:
         measure_training(
-            (recipe := load_recipe(preset, overrides)).model, recipe.training, lengths, tokens_per_batch=tokens,
-            device="cuda", graphed=graphed, steps=steps, warm_ups=1,
+            (recipe := load_recipe(preset, overrides)).model, recipe.training, lengths, device="cuda",
+            trial=TrainingTrial(tokens=tokens, steps=steps, warm_ups=1, eager=not graphed),
         )  # fmt: skip
     # Of the six steps and the recording's passes; shares are what counts here.
     totals: dict[str, float] = {}

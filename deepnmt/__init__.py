@@ -8,21 +8,41 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from deepnmt.api.bench import bench_generation as bench_generation
+    from deepnmt.api.bench import bench_training as bench_training
+    from deepnmt.api.convert import convert as convert
+    from deepnmt.api.evaluate import evaluate as evaluate
+    from deepnmt.api.export import export as export
+    from deepnmt.api.inspect import inspect_gradients as inspect_gradients
+    from deepnmt.api.inspect import inspect_size as inspect_size
+    from deepnmt.api.inspect import inspect_weights as inspect_weights
+    from deepnmt.config import load_recipe as load_recipe
     from deepnmt.decoding.translator import Translator as Translator
     from deepnmt.evaluation.scores import score as score
+    from deepnmt.evaluation.significance import compare as compare
     from deepnmt.model.storage import load_model as load_model
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Translator": "deepnmt.decoding.translator",
-    "load_model": "deepnmt.model.storage",
-    "score": "deepnmt.evaluation.scores",
+    "Translator": "decoding.translator",
+    "bench_generation": "api.bench",
+    "bench_training": "api.bench",
+    "compare": "evaluation.significance",
+    "convert": "api.convert",
+    "evaluate": "api.evaluate",
+    "export": "api.export",
+    "inspect_gradients": "api.inspect",
+    "inspect_size": "api.inspect",
+    "inspect_weights": "api.inspect",
+    "load_model": "model.storage",
+    "load_recipe": "config",
+    "score": "evaluation.scores",
 }
-__all__ = ["Translator", "load_model", "score"]
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'deepnmt' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(f"deepnmt.{_HOMES[name]}"), name)

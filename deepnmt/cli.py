@@ -10,21 +10,22 @@ from deepnmt import __version__
 from deepnmt.errors import InputError, RunError
 
 COMMANDS = {
-    "demo": "the whole way on a small real corpus: a model of your own in minutes",
-    "corpus": "fetch a small real parallel corpus to try things on",
-    "prepare": "clean raw parallel text, learn subwords, and make a DATASET",
-    "train": "train a model by a recipe on a DATASET, or go on with a run",
+    "demo": "train a small model on a real corpus and try it, in minutes",
+    "corpus": "download a small real parallel corpus to experiment with",
+    "prepare": "clean raw parallel text, learn subwords, and write a DATASET",
+    "presets": "list the bundled recipes, or show the settings of one",
+    "train": "train a model from a recipe, or resume a run",
     "average": "average checkpoints of a run into a MODEL folder",
-    "translate": "translate raw text, through pipes or from file to file",
+    "translate": "translate raw text, from standard input or file to file",
     "backtranslate": "make synthetic parallel text from monolingual text",
     "evaluate": "translate a test set and score it",
-    "reproduce": "run the paper's experiments, and set the numbers side by side",
-    "inspect": "look into a model: its size, its learned weights, its gradients",
-    "bench": "measure how fast a preset generates or trains on this machine",
+    "score": "score translations: BLEU variants, chrF, TER, each with its signature",
+    "serve": "serve models over HTTP, with a web page to translate on",
+    "inspect": "show a model's size, its learned connection weights, its gradients",
+    "bench": "measure how fast a recipe trains or generates on this machine",
     "convert": "turn a checkpoint of another toolkit into a MODEL folder",
-    "export": "write a MODEL for ONNX runtimes, checked to say the same",
-    "serve": "serve models over HTTP, with a page to translate on",
-    "score": "score translations: BLEU of every kind, chrF, TER, each with its signature",
+    "export": "export a MODEL to ONNX, verified against the original model",
+    "reproduce": "run the paper's experiments and compare the results with its figures",
 }
 
 
@@ -76,7 +77,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, Command]:
         usage="deepnmt COMMAND [arguments]   (deepnmt COMMAND --help explains a command)",
     )
     parser.add_argument("--version", action="version", version=f"deepnmt {__version__}")
-    parser.add_argument("command", choices=list(COMMANDS), metavar="COMMAND", help="what to do: see below")
+    parser.add_argument("command", choices=list(COMMANDS), metavar="COMMAND", help="one of the commands below")
     name = parser.parse_args(argv[:1] or ["--help"]).command
 
     command = cast(Command, import_module(f"deepnmt.commands.{name}"))

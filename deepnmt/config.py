@@ -4,7 +4,7 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deepnmt.data.batching import BatchingConfig
 from deepnmt.decoding.config import DecodingConfig
@@ -12,6 +12,9 @@ from deepnmt.errors import InputError
 from deepnmt.model.config import ModelConfig
 from deepnmt.settings import did_you_mean, from_table, set_override
 from deepnmt.training.config import TrainingConfig
+
+if TYPE_CHECKING:
+    from deepnmt.data.dataset import Dataset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,17 +25,30 @@ class Recipe:
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
 
 
-def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of a TOML file or of a preset's name, with `section.field=value` overrides applied."""
+def load_recipe(name: str, overrides: Sequence[str] = (), dataset: "Dataset | None" = None) -> Recipe:
+    """The recipe of a TOML file or of a preset's name, with `section.field=value` overrides applied.
+
+    With a dataset, the model has its vocabularies.
+    """
     path = find_recipe(name)
     table = read_table(path)
+    if dataset is not None:
+        pair = dataset.tokenizers
+        sizes = {"source": pair.source.vocab_size, "target": pair.target.vocab_size}
+        overrides = [*overrides, *(f"model.{side}_vocab_size={size}" for side, size in sizes.items())]
     # A kind drops the options of the kind before it, so it comes before its own options, wherever it was written.
     for override in sorted(overrides, key=lambda override: not override.partition("=")[0].endswith(".kind")):
         set_override(table, override)
     try:
-        return from_table(Recipe, table)
+        recipe = from_table(Recipe, table)
     except InputError as error:
         raise InputError(f"{path}: {error}" if not overrides else str(error)) from error
+    if dataset is not None and recipe.model.share_embeddings and not dataset.tokenizers.shared:
+        raise InputError(
+            f"the recipe shares embeddings, but {dataset.folder} has a vocabulary for each language; "
+            "set model.share_embeddings=false, or prepare the dataset with --joint"
+        )
+    return recipe
 
 
 def find_recipe(name: str) -> Path:
@@ -51,6 +67,12 @@ def find_recipe(name: str) -> Path:
 
 def preset_names() -> list[str]:
     return sorted(path.stem for path in recipes_folder().glob("*.toml"))
+
+
+def describe_preset(name: str) -> str:
+    """The first comment of its file."""
+    first, *_ = find_recipe(name).read_text(encoding="utf-8").split("\n", 1)
+    return first.removeprefix("#").strip() if first.startswith("#") else ""
 
 
 def recipes_folder() -> Path:

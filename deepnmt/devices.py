@@ -65,3 +65,13 @@ def use_threads(threads: int | None) -> None:
         raise InputError(f"threads must be at least 1, not {threads}")
     if threads is not None or "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads or available_cores())
+
+
+def limit_shape_caches() -> None:
+    """For commands that translate, before torch is loaded. What the user has set stays.
+
+    torch's CPU kernels cache something for every shape they meet. Batches keep having new shapes, so a cache larger
+    than the layers of the batches at work is of no use and grows by hundreds of MB.
+    """
+    for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
+        os.environ.setdefault(name, "64")

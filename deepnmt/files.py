@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from deepnmt.errors import InputError
+
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
 
@@ -81,3 +83,13 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def check_out(out: Path, overwrite: bool, kind: str, *files: str) -> None:
+    """Refuse a folder `out` that exists, unless it may be overwritten and holds the files of this kind of folder."""
+    if not out.exists():
+        return
+    if not overwrite:
+        raise InputError(f"{out} exists already; choose another --out, or --overwrite it")
+    if not all((out / name).is_file() for name in files):
+        raise InputError(f"{out} is not {kind}, so it is not overwritten; choose another --out")

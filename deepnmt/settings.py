@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import json
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -47,6 +48,22 @@ def to_table(settings: Any) -> dict[str, Any]:
         elif value is not None:
             table[field.name] = value
     return table
+
+
+def to_toml(table: Mapping[str, Any], prefix: str = "") -> str:
+    """Numbers, strings, lists and tables of them: what a recipe is made of. JSON writes these as TOML does."""
+    lines = [
+        f"{_key(k)} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in table.items() if not isinstance(v, Mapping)
+    ]
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            header = f"{prefix}{_key(name)}"
+            lines.append(f"\n[{header}]\n{to_toml(value, header + '.')}")
+    return "".join(lines)
+
+
+def _key(name: str) -> str:
+    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else json.dumps(name)
 
 
 def set_override(table: dict[str, Any], override: str) -> None:

@@ -3,6 +3,7 @@
 import torch
 from pytest import mark, raises
 
+from deepnmt.cli import main
 from deepnmt.config import find_recipe, load_recipe, preset_names, recipes_folder
 from deepnmt.errors import InputError
 from deepnmt.model.connections import CONNECTIONS
@@ -218,3 +219,22 @@ class TestFiles:
             load_recipe("en-de-pre-dlcl-30")
         with raises(InputError, match=r"^elsewhere/en-de-pre-base\.toml is neither"):
             load_recipe("elsewhere/en-de-pre-base.toml")
+
+
+class TestPresetsCommand:
+    def test_the_list_has_a_line_about_every_preset(self, capsys):
+        assert main(["presets"]) == 0
+        lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+        assert sorted(lines) == preset_names()
+        assert lines["en-de-pre-dlcl-30l"].startswith("Table 1, pre-norm DLCL")
+        assert all(20 < len(line) < 140 for line in lines.values())
+
+    @mark.parametrize("name", ["en-de-post-dlcl-25l", "demo"])
+    def test_the_settings_shown_are_the_recipe(self, name, capsys, tmp_path):
+        assert main(["presets", name, "training.seed=7"]) == 0
+        (tmp_path / "shown.toml").write_text(capsys.readouterr().out)
+        assert load_recipe(str(tmp_path / "shown.toml")) == load_recipe(name, ["training.seed=7"])
+
+    def test_an_unknown_name_is_refused(self, capsys):
+        assert main(["presets", "en-de-pre-bas"]) == 2
+        assert "did you mean en-de-pre-base?" in capsys.readouterr().err

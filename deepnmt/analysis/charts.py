@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-# Light to dark for weights that are all positive; blue through white to red, symmetric about zero, for the others.
-SEQUENTIAL = ((247, 251, 255), (158, 202, 225), (49, 130, 189), (8, 48, 107))
-DIVERGING = ((5, 48, 97), (67, 147, 195), (247, 247, 247), (214, 96, 77), (103, 0, 31))
+from deepnmt import heatmap
+
 PALETTE = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#17becf", "#7f7f7f")
 DASHES = ("", "6 3", "2 2", "8 3 2 3")
 FONT = "font-family='Helvetica, Arial, sans-serif'"
@@ -35,27 +34,10 @@ class Axes:
     levels: Sequence[tuple[str, float]] = field(default_factory=tuple)  # dashed horizontal lines
 
 
-def colour(value: float, largest: float, diverging: bool) -> str:
-    """`value` from -largest to largest on the diverging scale, from 0 to largest on the sequential one."""
-    place = (value / largest + 1) / 2 if diverging else value / largest
-    stops = DIVERGING if diverging else SEQUENTIAL
-    position = min(max(place, 0.0), 1.0) * (len(stops) - 1)
-    low = min(int(position), len(stops) - 2)
-    mixed = (round(a + (b - a) * (position - low)) for a, b in zip(stops[low], stops[low + 1], strict=True))
-    return "#{:02x}{:02x}{:02x}".format(*mixed)
-
-
-def heat_map(
-    matrix: Sequence[Sequence[float]],
-    rows: Sequence[str],
-    columns: Sequence[str],
-    title: str,
-    hover: Sequence[Sequence[str]] | None = None,
-) -> str:
-    """One square a value; NaN is blank. `hover` replaces the text that a square shows under the pointer."""
-    shown = [value for row in matrix for value in row if not math.isnan(value)]
-    largest = max((abs(value) for value in shown), default=1.0) or 1.0
-    diverging = any(value < 0 for value in shown)
+def heat_map(matrix: heatmap.Matrix, rows: Sequence[str], columns: Sequence[str], title: str, mask: bool = True) -> str:
+    """One square a weight, small ones blank if `mask`; every weight is told under the pointer."""
+    shown = heatmap.shown(matrix, mask)
+    colours = heatmap.Colours.of(shown)
     cell = max(14, min(34, 620 // max(len(columns), 1)))
     left, top = 16 + 7 * max(map(len, rows)), 46
     width, height = left + cell * len(columns) + 110, top + cell * len(rows) + 34
@@ -67,15 +49,13 @@ def heat_map(
     for i, name in enumerate(rows):
         y = top + i * cell
         parts.append(_text(left - 6, y + cell / 2 + 4, name, anchor="end", size=10))
-        for j, value in enumerate(matrix[i]):
-            note = hover[i][j] if hover else ("" if math.isnan(value) else f"{name} ← {columns[j]}: {value:.3f}")
-            if not math.isnan(value):
-                parts.append(_square(left + j * cell, y, cell, colour(value, largest, diverging), note))
-            elif note:
-                parts.append(_square(left + j * cell, y, cell, "#fff", note))
+        for j, (value, drawn) in enumerate(zip(matrix[i], shown[i], strict=True)):
+            if value:
+                fill = "#fff" if math.isnan(drawn) else colours.hex(drawn)
+                parts.append(_square(left + j * cell, y, cell, fill, f"{name} ← {columns[j]}: {value:.4f}"))
     size = f"width='{cell * len(columns)}' height='{cell * len(rows)}'"
     frame = f"<rect x='{left}' y='{top}' {size} fill='none' stroke='#444'/>"
-    bar = _colour_bar(left + cell * len(columns) + 24, top, max(min(cell * len(rows), 220), 60), largest, diverging)
+    bar = _colour_bar(left + cell * len(columns) + 24, top, max(min(cell * len(rows), 220), 60), colours)
     return _svg(width, max(height, top + 110), [*parts, frame, *bar])
 
 
@@ -226,18 +206,16 @@ def _ticks(low: float, high: float) -> list[float]:
     return [round(k * step, 10) for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def _colour_bar(x: float, y: float, height: float, largest: float, diverging: bool) -> list[str]:
+def _colour_bar(x: float, y: float, height: float, colours: heatmap.Colours) -> list[str]:
     count = 40
-    lowest = -largest if diverging else 0.0
+    span = colours.largest - colours.lowest
     parts = []
     for i in range(count):
-        value = largest - (largest - lowest) * (i + 0.5) / count
-        fill = colour(value, largest, diverging)
+        fill = colours.hex(colours.largest - span * (i + 0.5) / count)
         top, size = y + i * height / count, height / count + 0.5
         parts.append(f"<rect x='{x}' y='{top:.1f}' width='14' height='{size:.1f}' fill='{fill}'/>")
     for share in (0.0, 0.5, 1.0):
-        value = largest - (largest - lowest) * share
-        parts.append(_text(x + 20, y + share * height + 4, f"{value:.2g}", size=10))
+        parts.append(_text(x + 20, y + share * height + 4, f"{colours.largest - span * share:.2g}", size=10))
     return parts
 
 

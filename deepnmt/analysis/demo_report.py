@@ -114,18 +114,14 @@ def _beside(baseline: Baseline | None) -> str:
 
 
 def _weights(model: Path) -> list[str]:
-    """A section, if the model's layers have learned what to listen to."""
-    from deepnmt.analysis.charts import heat_map
-    from deepnmt.analysis.weights import learned_weights
+    """A section, if the model has learned connection weights."""
+    from deepnmt.analysis.weights import draw, learned_weights
     from deepnmt.model.storage import load_model
 
-    maps = [
-        heat_map(weights.shown(mask=True).tolist(), weights.rows, weights.columns, weights.title)
-        for weights in learned_weights(load_model(model))
-    ]
+    maps = draw(learned_weights(load_model(model)))
     about = (
-        "<h2>What each layer listens to</h2><p>A row shows how much each earlier output counts in what follows that "
-        "layer; small weights are blank, as in figure 6 of the paper.</p>"
+        "<h2>How much each layer weights the earlier ones</h2><p>A row shows how much each earlier output counts in "
+        "what follows that layer; small weights are blank, as in figure 6 of the paper.</p>"
     )
     return [about + "".join(maps)] if maps else []
 

@@ -10,6 +10,7 @@ from deepnmt.analysis.charts import Axes, Series
 from deepnmt.analysis.weights import ConnectionWeights
 from deepnmt.errors import InputError
 from deepnmt.files import replacing
+from deepnmt.heatmap import Colours
 
 SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -66,12 +67,13 @@ def lines_figure(charts: Sequence[tuple[Sequence[Series], Axes]], out: Path) -> 
 
 
 def _heat_map(figure: Any, place: Any, weights: ConnectionWeights, mask: bool, mark: str) -> None:
-    shown = weights.shown(mask)
-    largest = float(np.nanmax(np.abs(shown))) if not np.isnan(shown).all() else 1.0
-    negative = bool((shown < 0).any())
-    image = place.imshow(
-        shown, cmap="RdBu_r" if negative else "Blues", vmin=-largest if negative else 0.0, vmax=largest, aspect="equal"
-    )
+    from matplotlib.colors import LinearSegmentedColormap
+
+    shown = np.array(weights.shown(mask))
+    colours = Colours.of(shown.tolist())
+    stops = [tuple(part / 255 for part in stop) for stop in colours.stops]
+    scale = LinearSegmentedColormap.from_list("weights", stops)
+    image = place.imshow(shown, cmap=scale, vmin=colours.lowest, vmax=colours.largest, aspect="equal")
     place.set_facecolor("white")
     for axis, labels, name in (
         (place.xaxis, weights.columns, "output of layer"),
@@ -107,8 +109,7 @@ def _profile(place: Any, weights: ConnectionWeights, column: int, mark: str) -> 
     place.margins(y=0.15)
     if len(bars) < 8:
         place.set_xlim(-1, max(len(bars), 5))
-    of_what = "each output" if len(weights.rows) == 1 else _math(weights.columns[column])
-    place.set_title(f"{mark}weight of {of_what} in the {weights.stack}", fontsize=10)
+    place.set_title(mark + weights.profile_title(column), fontsize=10)
     place.set_ylabel("weight")
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from deepnmt.analysis.config import Workload
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
 from deepnmt.decoding.config import SearchConfig
 from deepnmt.decoding.continuous import ContinuousSearches
@@ -20,18 +21,6 @@ from deepnmt.decoding.sampling import Greedy, generate
 from deepnmt.decoding.search import Shrinking, beam_search
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.transformer import Transformer
-
-
-@dataclass(frozen=True, kw_only=True)
-class Workload:
-    """`workers` batches at a time, each of `batch` sentences, source and target `length` subwords long."""
-
-    batch: int = 32
-    beam: int = 4
-    length: int = 32
-    workers: int = 1
-    repeats: int = 3
-    fused: bool = True  # on a GPU: the fused step, where it knows the model
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 
 from deepnmt.analysis.charts import Axes, Series
+from deepnmt.analysis.config import GradientTrial
+from deepnmt.analysis.size import describe
+from deepnmt.analysis.tables import aligned
 from deepnmt.analysis.training_speed import corpus_of, typical_lengths
 from deepnmt.data.batching import BatchingConfig, BatchStream
 from deepnmt.data.dataset import Corpus
@@ -48,6 +51,26 @@ class Gradients:
         """How much of the gradient is left at the bottom: dE/dy of the embedding over that of the top layer."""
         outputs = self.steps[step].outputs
         return outputs[0] / outputs[-1] if outputs[-1] else math.nan
+
+
+@dataclass(frozen=True)
+class GradientReport:
+    """What every arm of a recipe showed; `model` is the recipe's, as it was measured."""
+
+    name: str
+    model: ModelConfig
+    found: list[Gradients]
+
+    @property
+    def heading(self) -> str:
+        return f"{self.name}: {describe(self.model)}"
+
+    def __str__(self) -> str:
+        note = (
+            "Norms of the gradient of each encoder layer's parameters;\n"
+            "bottom/top is the norm of dE/dy at the embedding over that at the top layer."
+        )
+        return f"{self.heading}\n\n{to_text(self.found)}\n\n{note}"
 
 
 def arms(model: ModelConfig) -> dict[str, ModelConfig]:
@@ -90,24 +113,23 @@ def measure_gradients(
     model: ModelConfig,
     training: TrainingConfig,
     corpora: Mapping[str, Corpus],
+    trial: GradientTrial,
     *,
-    tokens: int,
-    steps: int,
     max_length: int | None = 100,
     done: Callable[[int], None] = lambda count: None,
 ) -> Gradients:
-    """Train a new model for `steps` updates of `tokens` tokens; its gradients before each and after the last."""
+    """Train a new model; its gradients before each update and after the last."""
     torch.manual_seed(training.seed)
     network = Transformer(model).train()
     world = World(0, 1, torch.device("cpu"))
     engine = EagerEngine(Objective(network, training.label_smoothing, model.pad_id), training, "fp32", world)
     optimizer = build_optimizer(network, training)
-    batching = BatchingConfig(tokens_per_batch=tokens, max_length=max_length)
-    updates = iter(BatchStream(corpora, batching, seed=training.seed, tokens_per_update=tokens))
+    batching = BatchingConfig(tokens_per_batch=trial.tokens, max_length=max_length)
+    updates = iter(BatchStream(corpora, batching, seed=training.seed, tokens_per_update=trial.tokens))
     one, good = torch.ones(()), torch.zeros((), dtype=torch.bool)
 
     found = []
-    for step in range(steps + 1):
+    for step in range(trial.steps + 1):
         update = next(updates)
         with _watched(network) as outputs:
             sums = engine.accumulate(update, one, Noise(training.seed, step))
@@ -116,7 +138,7 @@ def measure_gradients(
         by_layer = [layers[f"encoder.layers.{depth}"] for depth in range(model.encoder.num_layers)]
         loss = float(sums[0]) / update.num_target_tokens
         found.append(Step(step, loss, by_layer, [math.sqrt(square) for square in outputs]))
-        if step < steps:
+        if step < trial.steps:
             apply_update(optimizer, learning_rate(step, training), norms.total, training.clip_norm, one, good)
         done(1)
     return Gradients(name, found)
@@ -176,7 +198,7 @@ def charts(found: Sequence[Gradients]) -> list[tuple[list[Series], Axes]]:
     return drawn
 
 
-def table(found: Sequence[Gradients]) -> list[list[str]]:
+def to_text(found: Sequence[Gradients]) -> str:
     """A row a layer, and for each model the norm at initialisation and after the last step."""
     last = found[0].steps[-1].step
     moments = [(0, "start")] + ([(-1, f"step {last}")] if last else [])
@@ -187,7 +209,7 @@ def table(found: Sequence[Gradients]) -> list[list[str]]:
         for depth in depths
     ]
     shares = ["bottom/top", *(f"{g.ratio(i):.1e}" for g in found for i, _ in moments)]
-    return [head, *rows, shares]
+    return aligned([head, *rows, shares])
 
 
 def to_csv(found: Sequence[Gradients]) -> str:

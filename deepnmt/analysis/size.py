@@ -1,12 +1,13 @@
 """How large a model is, part by part, and what one token costs; from the config alone, without allocating it."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from deepnmt.analysis.tables import aligned
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.transformer import Transformer
 
@@ -19,6 +20,46 @@ class Part:
     name: str
     parameters: int
     flops: int
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """A model of this config, part by part."""
+
+    name: str
+    config: ModelConfig
+    parts: list[Part]
+
+    @property
+    def total(self) -> Part:
+        return total(self.parts)
+
+    def __str__(self) -> str:
+        whole, rows, before = self.total, [["", "part", "parameters", "share", "MFLOP/token"]], ""
+        for part in (*self.parts, whole):
+            share = f"{part.parameters / whole.parameters:.1%}" if part.parameters else ""
+            stack, before = "" if part.stack == before else part.stack, part.stack
+            flops = _mega(part.flops) if part.flops else ""
+            rows.append([stack, part.name, f"{part.parameters:,}", share, flops])
+        note = (
+            "MFLOP/token: matrix products with the weights, forward, for a source and a\n"
+            f"target token. A training step costs three times that, {_mega(3 * whole.flops)}."
+        )
+        return f"{self.name}: {describe(self.config)}\n\n{aligned(rows, left=2)}\n\n{note}"
+
+
+def _mega(number: int) -> str:
+    return f"{number / 1e6:,.1f}" if number >= 1e6 else f"{number / 1e6:.3f}"
+
+
+def describe(config: ModelConfig) -> str:
+    """The norm, and a line for each stack."""
+    stacks = (
+        f"{name:<8} {stack.num_layers} layers, {stack.connection.kind}, width {stack.dim}, ffn {stack.ffn_dim}, "
+        f"{stack.num_heads} heads"
+        for name, stack in (("encoder", config.encoder), ("decoder", config.decoder))
+    )
+    return "\n".join([f"{config.norm}-norm", *stacks])
 
 
 _OF_LAYERS = {
@@ -54,8 +95,7 @@ class _OnlyShapes(TorchFunctionMode):
         return None if func is torch.nn.init.normal_ else func(*args, **(kwargs or {}))
 
 
-def total(parts: Iterable[Part]) -> Part:
-    parts = list(parts)
+def total(parts: Sequence[Part]) -> Part:
     return Part("total", "", sum(part.parameters for part in parts), sum(part.flops for part in parts))
 
 

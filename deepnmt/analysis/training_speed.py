@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from deepnmt.analysis.config import TrainingTrial
 from deepnmt.data.batching import BatchingConfig, BatchStream
 from deepnmt.data.dataset import Corpus, CorpusWriter
 from deepnmt.data.loader import Loader
@@ -44,15 +45,13 @@ def measure_training(
     model: ModelConfig,
     training: TrainingConfig,
     lengths: Lengths,
+    trial: TrainingTrial,
     *,
-    tokens_per_batch: int,
     device: str,
-    graphed: bool,
-    steps: int = 20,
-    warm_ups: int = 5,
 ) -> TrainingSpeed:
-    """`graphed` is the GPU's engine on packed batches; else the plain one, on padded batches."""
+    """On a GPU, unless `trial.eager`, by the recorded engine on packed batches; else by the plain one on padded."""
     on_gpu = torch.device(device).type == "cuda"
+    graphed = on_gpu and not trial.eager
     free_memory(torch.device(device))
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
@@ -65,15 +64,15 @@ def measure_training(
     one, good = torch.ones((), device=device), torch.zeros((), dtype=torch.bool, device=device)
 
     with corpus_of(lengths, model) as corpus, ExitStack() as opened:
-        config = BatchingConfig(tokens_per_batch=tokens_per_batch, layout="packed" if graphed else "padded")
-        stream = BatchStream({"made": corpus}, config, seed=training.seed, tokens_per_update=tokens_per_batch)
+        config = BatchingConfig(tokens_per_batch=trial.tokens, layout="packed" if graphed else "padded")
+        stream = BatchStream({"made": corpus}, config, seed=training.seed, tokens_per_update=trial.tokens)
         padding = sum(stream.padding()) / 2
         updates = opened.enter_context(Loader(stream, pin_memory=on_gpu))
         targets = sources = 0
         begun = started = time.perf_counter()
         first_step_seconds = 0.0
-        for step in range(warm_ups + steps):
-            if step == warm_ups:
+        for step in range(trial.warm_ups + trial.steps):
+            if step == trial.warm_ups:
                 _synchronize(device)
                 targets = sources = 0
                 started = time.perf_counter()
@@ -91,10 +90,10 @@ def measure_training(
     return TrainingSpeed(
         engine=type(engine).__name__,
         parameters=sum(p.numel() for p in network.parameters()),
-        tokens_per_batch=tokens_per_batch,
+        tokens_per_batch=trial.tokens,
         tokens_per_second=targets / seconds,
         source_tokens_per_second=sources / seconds,
-        milliseconds_per_step=1000 * seconds / steps,
+        milliseconds_per_step=1000 * seconds / trial.steps,
         tflops=training_flops(model, sources, targets) / seconds / 1e12,
         memory_gib=torch.cuda.max_memory_allocated() / 2**30 if on_gpu else math.nan,
         padding=padding,

@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deepnmt.commands.translate import (
-    Warnings,
     add_machine_arguments,
     add_sampling_arguments,
     add_search_arguments,
     chunk_lines,
-    decoded,
-    limit_shape_caches,
     load_translator,
-    one_line,
     settings_of,
 )
+from deepnmt.decoding.lines import LineWarnings, decoded, one_line
+from deepnmt.devices import limit_shape_caches
 from deepnmt.errors import InputError
 from deepnmt.progress import say
 
@@ -68,7 +66,7 @@ def run(arguments: argparse.Namespace) -> None:
         shard = ResumableFile(shards[rank], job)
         if shard.lines:
             say(f"going on after {shard.lines:,} lines of this part")
-        warnings = Warnings(str(arguments.text))
+        warnings = LineWarnings(str(arguments.text))
         try:
             with progress("backtranslate", unit="lines") as shown:
                 skip = shard.lines

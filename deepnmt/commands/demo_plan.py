@@ -115,6 +115,7 @@ def _try_on_cpu(name: str, precision: str, data: Path, trial: Path) -> tuple[int
 
 def _try_one(name: str, precision: str, data: Path) -> float:
     """Seconds per update in this process."""
+    from deepnmt.analysis.config import TrainingTrial
     from deepnmt.analysis.training_speed import measure_training
     from deepnmt.config import load_recipe
     from deepnmt.data.dataset import Dataset
@@ -127,11 +128,8 @@ def _try_one(name: str, precision: str, data: Path) -> float:
         recipe.model,
         replace(recipe.training, precision=cast(Any, precision)),
         (corpus.source_lengths, corpus.target_lengths),
-        tokens_per_batch=recipe.training.tokens_per_update,
+        TrainingTrial(tokens=recipe.training.tokens_per_update, steps=16, warm_ups=3),
         device="cpu",
-        graphed=False,
-        steps=16,
-        warm_ups=3,
     )
     return speed.milliseconds_per_step / 1000
 

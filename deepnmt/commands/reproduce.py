@@ -316,7 +316,8 @@ def _trainer(dataset: "Dataset", device: str) -> "Callable[[RecipeLike, Path], N
 
 def _speedometer(device: str, precision: str) -> "Callable[[ModelConfig], Mapping[str, Any]]":
     """Generation as in the paper's figure 5 and table 5."""
-    from deepnmt.analysis.generation_speed import Workload, measure_generation
+    from deepnmt.analysis.config import Workload
+    from deepnmt.analysis.generation_speed import measure_generation
     from deepnmt.reproduction.plan import count_parameters
     from deepnmt.reproduction.steps import describe_machine
 

@@ -3,8 +3,7 @@
 import argparse
 import sys
 
-from deepnmt.commands.translate import limit_shape_caches
-from deepnmt.devices import choose_device, use_threads
+from deepnmt.devices import choose_device, limit_shape_caches, use_threads
 from deepnmt.errors import InputError
 from deepnmt.progress import say
 

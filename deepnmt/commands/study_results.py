@@ -111,11 +111,11 @@ def _index(study: "Study") -> None:
 
 def drawing() -> "Drawing":
     from deepnmt.analysis.charts import Axes, Series, line_chart
-    from deepnmt.analysis.weights import draw_stored
+    from deepnmt.analysis.weights import ConnectionWeights, draw
     from deepnmt.reproduction.report import Drawing
 
     def lines(found: "Sequence[Line]", title: str, x_label: str, y_label: str, log: bool) -> str:
         series = [Series(name, points, spread, dashed=dashed) for name, points, spread, dashed in found]
         return line_chart(series, Axes(title=title, x_label=x_label, y_label=y_label, log_y=log))
 
-    return Drawing(lines, draw_stored)
+    return Drawing(lines, lambda stored: draw([ConnectionWeights.stored(table) for table in stored]))

@@ -2,15 +2,14 @@
 
 import argparse
 import json
-import os
-import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepnmt.devices import use_threads
+from deepnmt.decoding.lines import LineWarnings, decoded, one_line
+from deepnmt.devices import limit_shape_caches, use_threads
 from deepnmt.errors import InputError
 from deepnmt.progress import say
 
@@ -22,11 +21,6 @@ EXAMPLE = """deepnmt translate MODEL < news.en > news.de
   deepnmt translate MODEL1 MODEL2 --input news.en --nbest 4 --json     an ensemble, the four best with scores"""
 
 CHUNK_LINES = {"cpu": 1024, "cuda": 16_384}
-MAX_WARNINGS = 20
-# What torch's CPU kernels keep for each shape they have met: room for the layers of the batches at work. Batches have
-# ever new shapes, so more is of no use and grows by hundreds of MB. Read when torch is loaded.
-SHAPE_CACHES = {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
-_LINE_BREAKS = re.compile("[\t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]+")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -108,12 +102,6 @@ def add_machine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--chunk", type=int, metavar="N", help="lines read, sorted by length and translated together")
 
 
-def limit_shape_caches() -> None:
-    """For whoever translates, before torch is loaded; what the user has set stays."""
-    for name, capacity in SHAPE_CACHES.items():
-        os.environ.setdefault(name, capacity)
-
-
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """The given options that are settings of the translation, checked."""
     from dataclasses import fields
@@ -157,7 +145,7 @@ def run(arguments: argparse.Namespace) -> None:
         if done:
             say(f"going on after line {done:,} of {arguments.input}")
         chunks = file_chunks(arguments.input, size, done) if arguments.input else pipe_chunks(sys.stdin.buffer, size)
-        warnings = Warnings(str(arguments.input or "standard input"))
+        warnings = LineWarnings(str(arguments.input or "standard input"))
         formatted = formatter(arguments)
         with progress("translate", total=_total(arguments, done), unit="lines") as shown:
             for texts, prefixes, first in _numbered(chunks, _prefix_chunks(arguments, done), done, warnings):
@@ -188,7 +176,7 @@ def _check_files(arguments: argparse.Namespace) -> None:
 
 
 def _numbered(
-    chunks: Iterable[list[bytes]], prefixes: Iterator[list[bytes]] | None, first: int, warnings: "Warnings"
+    chunks: Iterable[list[bytes]], prefixes: Iterator[list[bytes]] | None, first: int, warnings: LineWarnings
 ) -> Iterator[tuple[list[str], list[str] | None, int]]:
     """Texts, prefixes and the number of lines before them."""
     for chunk in chunks:
@@ -216,36 +204,6 @@ def _total(arguments: argparse.Namespace, done: int) -> int | None:
 
     lines = count_lines(arguments.input) if arguments.input else None
     return None if lines is None else max(lines - done, 0)
-
-
-def decoded(lines: Sequence[bytes], warn: Callable[[int, str], None]) -> list[str]:
-    texts = []
-    for number, line in enumerate(lines):
-        try:
-            texts.append(line.decode())
-        except UnicodeDecodeError:
-            warn(number, "is not valid UTF-8: what cannot be read is replaced")
-            texts.append(line.decode(errors="replace"))
-    return texts
-
-
-class Warnings:
-    """About lines of the input, on standard error; after the first few only their number."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.count = name, 0
-
-    def after(self, first: int) -> Callable[[int, str], None]:
-        def warn(number: int, message: str) -> None:
-            self.count += 1
-            if self.count <= MAX_WARNINGS:
-                say(f"line {first + number + 1:,} of {self.name} {message}")
-
-        return warn
-
-    def summarise(self) -> None:
-        if self.count > MAX_WARNINGS:
-            say(f"{self.count - MAX_WARNINGS:,} more lines of {self.name} had warnings")
 
 
 class _Destination:
@@ -317,8 +275,3 @@ def _json_line(number: int, text: str, found: "list[Hypothesis]") -> list[str]:
 
     content = {"line": number, "source": text, "hypotheses": [table(hypothesis) for hypothesis in found]}
     return [json.dumps(content, ensure_ascii=False)]
-
-
-def one_line(text: str) -> str:
-    """A translation never breaks the line or the column it stands in."""
-    return _LINE_BREAKS.sub(" ", text)

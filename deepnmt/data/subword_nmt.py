@@ -162,3 +162,22 @@ class SubwordNmt:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "SubwordNmt":
         return cls(Codes(state["codes"]), state["vocabulary"])
+
+
+def read_dictionary(path: Path) -> list[str]:
+    """The symbols of fairseq's dictionary, one line `symbol count` each; ids follow the special ones, as ours do."""
+    try:
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist") from error
+    except (UnicodeDecodeError, IsADirectoryError) as error:
+        raise InputError(f"{path} is not a dictionary of fairseq: {error}") from error
+    symbols: dict[str, int] = {}
+    for number, line in enumerate(lines, start=1):
+        symbol, _, count = line.rstrip("\r").removesuffix(" #fairseq:overwrite").rpartition(" ")
+        if not symbol or not count.isdecimal():
+            raise InputError(f"{path}, line {number}: {line[:80]!r} is not a symbol and its count")
+        if symbol in symbols:
+            raise InputError(f"{path}, line {number}: {symbol!r} is there already, in line {symbols[symbol]}")
+        symbols[symbol] = number
+    return list(symbols)

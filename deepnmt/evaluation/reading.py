@@ -40,7 +40,7 @@ def _content(path: Path) -> bytes:
         content = path.read_bytes()
         return _UNPACK[path.suffix](content) if path.suffix in _UNPACK else content
     except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
+        raise InputError(f"{path} does not exist") from None
     except PermissionError:
         raise InputError(f"{path}: no permission to read it") from None
     except (lzma.LZMAError, zlib.error, EOFError, OSError, ValueError) as error:

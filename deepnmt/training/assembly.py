@@ -18,7 +18,7 @@ from deepnmt.data.vocabulary import UNK
 from deepnmt.errors import InputError, RunError
 from deepnmt.files import write_json
 from deepnmt.model.config import ModelConfig
-from deepnmt.model.connections.residual import ResidualConfig
+from deepnmt.model.connections import CONNECTIONS
 from deepnmt.model.storage import CONFIG, FORMAT, META, take_weights
 from deepnmt.model.transformer import Transformer
 from deepnmt.settings import to_table
@@ -88,7 +88,7 @@ def assemble(
             settings.model.target_vocab_size,
             guessing_nll(dataset),
             is_post_norm=settings.model.norm == "post",
-            has_shortcuts=not isinstance(settings.model.encoder.connection, ResidualConfig),
+            has_shortcuts=CONNECTIONS[settings.model.encoder.connection.kind].has_shortcuts,
         ),
         interruption=interruption,
         validate=make_validate(objective, precision),

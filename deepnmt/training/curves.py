@@ -12,6 +12,7 @@ from torch import Tensor
 
 from deepnmt.errors import InputError
 from deepnmt.files import replacing
+from deepnmt.heatmap import Colours
 
 LOG = "log.jsonl"
 NOT_CURVES = {"kind", "step", "layers", "samples", "signatures"}
@@ -129,12 +130,10 @@ class TensorBoard:
             self.writer.add_text("samples", f"{source}\n\n**{hypothesis}**\n\n{reference}", step)
 
     def picture(self, name: str, matrix: Tensor, step: int) -> None:
-        """Weights from 0 (white) to the largest in size (black), negative ones red."""
-        size = matrix.abs().max().clamp(min=1e-12)
-        shade = 1 - matrix.abs() / size
-        red = shade.where(matrix >= 0, 1.0)
-        pixels = [c.repeat_interleave(8, 0).repeat_interleave(8, 1) for c in (red, shade, shade)]
-        self.writer.add_image(name, torch.stack(pixels), step)
+        rows = matrix.tolist()
+        colours = Colours.of(rows)
+        pixels = torch.tensor([[colours.rgb(value) for value in row] for row in rows], dtype=torch.uint8)
+        self.writer.add_image(name, pixels.repeat_interleave(8, 0).repeat_interleave(8, 1), step, dataformats="HWC")
 
     def close(self) -> None:
         self.writer.close()

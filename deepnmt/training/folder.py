@@ -8,6 +8,7 @@ from typing import Any
 
 from deepnmt.errors import InputError
 from deepnmt.files import replacing, write_json
+from deepnmt.settings import to_toml
 
 RECIPE, ABOUT, CHECKPOINTS, MODEL = "recipe.toml", "run.json", "checkpoints", "model"
 TOKENIZERS = "tokenizer.*.json"
@@ -98,19 +99,3 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _setting(name: str, values: Mapping[str, Any]) -> str:
     return f"{name} = {json.dumps(values[name])}" if name in values else f"{name} unset"
-
-
-def to_toml(table: Mapping[str, Any], prefix: str = "") -> str:
-    """Numbers, strings, lists and tables of them: what a recipe is made of. JSON writes these as TOML does."""
-    lines = [
-        f"{_key(k)} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in table.items() if not isinstance(v, Mapping)
-    ]
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            header = f"{prefix}{_key(name)}"
-            lines.append(f"\n[{header}]\n{to_toml(value, header + '.')}")
-    return "".join(lines)
-
-
-def _key(name: str) -> str:
-    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else json.dumps(name)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from pytest import approx, fixture, mark
 
+from deepnmt.analysis.config import GradientTrial
 from deepnmt.analysis.gradients import arms, hurried, measure_gradients, narrowed, random_corpora
 from deepnmt.cli import main
 from deepnmt.config import load_recipe
@@ -29,7 +30,7 @@ def corpora():
 
 
 def test_the_norms_are_those_of_a_plain_backward_pass(corpora):
-    found = measure_gradients("plain", MODEL, TRAINING, corpora, tokens=32, steps=0, max_length=None)
+    found = measure_gradients("plain", MODEL, TRAINING, corpora, GradientTrial(tokens=32, steps=0), max_length=None)
     torch.manual_seed(TRAINING.seed)
     model = Transformer(MODEL).train()
     source, target = torch.tensor([[5, 6, 7, 2]] * 8), torch.tensor([[2, 8, 9]] * 8)
@@ -46,7 +47,7 @@ def test_the_norms_are_those_of_a_plain_backward_pass(corpora):
 
 
 def test_training_moves_the_model_between_the_steps(corpora):
-    found = measure_gradients("moving", MODEL, TRAINING, corpora, tokens=32, steps=6, max_length=None)
+    found = measure_gradients("moving", MODEL, TRAINING, corpora, GradientTrial(tokens=32, steps=6), max_length=None)
     assert [step.step for step in found.steps] == list(range(7))
     assert found.steps[-1].loss < found.steps[0].loss - 0.1
 
@@ -59,7 +60,7 @@ def test_the_gradient_of_a_deep_post_norm_encoder_vanishes_and_the_others_does_n
     shares = {}
     with random_corpora(model) as corpora:
         for name, arm in arms(model).items():
-            found = measure_gradients(name, arm, training, corpora, tokens=128, steps=16)
+            found = measure_gradients(name, arm, training, corpora, GradientTrial(tokens=128, steps=16))
             shares[name] = (found.ratio(0), found.ratio(-1))
     assert shares["post-norm, residual"][0] > 0.1, "at initialisation it still arrives"
     assert shares["post-norm, residual"][1] < 0.03
@@ -127,7 +128,7 @@ def test_refusals(tmp_path, capsys):
     for arguments, message in [
         (["en-de-pre-base", "--out", tmp_path / "g.txt"], "its name must end in"),
         (["en-de-pre-base", "--data", tmp_path], f"{tmp_path} is not a dataset"),
-        (["en-de-pre-base", "--steps", "-1"], "argument --steps: '-1' is not a whole number"),
+        (["en-de-pre-base", "--steps", "-1"], "steps must be at least 0, not -1"),
         (["en-de-pre-base", "--width", "15"], "--width 15: dim = 15 must be even"),
         (["en-de-pre-bose"], "did you mean en-de-pre-base?"),
     ]:

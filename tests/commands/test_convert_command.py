@@ -9,7 +9,8 @@ from pytest import fixture, mark, raises
 
 import deepnmt
 from deepnmt.cli import main
-from deepnmt.commands.convert import FORMATS, read_dictionary
+from deepnmt.commands.convert import FORMATS
+from deepnmt.data.subword_nmt import read_dictionary
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.errors import InputError
 from deepnmt.model.conversion import CONVERTERS
@@ -53,11 +54,11 @@ def test_every_format_has_a_converter():
 def test_npz_becomes_a_model_that_gives_the_authors_numbers(convert, tmp_path):
     status, out, err = convert(AUTHORS / "dlcl_post.npz", "--from", "dlcl", "--out", tmp_path / "MODEL")
     assert (status, err) == (0, "")
-    assert (
-        out.splitlines()[0]
-        == f"{tmp_path / 'MODEL'}: 83,380 parameters, post-norm, encoder 5 x 32 dlcl, decoder 3 x 32 dlcl"
-    )
-    assert "no tokenisers" in out
+    heading, encoder, decoder, note = out.splitlines()
+    assert heading == f"{tmp_path / 'MODEL'}: 83,380 parameters, post-norm"
+    assert encoder == "encoder  5 layers, dlcl, width 32, ffn 64, 4 heads"
+    assert decoder == "decoder  3 layers, dlcl, width 32, ffn 64, 4 heads"
+    assert "no tokenisers" in note
     model = deepnmt.load_model(tmp_path / "MODEL")
     with np.load(AUTHORS / "dlcl_post.npz") as stored, torch.no_grad():
         logits = model(torch.from_numpy(stored["source"]), torch.from_numpy(stored["target_input"]))

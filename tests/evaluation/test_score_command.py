@@ -109,7 +109,7 @@ def test_refusals_name_the_file_and_what_is_wrong(folder: Path, capsys: pytest.C
         "short": "short has 1 lines and ref.de has 2: line n must translate what line n of the reference translates",
         "empty": "empty is empty: nothing to score",
         "latin": "latin, line 2: not valid UTF-8 at byte 4; convert the file to UTF-8 first",
-        "nowhere": "nowhere: no such file",
+        "nowhere": "nowhere does not exist",
         ".": ". is a folder, not a text file",
     }
     for file, message in expected.items():

@@ -15,11 +15,11 @@ from small import CONFIG_MODEL, TRAINING, make_job
 from deepnmt.config import Recipe
 from deepnmt.errors import InputError, RunError
 from deepnmt.model.transformer import Transformer
-from deepnmt.settings import from_table, to_table
+from deepnmt.settings import from_table, to_table, to_toml
 from deepnmt.training.config import TrainingConfig
 from deepnmt.training.diagnosis import STRIKES, Diagnosis, TrainingError, depth_ratio
 from deepnmt.training.display import Display, LiveDisplay, describe
-from deepnmt.training.folder import check_folder, check_recipe, to_toml, write_recipe
+from deepnmt.training.folder import check_folder, check_recipe, write_recipe
 from deepnmt.training.memory import even_share, largest_that_fits
 from deepnmt.training.optimizer import apply_update, build_optimizer, gradient_norms, layer_of
 from deepnmt.training.precision import LossScale, resolve

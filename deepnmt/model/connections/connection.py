@@ -38,6 +38,15 @@ class History(list[Tensor]):
     """The outputs y_0 (the embedding), y_1, ... y_l of the layers so far; local to one pass through the stack."""
 
 
+@dataclass(frozen=True)
+class LearnedWeights:
+    """For pictures: the weight of each output y_k (columns) in each row."""
+
+    matrix: Tensor  # (rows, columns), zero where not connected
+    rows: tuple[str, ...]  # symbols: x1 is the input of layer 1
+    readers: tuple[str, ...]  # who reads a row, in words
+
+
 class Connection(nn.Module):
     """x_{l+1} = G(y_0, ..., y_l), equation 6 of the paper. The base class is the residual stack: G = y_l.
 
@@ -46,6 +55,7 @@ class Connection(nn.Module):
     """
 
     Config: ClassVar[type[ConnectionConfig]]
+    has_shortcuts: ClassVar[bool] = True  # an output reaches more than the next layer, so a layer may be bypassed
 
     def __init__(self, config: Any, shape: StackShape) -> None:
         super().__init__()
@@ -66,11 +76,20 @@ class Connection(nn.Module):
         return [self.read(history)]
 
     def matrix(self) -> Tensor | None:
-        """The weights of y_k (columns) in what follows layer l (rows), for pictures; None where none are learned.
+        """The weights of y_k (columns) in what follows layer l (rows); None if the scheme has none.
 
-        (rows, columns), the mean over dimensions where a weight is a vector; entries that are not connected are zero.
+        (rows, columns), the mean over dimensions if a weight is a vector; entries that are not connected are zero.
         """
         return None
+
+    def learned_weights(self) -> LearnedWeights | None:
+        """What a picture of this scheme shows; None if nothing is learned."""
+        matrix = self.matrix()
+        if matrix is None or not any(parameter.requires_grad for parameter in self.parameters(recurse=False)):
+            return None
+        count = len(matrix)
+        readers = (*(f"layer {row}" for row in range(1, count)), "the output")
+        return LearnedWeights(matrix, tuple(f"x{row}" for row in range(1, count + 1)), readers)
 
 
 def lower_triangle(size: int, window: int | None = None) -> Tensor:

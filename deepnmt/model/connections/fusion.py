@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from deepnmt.model.connections.connection import Connection, ConnectionConfig, History, StackShape
+from deepnmt.model.connections.connection import Connection, ConnectionConfig, History, LearnedWeights, StackShape
 from deepnmt.model.kernels.mixture import mix
 
 
@@ -32,3 +32,6 @@ class Fusion(Connection):
         rows = torch.eye(count)
         rows[-1] = self.weight.detach().float().cpu()[:, 0]
         return rows
+
+    def learned_weights(self) -> LearnedWeights:
+        return LearnedWeights(self.matrix()[-1:], ("result",), ("the output",))  # the rows below it are not learned

@@ -14,3 +14,4 @@ class Residual(Connection):
     """x_{l+1} = y_l (He et al. 2016; figure 2a of the paper)."""
 
     Config = ResidualConfig
+    has_shortcuts = False

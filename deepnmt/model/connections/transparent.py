@@ -10,6 +10,7 @@ from deepnmt.model.connections.connection import (
     Connection,
     ConnectionConfig,
     History,
+    LearnedWeights,
     StackShape,
     check_dropout,
 )
@@ -45,3 +46,10 @@ class Transparent(Connection):
     def matrix(self) -> Tensor:
         """Rows are the readers (decoder layers) here, columns the outputs of the encoder."""
         return self.weight.detach().float().softmax(0).T.cpu()
+
+    def learned_weights(self) -> LearnedWeights:
+        matrix = self.matrix()
+        numbers = range(1, len(matrix) + 1)
+        return LearnedWeights(
+            matrix, tuple(f"decoder {j}" for j in numbers), tuple(f"decoder layer {j}" for j in numbers)
+        )

@@ -1,0 +1,48 @@
+"""`deepnmt.bench_training` and `bench_generation`: how fast a recipe is on this machine, with random weights."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from deepnmt.analysis.config import TrainingTrial, Workload
+from deepnmt.analysis.generation_speed import GenerationSpeed, measure_generation, with_depth
+from deepnmt.analysis.training_speed import TrainingSpeed, measure_training, typical_lengths
+from deepnmt.config import load_recipe
+from deepnmt.data.dataset import Dataset
+from deepnmt.devices import choose_device
+from deepnmt.errors import InputError
+
+
+def bench_training(
+    recipe: str,
+    overrides: Sequence[str] = (),
+    *,
+    trial: TrainingTrial = TrainingTrial(),  # noqa: B008 (frozen)
+    data: str | Path | None = None,
+    device: str | None = None,
+) -> TrainingSpeed:
+    """Time whole updates, over sentences as long as those of the DATASET `data`, or typically long."""
+    lengths = typical_lengths()
+    if data is not None:
+        corpus = next(iter(Dataset.open(Path(data)).train.values()))
+        lengths = (corpus.source_lengths, corpus.target_lengths)
+    loaded = load_recipe(recipe, overrides)
+    return measure_training(loaded.model, loaded.training, lengths, trial, device=choose_device(device))
+
+
+def bench_generation(
+    recipe: str,
+    overrides: Sequence[str] = (),
+    *,
+    workload: Workload = Workload(),  # noqa: B008 (frozen)
+    encoder_layers: Sequence[int] = (),
+    decoder_layers: Sequence[int] = (),
+    device: str | None = None,
+    precision: str = "fp32",
+) -> Iterator[GenerationSpeed]:
+    """Time the search over random sentences; of the recipe's model, or of one with each of these depths in turn."""
+    config, chosen = load_recipe(recipe, overrides).model, choose_device(device)
+    try:
+        variants = with_depth(config, encoder_layers, decoder_layers)
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    return (measure_generation(variant, workload, device=chosen, precision=precision) for variant in variants)

@@ -1,0 +1,84 @@
+"""`deepnmt.evaluate`: translate a test set and score the translations."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deepnmt.decoding.config import TranslationConfig
+from deepnmt.decoding.lines import LineWarnings, one_line
+from deepnmt.decoding.translator import Translator
+from deepnmt.errors import InputError
+from deepnmt.evaluation.reading import read_lines
+from deepnmt.evaluation.scores import Scores, check_lengths, score
+from deepnmt.evaluation.significance import TESTS
+from deepnmt.files import replacing
+from deepnmt.progress import progress
+from deepnmt.settings import from_table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Scores with their signatures, the translations they are of, and the settings of the search."""
+
+    scores: Scores
+    hypotheses: list[str]
+    settings: dict[str, Any]
+    seconds: float  # of translating
+
+
+def evaluate(
+    model: str | Path | Sequence[str | Path],
+    source: str | Path,
+    references: str | Path | Sequence[str | Path],
+    *,
+    output: str | Path | None = None,
+    device: str | None = None,
+    precision: str = "fp32",
+    source_lang: str | None = None,
+    target_lang: str | None = None,
+    metrics: Sequence[str] | None = None,
+    lowercase: bool = False,
+    confidence: bool = False,
+    **settings: Any,
+) -> Evaluation:
+    """Translate the file `source` with a MODEL (or an ensemble) and score it against one or several reference files.
+
+    `settings` are the fields of `TranslationConfig` (`beam`, `length_penalty`, ...); by default the model's own.
+    `output` keeps the translations. `confidence` adds 95 % intervals by bootstrap resampling. Languages, metrics and
+    `lowercase` are those of `deepnmt.score`, the languages by default the model's.
+    """
+    from_table(TranslationConfig, settings)
+    out = None if output is None else Path(output)
+    if out is not None and out.is_dir():
+        raise InputError(f"{out} is a folder; name a file for the output")
+    paths = [references] if isinstance(references, str | Path) else references
+    lines = read_lines(str(source))
+    reference_lines = [(str(path), read_lines(str(path))) for path in paths]
+    check_lengths([(str(source), lines)], reference_lines)
+    translator = Translator(model, device, precision)
+    settings = translator.defaults | settings
+
+    warnings = LineWarnings(str(source))
+    started = time.perf_counter()
+    with progress("translate", total=sum(1 for line in lines if line.strip())) as shown:
+        translations = translator.translate(lines, warn=warnings.after(0), done=shown.advance, **settings)
+    seconds = time.perf_counter() - started
+    warnings.summarise()
+    hypotheses = [one_line(text) for text in translations]
+    if out is not None:
+        with replacing(out) as aside:
+            aside.write_text("".join(f"{line}\n" for line in hypotheses), encoding="utf-8", newline="\n")
+
+    languages = translator.tokenizers[0]
+    scores = score(
+        hypotheses,
+        [text for _, text in reference_lines],
+        source_lang=source_lang or languages.source.writing.language,
+        target_lang=target_lang or languages.target.writing.language,
+        metrics=metrics,
+        lowercase=lowercase,
+        resamples=TESTS["bootstrap"].samples if confidence else 0,
+    )
+    return Evaluation(scores=scores, hypotheses=hypotheses, settings=settings, seconds=seconds)

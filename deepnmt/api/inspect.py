@@ -1,0 +1,71 @@
+"""`deepnmt.inspect_size`, `inspect_weights` and `inspect_gradients`: what a model or a recipe is made of."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+from deepnmt.analysis import gradients
+from deepnmt.analysis.config import GradientTrial
+from deepnmt.analysis.size import ModelSize, measure
+from deepnmt.analysis.weights import ConnectionWeights, read_weights
+from deepnmt.config import load_recipe
+from deepnmt.data.dataset import Dataset
+from deepnmt.errors import InputError
+from deepnmt.model.config import ModelConfig
+from deepnmt.model.storage import load_config, load_meta
+from deepnmt.progress import progress
+
+
+def inspect_size(model: str | Path, overrides: Sequence[str] = (), *, data: str | Path | None = None) -> ModelSize:
+    """The parameters and the arithmetic of each part of a MODEL, or of a recipe (with the vocabulary of `data`)."""
+    return ModelSize(str(model), config := _config(model, overrides, data), measure(config))
+
+
+def _config(model: str | Path, overrides: Sequence[str], data: str | Path | None) -> ModelConfig:
+    folder = Path(model)
+    if not folder.is_dir():
+        return load_recipe(str(model), overrides, None if data is None else Dataset.open(Path(data))).model
+    if overrides:
+        raise InputError(f"{overrides[0]}: {model} is a MODEL folder, and only a recipe's settings can be replaced")
+    if data is not None:
+        raise InputError(f"--data {data}: {model} is a MODEL folder and has its own vocabulary")
+    load_meta(folder)
+    return load_config(folder)
+
+
+def inspect_weights(model: str | Path) -> list[ConnectionWeights]:
+    """The learned connection weights of the encoder and the decoder of a MODEL."""
+    if not Path(model).is_dir():
+        raise InputError(f"{model} is not a MODEL folder; learned weights are those of a trained model")
+    return read_weights(Path(model))
+
+
+def inspect_gradients(
+    recipe: str,
+    overrides: Sequence[str] = (),
+    *,
+    data: str | Path | None = None,
+    trial: GradientTrial = GradientTrial(),  # noqa: B008 (frozen)
+) -> gradients.GradientReport:
+    """The gradient of each encoder layer over the first updates, pre-norm against post-norm and DLCL.
+
+    The sentences are those of the DATASET `data`, or random ones.
+    """
+    dataset = None if data is None else Dataset.open(Path(data))
+    words = [] if dataset else [f"model.{side}_vocab_size={gradients.RANDOM_WORDS}" for side in ("source", "target")]
+    chosen = load_recipe(recipe, [*overrides, *words], dataset)
+    try:
+        model = gradients.narrowed(chosen.model, trial.width) if trial.width else chosen.model
+    except ValueError as error:
+        raise InputError(f"--width {trial.width}: {error}") from error
+    training = gradients.hurried(chosen.training, trial.steps)
+    arms = gradients.arms(model)
+    found = []
+    with (
+        nullcontext(dataset.train) if dataset else gradients.random_corpora(model) as corpora,
+        progress("gradients", total=len(arms) * (trial.steps + 1), unit="steps") as shown,
+    ):
+        for name, arm in arms.items():
+            shown.note = name
+            found.append(gradients.measure_gradients(name, arm, training, corpora, trial, done=shown.advance))
+    return gradients.GradientReport(recipe, model, found)

@@ -1,0 +1,48 @@
+"""Lines of text around a translation: damaged ones decoded with a warning, and none broken on the way out."""
+
+import re
+from collections.abc import Callable, Sequence
+
+from deepnmt.progress import say
+
+MAX_WARNINGS = 20
+_LINE_BREAKS = re.compile("[\t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]+")
+
+Warn = Callable[[int, str], None]  # about the line of this index
+
+
+class LineWarnings:
+    """Warnings about lines of the input, on standard error; after the first few, only their number."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.count = name, 0
+
+    def after(self, first: int) -> Warn:
+        """For a chunk of lines of which `first` came before."""
+
+        def warn(number: int, message: str) -> None:
+            self.count += 1
+            if self.count <= MAX_WARNINGS:
+                say(f"line {first + number + 1:,} of {self.name} {message}")
+
+        return warn
+
+    def summarise(self) -> None:
+        if self.count > MAX_WARNINGS:
+            say(f"{self.count - MAX_WARNINGS:,} more lines of {self.name} had warnings")
+
+
+def decoded(lines: Sequence[bytes], warn: Warn) -> list[str]:
+    texts = []
+    for number, line in enumerate(lines):
+        try:
+            texts.append(line.decode())
+        except UnicodeDecodeError:
+            warn(number, "is not valid UTF-8: invalid bytes are replaced")
+            texts.append(line.decode(errors="replace"))
+    return texts
+
+
+def one_line(text: str) -> str:
+    """The text with every line break and tab as a space, so that it stays in its line and its column."""
+    return _LINE_BREAKS.sub(" ", text)

@@ -1,0 +1,75 @@
+"""Files of translations scored side by side: what `deepnmt score` prints."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from deepnmt.errors import InputError
+from deepnmt.evaluation.comet import DEFAULT_MODEL, check_installed, read_comet, run_comet
+from deepnmt.evaluation.reading import read_lines
+from deepnmt.evaluation.scores import Lines, Score, Scores, check_lengths, score
+from deepnmt.evaluation.significance import TESTS, compare
+
+Files = Sequence[tuple[str, Lines]]
+
+
+def score_files(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    *,
+    test: str | None = "bootstrap",
+    samples: int | None = None,
+    confidence: bool = False,
+    source: str | None = None,
+    comet: bool = False,
+    comet_model: str | None = None,
+    comet_scores: Sequence[str] = (),
+    on_metric: Callable[[str], None] = lambda title: None,
+    **options: Any,
+) -> list[tuple[str, Scores]]:
+    """The scores of each file of hypotheses, under its name; `-` is standard input, and .gz, .xz, .bz2 are unpacked.
+
+    Several files are compared with the first by a paired `test` (a name of `TESTS`, or None). `confidence` adds 95 %
+    intervals. COMET is run (`comet`, which needs `source`) or read from what comet-score wrote (`comet_scores`).
+    `options` are those of `deepnmt.score`: languages, metrics, lowercase.
+    """
+    if [*hypotheses, *references, source].count("-") > 1:
+        raise InputError("only one file can be standard input (-)")
+    reference_files = [(path, read_lines(path)) for path in references]
+    systems = [(path, read_lines(path)) for path in hypotheses]
+    check_lengths(systems, reference_files)
+    # COMET before the other scores: this is where a call may have to be refused.
+    of_comet: list[Score] = []
+    if comet_scores:
+        of_comet = _read_comet(comet_scores, systems, comet_model)
+    elif comet:
+        of_comet = _run_comet(source, systems, reference_files, comet_model or DEFAULT_MODEL)
+    lines = [lines for _, lines in reference_files]
+    if len(systems) > 1 and test is not None:
+        scored = compare(systems, lines, test=test, samples=samples, on_metric=on_metric, **options)
+    else:
+        resamples = (samples or TESTS["bootstrap"].samples) if confidence else 0
+        scored = [
+            (path, score(text, lines, resamples=resamples, on_metric=on_metric, **options)) for path, text in systems
+        ]
+    if not of_comet:
+        return scored
+    return [
+        (name, replace(scores, figures={**scores.figures, "comet": figure}))
+        for (name, scores), figure in zip(scored, of_comet, strict=True)
+    ]
+
+
+def _read_comet(files: Sequence[str], systems: Files, model: str | None) -> list[Score]:
+    if len(files) != len(systems):
+        raise InputError(f"--comet-scores has {len(files)} files and --hypothesis {len(systems)}: give one for each")
+    return [read_comet(file, len(lines), model) for file, (_, lines) in zip(files, systems, strict=True)]
+
+
+def _run_comet(source: str | None, systems: Files, references: Files, model: str) -> list[Score]:
+    check_installed(model)
+    if source is None:
+        raise InputError("--comet needs the source text: add --source FILE")
+    lines = read_lines(source)
+    check_lengths([(source, lines)], references)
+    return [run_comet(lines, hypotheses, references[0][1], model) for _, hypotheses in systems]
