@@ -119,7 +119,7 @@ class Server:
 @contextmanager
 def served(arguments: argparse.Namespace, model: Path, options: list[str]) -> Iterator[Server]:
     command = [sys.executable, "-m", "deepnmt", "serve", str(model), "--port", "0", "--device", "cpu"]
-    command += ["--threads", str(arguments.threads), "--precision", arguments.precision, "--cache-sentences", "0"]
+    command += ["--threads", str(arguments.threads), "--precision", arguments.precision, "--cache-megabytes", "0"]
     with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:
             assert process.stderr is not None

@@ -1,4 +1,4 @@
-"""A queue in front of a model: what many clients ask for at the same time is translated together."""
+"""A queue in front of a model: sentences of many clients are translated together."""
 
 import asyncio
 import logging
@@ -6,43 +6,61 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from deepnmt.decoding.config import DecodingConfig
 from deepnmt.decoding.translator import Hypothesis
+from deepnmt.serving.hypotheses import Hypotheses, ServedHypothesis
 from deepnmt.serving.limits import Limits
 from deepnmt.serving.metrics import Metrics
+from deepnmt.serving.sentences import MAX_SENTENCE
 
 logger = logging.getLogger("deepnmt.serving")
-Found = list[Hypothesis]  # of one sentence, best first
+PROBE_EVERY = 5.0  # seconds, while a model fails and nobody asks for anything
 
 
 class TranslatesTexts(Protocol):
-    def translate_nbest(self, texts: Sequence[str], **settings: Any) -> list[Found]: ...
+    def translate_nbest(self, texts: Sequence[str], **settings: Any) -> list[list[Hypothesis]]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """What a client may choose. Only sentences with the same options are translated together."""
 
-    beam: int = 4
-    length_penalty: float = 0.6
+    beam: int = DecodingConfig.beam
+    length_penalty: float = DecodingConfig.length_penalty
     nbest: int = 1
     alignments: bool = False
+
+    def cost(self, characters: int) -> int:
+        """What this many characters count for in limits: memory grows with n-best lists and alignments."""
+        words = 1 + min(characters, MAX_SENTENCE) // 100 if self.alignments else 1
+        return characters * self.nbest * words
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A model that cannot translate anything, as `/health` reports it."""
+
+    since: datetime
+    batches: int
+    error: str
 
 
 @dataclass
 class _Job:
     text: str
     options: Options
-    answer: "asyncio.Future[Found]"
+    answer: "asyncio.Future[Hypotheses]"
     since: float = field(default_factory=time.monotonic)
 
 
 class BatchQueue:
-    """One worker thread for one model. Answers are futures of the event loop they were asked from.
+    """One worker thread for one model. Answers are futures of the event loop they were requested from.
 
-    A batch is the oldest sentence and those that are most like it in length. It waits a moment for company when the
-    worker was idle; while the worker is busy the next batch gathers by itself.
+    A batch is the oldest sentence and those closest to it in length. An idle worker waits a moment for more sentences;
+    while it is busy the next batch gathers by itself.
     """
 
     def __init__(self, translator: TranslatesTexts, name: str, limits: Limits, metrics: Metrics) -> None:
@@ -50,6 +68,9 @@ class BatchQueue:
         self._waiting: list[_Job] = []
         self._changed = threading.Condition()
         self._closed = False
+        self._failure: Failure | None = None
+        self._busy_since: float | None = None
+        self._known_good = ("Hello.", Options())
         self._worker = threading.Thread(target=self._work, name=f"translate {name}", daemon=True)
         self._worker.start()
 
@@ -57,8 +78,16 @@ class BatchQueue:
     def depth(self) -> int:
         return len(self._waiting)
 
-    def submit(self, text: str, options: Options) -> "asyncio.Future[Found]":
-        """The hypotheses of this sentence, some time; cancel the future to forget about it."""
+    @property
+    def failure(self) -> Failure | None:
+        """Why and since when the model translates nothing; None while it works."""
+        busy_since = self._busy_since
+        if busy_since is not None and (waited := time.monotonic() - busy_since) > self.limits.timeout:
+            return Failure(datetime.fromtimestamp(time.time() - waited, UTC), 1, "no answer from the model")
+        return self._failure
+
+    def submit(self, text: str, options: Options) -> "asyncio.Future[Hypotheses]":
+        """The hypotheses of this sentence, later; cancel the future to withdraw it."""
         job = _Job(text, options, asyncio.get_running_loop().create_future())
         with self._changed:
             if self._closed:
@@ -75,8 +104,13 @@ class BatchQueue:
         self._worker.join()
 
     def _work(self) -> None:
-        while batch := self._next_batch():
+        while (batch := self._next_batch()) is not None:
+            if not batch:
+                self._probe()
+                continue
             answers = self._translate(batch)
+            if all(isinstance(answer, Exception) for answer in answers):
+                self._probe()  # is it these sentences, or the model?
             for loop in {job.answer.get_loop() for job in batch}:
                 own = [
                     (job, answer) for job, answer in zip(batch, answers, strict=True) if job.answer.get_loop() is loop
@@ -86,15 +120,16 @@ class BatchQueue:
                 except RuntimeError:  # the loop is closed: nobody waits any more
                     logger.debug("%d answers came too late", len(own))
 
-    def _next_batch(self) -> list[_Job]:
-        """The next jobs; none when the queue is closed and empty."""
+    def _next_batch(self) -> list[_Job] | None:
+        """The next jobs; empty when a failing model should be probed, None when the queue is closed and empty."""
         with self._changed:
             while True:
                 self._waiting = [job for job in self._waiting if not job.answer.cancelled()]
                 if not self._waiting:
                     if self._closed:
+                        return None
+                    if not self._changed.wait(PROBE_EVERY if self._failure else None):
                         return []
-                    self._changed.wait()
                     continue
                 left = self._waiting[0].since + self.limits.batch_wait - time.monotonic()
                 if left <= 0 or self._closed or len(self._waiting) >= self.limits.max_batch_sentences:
@@ -113,38 +148,64 @@ class BatchQueue:
         batch: list[_Job] = []
         longest = 0
         for job in alike[: self.limits.max_batch_sentences]:
-            longest = max(longest, len(job.text))
+            longest = max(longest, oldest.options.cost(len(job.text)))
             if batch and longest * (len(batch) + 1) > self.limits.max_batch_characters:
                 break
             batch.append(job)
         return batch
 
-    def _translate(self, batch: list[_Job]) -> list[Found | Exception]:
-        """A sentence on which the model fails does not take the others of its batch with it."""
+    def _translate(self, batch: list[_Job]) -> list[Hypotheses | Exception]:
+        """A sentence on which the model fails does not fail the others of its batch."""
         started = time.monotonic()
+        options = batch[0].options
         try:
-            found = self._ask([job.text for job in batch], batch[0].options)
+            found = self._ask([job.text for job in batch], options)
         except Exception as error:
-            logger.exception("model %s failed on a batch of %d sentences", self.name, len(batch))
+            self._log_failure(f"model {self.name} failed on a batch of {len(batch)} sentences", error)
             if len(batch) == 1:
                 return [error]
             return [answer for job in batch for answer in self._translate([job])]
+        self._failure = None
+        self._known_good = (batch[0].text, options)
         self.metrics.batch_size.observe(len(batch), model=self.name)
         self.metrics.batch_time.observe(time.monotonic() - started, model=self.name)
         self.metrics.sentences.add(len(batch), model=self.name)
         self.metrics.characters.add(sum(len(job.text) for job in batch), model=self.name)
         self.metrics.tokens.add(sum(len(hypotheses[0].pieces) for hypotheses in found), model=self.name)
-        return list(found)
+        return [[ServedHypothesis.of(hypothesis) for hypothesis in hypotheses] for hypotheses in found]
 
-    def _ask(self, texts: list[str], options: Options) -> list[Found]:
-        return self.translator.translate_nbest(texts, warn=_ignore, **asdict(options))
+    def _ask(self, texts: list[str], options: Options) -> list[list[Hypothesis]]:
+        self._busy_since = time.monotonic()
+        try:
+            return self.translator.translate_nbest(texts, warn=_ignore, **asdict(options))
+        finally:
+            self._busy_since = None
+
+    def _probe(self) -> None:
+        """Translate a sentence that has been translated before; only a model that fails on this one is failing."""
+        text, options = self._known_good
+        try:
+            self._ask([text], options)
+        except Exception as error:
+            before = self._failure or Failure(datetime.now(UTC), 0, "")
+            self._failure = Failure(before.since, before.batches + 1, type(error).__name__)
+            self._log_failure(f"model {self.name} failed again on a sentence it has translated before", error)
+        else:
+            self._failure = None
+
+    def _log_failure(self, message: str, error: Exception) -> None:
+        """With a traceback the first time only: a model that fails must not fill the disk."""
+        if self._failure is None:
+            logger.error(message, exc_info=error)
+        else:
+            logger.error("%s: %s", message, type(error).__name__)
 
 
 def _ignore(number: int, message: str) -> None:
     """Long sentences are cut by design here."""
 
 
-def _deliver(answers: list[tuple[_Job, Found | Exception]]) -> None:
+def _deliver(answers: list[tuple[_Job, Hypotheses | Exception]]) -> None:
     for job, answer in answers:
         if job.answer.done():
             continue

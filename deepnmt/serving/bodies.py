@@ -1,112 +1,148 @@
-"""What arrives as a body, as a table of fields: JSON or a form, of bounded size, in bounded time."""
+"""The body of a request as a table of fields: JSON or a form, with limits on its size, fields, nesting and time.
+
+Parsing is linear in the body; what is larger than a moment's work is parsed in a thread.
+"""
 
 import asyncio
 import json
-from email import message_from_bytes
-from email.policy import HTTP
+import re
 from typing import Any
 from urllib.parse import parse_qsl
 
 from starlette.requests import ClientDisconnect, Request
 
-from deepnmt.serving.limits import Limits, RefusedError
+from deepnmt.serving.limits import Gate, Limits, RefusedError
 
 FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
-DRAINED = 16  # a body this many times too long is still read to its end, so that the client hears why it is refused
+DRAINED = 16  # a body up to this many times too long is read to its end, so that the client receives the refusal
+LARGE = 50_000  # bytes; parsed in a thread
+MAX_FIELDS = 100
+MAX_NESTING = 8
+MAX_PART_HEADER = 4_096  # bytes
+_BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
+_NAME = re.compile(rb'^content-disposition:[^\r\n]*?;[ \t]*name="([^"\r\n]*)"', re.IGNORECASE | re.MULTILINE)
+# Group 1 is what JSON may escape; the rest are halves of characters, which UTF-8 cannot write.
+_ESCAPES = re.compile(
+    r"(\\[^u]|\\u(?![dD][89a-fA-F])|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    r"|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
+)
 
 
-async def read_fields(request: Request, limits: Limits) -> dict[str, Any]:
+async def read_fields(request: Request, limits: Limits, gate: Gate) -> dict[str, Any]:
     """The fields of the query and of the body; those of the body win."""
     try:
         async with asyncio.timeout(limits.upload_timeout):
-            body = await _read(request, limits.max_body_bytes)
+            body = await _read(request, limits.max_body_bytes, gate)
     except TimeoutError:
         raise RefusedError(408, f"the body did not arrive within {limits.upload_timeout:g} seconds") from None
     except ClientDisconnect:
         raise RefusedError(400, "the body did not arrive in full") from None
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == FORM and not body.lstrip().startswith(b"{"):  # curl -d says it sends a form whatever it sends
-        fields = _form(body)
+    content_type = request.headers.get("content-type", "")
+    if len(body) > LARGE:
+        fields = await asyncio.to_thread(_parsed, body, content_type, limits)
+    else:
+        fields = _parsed(body, content_type, limits)
+    return {**dict(request.query_params), **fields}
+
+
+async def _read(request: Request, limit: int, gate: Gate) -> bytes:
+    body, size = bytearray(), 0
+    with gate.receiving() as receive:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size <= limit:
+                receive(len(chunk))
+                body += chunk
+            elif size > limit * DRAINED:
+                break
+    if size > limit:
+        raise RefusedError(413, f"the body is longer than {limit:,} bytes")
+    return bytes(body)
+
+
+def _parsed(body: bytes, content_type: str, limits: Limits) -> dict[str, Any]:
+    kind = content_type.partition(";")[0].strip().lower()
+    max_values = limits.max_texts + MAX_FIELDS
+    if kind == FORM and not body.lstrip().startswith(b"{"):  # curl -d announces a form whatever it sends
+        fields = _form(body, max_values)
     elif kind == MULTIPART:
-        fields = _multipart(body, request.headers["content-type"])
+        fields = _multipart(body, content_type, max_values)
     elif kind in ("", "application/json", "text/plain", FORM) or kind.endswith("+json"):
         fields = _json(body)
     else:
-        raise RefusedError(415, f"a body must be application/json, {FORM} or {MULTIPART}")
-    return whole_characters({**dict(request.query_params), **fields})
-
-
-async def _read(request: Request, most: int) -> bytes:
-    body, size = bytearray(), 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size <= most:
-            body += chunk
-        elif size > most * DRAINED:
-            break
-    if size > most:
-        raise RefusedError(413, f"the body is longer than {most:,} bytes")
-    return bytes(body)
+        raise RefusedError(415, f"the body must be application/json, {FORM} or {MULTIPART}")
+    if len(fields) > MAX_FIELDS:
+        raise _too_many()
+    return fields
 
 
 def _json(body: bytes) -> dict[str, Any]:
     try:
-        fields = json.loads(body)
+        text = body.decode(json.detect_encoding(body))
+        fields = json.loads(_ESCAPES.sub(lambda match: match[1] or r"\ufffd", text) if r"\u" in text else text)
     except UnicodeDecodeError:
         raise RefusedError(400, "the body is not UTF-8") from None
     except json.JSONDecodeError as error:
         raise RefusedError(400, f"the body is not JSON: line {error.lineno}, column {error.colno}") from None
-    except (ValueError, RecursionError):
-        raise RefusedError(
-            400, "the body is not JSON that can be read: a number too long or brackets too deep"
-        ) from None
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError:
+        raise RefusedError(400, "the body has a number with too many digits") from None
     if not isinstance(fields, dict):
         raise RefusedError(422, 'the body must be a JSON object such as {"text": "Hello!"}')
+    _check_nesting(fields)
     return fields
 
 
-def _form(body: bytes) -> dict[str, Any]:
+def _check_nesting(fields: dict[str, Any]) -> None:
+    level: list[Any] = [fields]
+    for _ in range(MAX_NESTING):
+        values = (value for inner in level for value in (inner.values() if isinstance(inner, dict) else inner))
+        level = [value for value in values if isinstance(value, dict | list)]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _form(body: bytes, max_values: int) -> dict[str, Any]:
     try:
-        pairs = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=10_000)
+        pairs = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=max_values)
     except ValueError:
-        raise RefusedError(413, "the form has too many fields") from None
+        raise _too_many() from None
     return _gathered(pairs)
 
 
-def _multipart(body: bytes, content_type: str) -> dict[str, Any]:
-    head = f"Content-Type: {content_type}\r\n\r\n".encode("latin-1", "replace")
-    try:
-        message = message_from_bytes(head + body, policy=HTTP)
-        pairs = []
-        for part in message.iter_parts() if message.is_multipart() else ():
-            name = part.get_param("name", header="content-disposition")
-            content = part.get_payload(decode=True)
-            if isinstance(name, str) and isinstance(content, bytes):
-                pairs.append((name, content.decode("utf-8", "replace")))
-    except (ValueError, LookupError, AttributeError, IndexError, TypeError, RecursionError):  # not a form at all
-        raise RefusedError(400, "the form cannot be read") from None
+def _multipart(body: bytes, content_type: str, max_values: int) -> dict[str, Any]:
+    boundary = _BOUNDARY.search(content_type)
+    if boundary is None:
+        raise RefusedError(400, f"{MULTIPART} needs a boundary of at most 200 characters")
+    delimiter = b"\r\n--" + (boundary[1] or boundary[2]).encode("latin-1", "replace")
+    _, *parts = (b"\r\n" + body).split(delimiter, max_values + 1)
+    pairs: list[tuple[str, str]] = []
+    for part in parts:
+        if part.startswith(b"--"):
+            break
+        if len(pairs) == max_values:
+            raise _too_many()
+        header, found, content = part.partition(b"\r\n\r\n")
+        if len(header) > MAX_PART_HEADER:
+            raise RefusedError(400, f"the header of a part is longer than {MAX_PART_HEADER:,} bytes")
+        if found and (name := _NAME.search(header)):
+            pairs.append((name[1].decode("utf-8", "replace"), content.decode("utf-8", "replace")))
     return _gathered(pairs)
 
 
 def _gathered(pairs: list[tuple[str, str]]) -> dict[str, Any]:
     """A field that is given several times is a list."""
-    fields: dict[str, Any] = {}
+    fields: dict[str, list[str]] = {}
     for name, value in pairs:
-        if name not in fields:
-            fields[name] = value
-        elif isinstance(fields[name], list):
-            fields[name].append(value)
-        else:
-            fields[name] = [fields[name], value]
-    return fields
+        fields.setdefault(name, []).append(value)
+    return {name: values if len(values) > 1 else values[0] for name, values in fields.items()}
 
 
-def whole_characters(content: Any) -> Any:
-    """The same with half characters (lone surrogates, which JSON can spell and UTF-8 cannot) made U+FFFD."""
-    if isinstance(content, str):
-        return content.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(content, list):
-        return [whole_characters(item) for item in content]
-    if isinstance(content, dict):
-        return {whole_characters(key): whole_characters(value) for key, value in content.items()}
-    return content
+def _too_many() -> RefusedError:
+    return RefusedError(413, f"the body has too many fields: at most {MAX_FIELDS} names, and one value for each text")
+
+
+def _too_deep() -> RefusedError:
+    return RefusedError(400, f"the body is nested more than {MAX_NESTING} levels deep")

@@ -1,68 +1,106 @@
 """LibreTranslate's requests and answers, so that its clients work unchanged."""
 
+import asyncio
 from typing import Any
 
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive
 
 from deepnmt.languages import language_name
-from deepnmt.serving.batching import Options
-from deepnmt.serving.connection import unless_gone
-from deepnmt.serving.limits import RefusedError
+from deepnmt.serving.detection import detect_language
+from deepnmt.serving.limits import Limits, RefusedError
 from deepnmt.serving.markup import split_markup, texts_of, with_texts
-from deepnmt.serving.models import ServedModel, Shelf
-from deepnmt.serving.service import Service, whole_text
+from deepnmt.serving.models import Models, ServedModel
+from deepnmt.serving.responses import unless_gone
+from deepnmt.serving.sentences import fitted_gaps, split_sentences
+from deepnmt.serving.service import Service
 from deepnmt.serving.shapes import LibreTranslateRequest, checked, checked_texts
 
 
-def languages(shelf: Shelf) -> list[dict[str, Any]]:
-    return [{"code": code, "name": language_name(code), "targets": to} for code, to in shelf.languages().items()]
+def languages(models: Models) -> list[dict[str, Any]]:
+    return [{"code": code, "name": language_name(code), "targets": to} for code, to in models.languages().items()]
 
 
-async def answer(service: Service, fields: dict[str, Any], receive: Receive) -> dict[str, Any]:
-    """The answer to LibreTranslate's POST /translate; what is wrong with a request is a 400 there."""
-    asked = checked(LibreTranslateRequest, fields, 400)
+def settings(models: Models, limits: Limits) -> dict[str, Any]:
+    """As LibreTranslate's own page reads them; there are no keys, suggestions or file translations here."""
+    sides = {"source": models[0].source, "target": models[0].target}
+    return {
+        "apiKeys": False,
+        "charLimit": limits.max_characters,
+        "frontendTimeout": 500,
+        "keyRequired": False,
+        "language": {side: {"code": code, "name": language_name(code)} for side, code in sides.items()},
+        "suggestions": False,
+        "supportedFilesFormat": [],
+    }
+
+
+async def detect(models: Models, texts: list[str]) -> list[dict[str, Any]]:
+    sources = [model.source for model in models]
+    language, confidence = await asyncio.to_thread(detect_language, " ".join(texts), sources)
+    return [{"confidence": confidence, "language": language}]
+
+
+async def translate(service: Service, fields: dict[str, Any], receive: Receive) -> Response:
+    """The answer to LibreTranslate's POST /translate; an invalid request is a 400 there."""
+    asked = checked(LibreTranslateRequest, fields, 400, service.limits)
     queries = checked_texts(asked.q, service.limits)
-    model = _model(service.shelf, asked)
-    beam = max(Options.beam, asked.alternatives + 1)
-    if beam > service.limits.max_beam:
-        raise RefusedError(400, f"alternatives must be at most {service.limits.max_beam - 1}, not {asked.alternatives}")
-    options = Options(beam=beam, nbest=asked.alternatives + 1)
-    translated = await _translated(service, model, queries, options, asked.format == "html", receive)
-    rows = [best for best, *_ in translated]
-    others = [alternatives for _, *alternatives in translated]
-    detected = {"confidence": 100.0, "language": model.source}
+    if asked.alternatives >= service.limits.max_beam:
+        most = service.limits.max_beam - 1
+        raise RefusedError(400, f"alternatives must be at most {most}, not {asked.alternatives}")
+    model, detected = await _model(service.models, asked, queries)
+    rows = await _translated(service, model, queries, asked.alternatives + 1, asked.format == "html", receive)
     one = isinstance(asked.q, str)
-    table: dict[str, Any] = {"translatedText": rows[0] if one else rows}
+    table: dict[str, Any] = {"translatedText": rows[0][0] if one else [best for best, *_ in rows]}
     if asked.alternatives:
-        table["alternatives"] = others[0] if one else others
-    if asked.source == "auto":
+        table["alternatives"] = rows[0][1:] if one else [others for _, *others in rows]
+    if detected is not None:
         table["detectedLanguage"] = detected if one else [detected] * len(rows)
-    return table
+    return JSONResponse(table)
 
 
-def _model(shelf: Shelf, asked: LibreTranslateRequest) -> ServedModel:
+async def _model(
+    models: Models, asked: LibreTranslateRequest, queries: list[str]
+) -> tuple[ServedModel, dict[str, Any] | None]:
+    """The model, and the language detected where the client left it to us."""
     try:
-        model = shelf.pick(None, None if asked.source == "auto" else asked.source, asked.target)
+        if asked.source != "auto":
+            return models.pick(None, asked.source, asked.target), None
+        target = models.pick(None, None, asked.target).target
     except RefusedError as refused:
         raise RefusedError(400, refused.message) from None
-    sources = {other.source for other in shelf.models if other.target == model.target}
-    if asked.source == "auto" and len(sources) > 1:
-        raise RefusedError(400, f"source auto is not enough here; name one of {', '.join(sorted(sources))}")
-    return model
+    (detected,) = await detect(Models(model for model in models if model.target == target), queries)
+    return models.pick(None, detected["language"], target), detected
 
 
 async def _translated(
-    service: Service, model: ServedModel, queries: list[str], options: Options, html: bool, receive: Receive
+    service: Service, model: ServedModel, queries: list[str], nbest: int, html: bool, receive: Receive
 ) -> list[list[str]]:
     """For each query its translation and the alternatives to it."""
+    options = model.options(beam=None, length_penalty=None, nbest=nbest, alignments=False)
     documents = [split_markup(query) if html else [(True, query)] for query in queries]
     texts = [texts_of(parts) if html else [query] for parts, query in zip(documents, queries, strict=True)]
     flat = [text for of_query in texts for text in of_query]
-    with service.admitted(flat):
-        sentences = iter(await unless_gone(receive, service.translate_all(model, flat, options)))
+    leave = service.admit(flat, options)
+    try:
+        split = [split_sentences(text) for text in flat]
+        sentences = [(sentence.text, options) for of_text in split for sentence in of_text]
+        found = iter(await unless_gone(receive, service.translate_all(model, sentences)))
+    finally:
+        leave()
+    ranked_texts = []
+    for of_text in split:
+        own, gaps = [next(found) for _ in of_text], fitted_gaps(of_text, model.target)
+        ranked_texts.append(
+            [
+                "".join(h[min(rank, len(h) - 1)].text + gap for h, gap in zip(own, gaps, strict=True))
+                for rank in range(nbest)
+            ]
+        )
+    remaining = iter(ranked_texts)
     results = []
     for parts, of_query in zip(documents, texts, strict=True):
-        own = [next(sentences) for _ in of_query]
-        ranked = [[whole_text(text, rank) for text in own] for rank in range(options.nbest)]
-        results.append([with_texts(parts, row) if html else row[0] for row in ranked])
+        own_texts = [next(remaining) for _ in of_query]
+        rows = [[ranked[rank] for ranked in own_texts] for rank in range(nbest)]
+        results.append([with_texts(parts, row) if html else row[0] for row in rows])
     return results

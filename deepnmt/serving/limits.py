@@ -1,5 +1,7 @@
 """What the server accepts and how it batches; over a limit a request is refused with a sentence that names it."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -15,51 +17,80 @@ class RefusedError(Exception):
 class Limits:
     """Sizes count characters (Unicode code points) of the texts, times are seconds."""
 
-    max_body_bytes: int = 4_000_000  # above: 413
     max_characters: int = 100_000  # of all texts of a request; above: 413
     max_texts: int = 2_000  # of a request; above: 413
     max_beam: int = 16  # above: 422
+    max_answer_bytes: int = 16_000_000  # of an answer that is not streamed; above: 413
     max_requests: int = 512  # at work at once; above: 429
-    max_waiting_characters: int = 1_000_000  # of all requests at work; above: 429
+    max_waiting_characters: int = 1_000_000  # of all requests at work; n-best lists and alignments cost extra
+    max_connections: int = 1_000  # open at once; above: 503
     timeout: float = 60.0  # for an answer, or for the next sentence of a stream; above: 503
-    upload_timeout: float = 30.0  # for the body of a request to arrive; above: 408
+    upload_timeout: float = 30.0  # for a request to arrive; above: 408
     max_batch_sentences: int = 64
-    max_batch_characters: int = 12_000  # with padding
+    max_batch_characters: int = 12_000  # with padding; n-best lists and alignments cost extra
     batch_wait: float = 0.005  # how long the first sentence of a batch waits for others
-    cache_sentences: int = 4_096  # translations remembered for each model; 0: none
+    cache_megabytes: float = 64.0  # translations kept for each model; 0: none
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            least = 0 if name in ("batch_wait", "cache_sentences") else 1
+            least = 0 if name in ("batch_wait", "cache_megabytes") else 1
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value}")
 
+    @property
+    def max_body_bytes(self) -> int:
+        """Above: 413. A character is at most 12 bytes, in JSON or in a form."""
+        return 100_000 + 16 * self.max_characters
+
+    @property
+    def max_received_bytes(self) -> int:
+        """Of all bodies that are arriving; above: 429."""
+        return 64 * self.max_body_bytes
+
 
 class Gate:
-    """Counts what is at work and refuses what is too much; once closed it lets nothing in and waits for the rest."""
+    """Counts the work at hand and refuses what is too much; once closed it admits nothing."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.requests = 0
         self.characters = 0
+        self.received_bytes = 0
         self.closed = False
 
     def enter(self, characters: int) -> None:
         limits = self.limits
         if self.closed:
-            raise RefusedError(503, "the server is shutting down and takes no new requests", retry_after=5)
+            raise RefusedError(503, "the server is shutting down and accepts no new requests", retry_after=5)
         if self.requests >= limits.max_requests:
-            raise RefusedError(
-                429, f"{self.requests} requests are being served already; try again shortly", retry_after=1
-            )
+            raise _busy(f"{self.requests} requests are being served already")
         # A request that fits alone is never refused by an idle server.
         if self.requests and self.characters + characters > limits.max_waiting_characters:
-            raise RefusedError(
-                429, f"{self.characters:,} characters are waiting already; try again shortly", retry_after=1
-            )
+            raise _busy(f"{self.characters:,} characters are waiting already")
         self.requests += 1
         self.characters += characters
 
     def leave(self, characters: int) -> None:
         self.requests -= 1
         self.characters -= characters
+
+    @contextmanager
+    def receiving(self) -> Iterator[Callable[[int], None]]:
+        """Counts the bytes of one body while it arrives."""
+        own = 0
+
+        def receive(size: int) -> None:
+            nonlocal own
+            if self.received_bytes + size > self.limits.max_received_bytes:
+                raise _busy(f"{self.received_bytes:,} bytes of other requests are arriving")
+            own += size
+            self.received_bytes += size
+
+        try:
+            yield receive
+        finally:
+            self.received_bytes -= own
+
+
+def _busy(what: str) -> RefusedError:
+    return RefusedError(429, f"{what}; try again shortly", retry_after=1)

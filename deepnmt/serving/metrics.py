@@ -39,7 +39,7 @@ class Metric:
 
 
 class Gauge(Metric):
-    """Asks for its values when it is read."""
+    """Its values are computed when it is read."""
 
     kind = "gauge"
 
@@ -88,8 +88,8 @@ class Metrics:
         self.latency = Histogram("deepnmt_request_seconds", "From request to the end of the answer.", SECONDS)
         self.batch_size = Histogram("deepnmt_batch_sentences", "Sentences translated at once.", SIZES)
         self.batch_time = Histogram("deepnmt_batch_seconds", "Time of a batch in the model.", SECONDS)
-        self.sentences = Metric("deepnmt_sentences_total", "Sentences translated, those remembered not counted.")
-        self.remembered = Metric("deepnmt_remembered_sentences_total", "Sentences answered from memory.")
+        self.sentences = Metric("deepnmt_sentences_total", "Sentences translated, without those from the cache.")
+        self.cached = Metric("deepnmt_cached_sentences_total", "Sentences answered from the cache.")
         self.characters = Metric("deepnmt_source_characters_total", "Characters translated.")
         self.tokens = Metric("deepnmt_target_tokens_total", "Subwords of the best translations.")
         self.gauges: list[Gauge] = []

@@ -1,20 +1,49 @@
-"""The models of a server: found by name or by languages, each with its queue and its memory of recent sentences."""
+"""The models of a server: chosen by name or by languages, each with its queue and its cache of recent sentences."""
 
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from sys import getsizeof
 from typing import Any
 
 from deepnmt.decoding.translator import Translator
 from deepnmt.errors import InputError
-from deepnmt.serving.batching import BatchQueue, Found, Options
+from deepnmt.serving.batching import BatchQueue, Options
+from deepnmt.serving.hypotheses import Hypotheses, size_of
 from deepnmt.serving.limits import Limits, RefusedError
 from deepnmt.serving.metrics import Metrics
 
+ENTRY_BYTES = 600  # what an entry of the cache takes besides its texts
+
+
+class Cache:
+    """The most recently used translations, at most `limit` bytes of them."""
+
+    def __init__(self, limit: float) -> None:
+        self.limit, self.size = limit, 0
+        self._entries: OrderedDict[tuple[str, Options], tuple[Hypotheses, int]] = OrderedDict()
+
+    def get(self, key: tuple[str, Options]) -> Hypotheses | None:
+        if key not in self._entries:
+            return None
+        self._entries.move_to_end(key)
+        return self._entries[key][0]
+
+    def put(self, key: tuple[str, Options], hypotheses: Hypotheses) -> None:
+        size = ENTRY_BYTES + getsizeof(key[0]) + size_of(hypotheses)
+        if key in self._entries or size > self.limit:
+            return
+        self._entries[key] = hypotheses, size
+        self.size += size
+        while self.size > self.limit:
+            _, (_, freed) = self._entries.popitem(last=False)
+            self.size -= freed
+
 
 class ServedModel:
-    """A translator behind a queue. `translator` needs no more than `Translator.translate_nbest`."""
+    """A translator behind a queue. `translator` needs only `Translator.translate_nbest` and its `defaults`."""
 
     def __init__(
         self, name: str, languages: tuple[str, str], translator: Any, limits: Limits, metrics: Metrics
@@ -23,30 +52,34 @@ class ServedModel:
         self.source, self.target = languages
         self.metrics = metrics
         self.queue = BatchQueue(translator, name, limits, metrics)
-        self._memory: OrderedDict[tuple[str, Options], Found] = OrderedDict()
-        self._memory_size = limits.cache_sentences
+        self.cache = Cache(1e6 * limits.cache_megabytes)
 
-    def translate(self, text: str, options: Options) -> "asyncio.Future[Found]":
+    def options(self, *, beam: int | None, length_penalty: float | None, nbest: int, alignments: bool) -> Options:
+        """None stands for the model's own setting; a beam nobody asked for grows to hold the n best."""
+        own = replace(Options(), **{k: v for k, v in self.translator.defaults.items() if k in vars(Options())})
+        return Options(
+            beam=max(own.beam, nbest) if beam is None else beam,
+            length_penalty=own.length_penalty if length_penalty is None else length_penalty,
+            nbest=nbest,
+            alignments=alignments,
+        )
+
+    def translate(self, text: str, options: Options) -> "asyncio.Future[Hypotheses]":
         key = (text, options)
-        if (found := self._memory.get(key)) is not None:
-            self._memory.move_to_end(key)
-            self.metrics.remembered.add(model=self.name)
-            answer: asyncio.Future[Found] = asyncio.get_running_loop().create_future()
+        if (found := self.cache.get(key)) is not None:
+            self.metrics.cached.add(model=self.name)
+            answer: asyncio.Future[Hypotheses] = asyncio.get_running_loop().create_future()
             answer.set_result(found)
             return answer
         answer = self.queue.submit(text, options)
-        if self._memory_size:
-            answer.add_done_callback(lambda done: self._remember(key, done))
+        answer.add_done_callback(lambda done: self._keep(key, done))
         return answer
 
-    def _remember(self, key: tuple[str, Options], answer: "asyncio.Future[Found]") -> None:
-        if answer.cancelled() or answer.exception() is not None:
-            return
-        self._memory[key] = answer.result()
-        while len(self._memory) > self._memory_size:
-            self._memory.popitem(last=False)
+    def _keep(self, key: tuple[str, Options], answer: "asyncio.Future[Hypotheses]") -> None:
+        if not answer.cancelled() and answer.exception() is None:
+            self.cache.put(key, answer.result())
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> dict[str, str]:
         return {"name": self.name, "source": self.source, "target": self.target}
 
     def connections(self) -> dict[str, Any]:
@@ -64,61 +97,54 @@ class ServedModel:
         return table
 
 
-class Shelf:
-    """All models of a server; the first is the one for requests that name none."""
-
-    def __init__(self, models: Sequence[ServedModel]) -> None:
-        self.models = list(models)
+class Models(list[ServedModel]):
+    """All models of a server; the first serves requests that name none."""
 
     def pick(self, name: str | None, source: str | None, target: str | None) -> ServedModel:
-        named = [model for model in self.models if name is None or name == model.name]
-        for fits in (_is, _speaks):
+        named = [model for model in self if name is None or name == model.name]
+        for fits in (_is, _covers):
             for model in named:
                 if fits(source, model.source) and fits(target, model.target):
                     return model
-        wanted = " ".join(f"{what} {value!r}" for what, value in _named(name, source, target))
-        offered = ", ".join(f"{model.name} ({model.source} to {model.target})" for model in self.models)
-        raise RefusedError(422, f"no model for {wanted}; there is {offered}")
+        asked = (("model", name), ("source", source), ("target", target))
+        wanted = " ".join(f"{what} {shortened(value)!r}" for what, value in asked if value is not None)
+        offered = ", ".join(f"{model.name} ({model.source} to {model.target})" for model in self)
+        raise RefusedError(422, f"no model for {wanted}; available: {offered}")
 
     def languages(self) -> dict[str, list[str]]:
-        """Each source language and what it can be translated to; a language that is only a target has none."""
+        """Each source language and its targets; a language that is only a target has none."""
         table: dict[str, list[str]] = {}
-        for model in self.models:
+        for model in self:
             targets = table.setdefault(model.source, [])
             if model.target not in targets:
                 targets.append(model.target)
-        for model in self.models:
+        for model in self:
             table.setdefault(model.target, [])
         return table
 
     def close(self) -> None:
-        for model in self.models:
+        for model in self:
             model.queue.close()
 
 
-def _is(asked: str | None, spoken: str) -> bool:
-    return asked is None or asked.lower() == spoken.lower()
+def _is(asked: str | None, served: str) -> bool:
+    return asked is None or asked.lower() == served.lower()
 
 
-def _speaks(asked: str | None, spoken: str) -> bool:
-    """en-GB may be served by en, and en by en-GB."""
+def _covers(asked: str | None, served: str) -> bool:
+    """en serves en-GB, and en-GB serves en."""
     if asked is None:
         return True
-    asked_base, spoken_base = (language.lower().replace("_", "-").split("-")[0] for language in (asked, spoken))
-    return asked_base == spoken_base and (asked.lower() == asked_base or spoken.lower() == spoken_base)
+    asked_base, served_base = (language.lower().replace("_", "-").split("-")[0] for language in (asked, served))
+    return asked_base == served_base and (asked.lower() == asked_base or served.lower() == served_base)
 
 
-def _named(name: str | None, source: str | None, target: str | None) -> list[tuple[str, str]]:
-    pairs = (("model", name), ("source", source), ("target", target))
-    return [(what, _short(value)) for what, value in pairs if value is not None]
-
-
-def _short(value: str) -> str:
+def shortened(value: str) -> str:
     return value if len(value) <= 40 else f"{value[:40]}…"
 
 
-def load_models(names: Sequence[str], device: str, precision: str, limits: Limits, metrics: Metrics) -> Shelf:
-    """From FOLDER or NAME=FOLDER each; a folder alone is called by its own name."""
+def load_models(names: Sequence[str], device: str, precision: str, limits: Limits, metrics: Metrics) -> Models:
+    """Each name is FOLDER or NAME=FOLDER; without a name, a model is called by its folder's name."""
     folders: dict[str, Path] = {}
     for given in names:
         name, equals, path = given.partition("=")
@@ -127,14 +153,12 @@ def load_models(names: Sequence[str], device: str, precision: str, limits: Limit
         if not folder.is_dir():
             raise InputError(f"{folder} is not a MODEL folder")
         if name in folders:
-            raise InputError(f"two models are called {name}: give one another name, as in other={folder}")
+            raise InputError(f"two models are called {name}: rename one, as in other={folder}")
         folders[name] = folder
     translators = {name: Translator(folder, device=device, precision=precision) for name, folder in folders.items()}
-    return Shelf(
-        [
-            ServedModel(name, _languages(translator), translator, limits, metrics)
-            for name, translator in translators.items()
-        ]
+    return Models(
+        ServedModel(name, _languages(translator), translator, limits, metrics)
+        for name, translator in translators.items()
     )
 
 

@@ -1,4 +1,4 @@
-"""A server from its socket to its end: on a signal it finishes what it has begun and refuses the rest."""
+"""A server from its socket to its end: on a signal it finishes the work at hand and refuses the rest."""
 
 import asyncio
 import logging
@@ -10,14 +10,15 @@ from fastapi import FastAPI
 
 from deepnmt.errors import InputError
 from deepnmt.serving.limits import Gate
+from deepnmt.serving.protocol import MAX_HEADER_BYTES, bounded_protocol
 
 logger = logging.getLogger("deepnmt.serving")
 
 
 class GracefulServer(uvicorn.Server):
-    """On the first signal the gate closes and requests are answered 503 until the work at hand is done.
+    """On the first signal the gate closes: new requests get 503, and the server ends when the work at hand is done,
 
-    Then, or after `grace` seconds, or on a second signal, the server ends.
+    or after `grace` seconds, or on a second signal.
     """
 
     def __init__(self, config: uvicorn.Config, gate: Gate, grace: float) -> None:
@@ -52,7 +53,7 @@ class GracefulServer(uvicorn.Server):
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """Bound before anything is loaded, so that a port in use is known at once."""
+    """Bound before anything is loaded, so that a port in use is reported at once."""
     if not 0 <= port <= 65_535:
         raise InputError(f"cannot listen on port {port}: choose a --port from 0 to 65535")
     try:
@@ -79,15 +80,18 @@ def address_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def run_server(app: FastAPI, listening: socket.socket, grace: float, access_log: bool = False) -> None:
-    """Serve until a signal ends it."""
+def make_server(app: FastAPI, grace: float = 30.0, access_log: bool = False) -> GracefulServer:
+    service = app.state.service
     config = uvicorn.Config(
         app,
+        http=bounded_protocol(service.limits),
+        ws="none",
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         log_config=None,
         log_level="info" if access_log else "warning",
         access_log=access_log,
-        timeout_keep_alive=30,
+        timeout_keep_alive=max(int(service.limits.upload_timeout), 1),
         timeout_graceful_shutdown=max(int(grace), 1),
         server_header=False,
     )
-    GracefulServer(config, app.state.service.gate, grace).run(sockets=[listening])
+    return GracefulServer(config, service.gate, grace)

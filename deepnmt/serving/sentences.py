@@ -1,16 +1,16 @@
-"""A text as its sentences and what stands between them, so that a translation keeps lines, paragraphs and indents.
+"""A text as its sentences and the gaps between them, so that a translation keeps lines, paragraphs and indents.
 
-Every pattern here is linear in the text, whatever a client sends.
+Every pattern here takes linear time, whatever a client sends.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from deepnmt.decoding.splitting import UNSPACED_LANGUAGES
 
-MAX_SENTENCE = 600  # characters; what is longer is cut at a space, so that no sentence holds up a batch
-# A run of stops is looked at once, from its beginning: without the lookbehind a line of dots takes quadratic time.
+MAX_SENTENCE = 600  # characters; longer ones are cut at a space, so that no sentence holds up a batch
+# The lookbehind matches a run of stops from its beginning only: a line of dots would take quadratic time otherwise.
 _END = re.compile(
     r"(?<![.!?…])[.!?…]+[\"'”’»)\]]*(?=\s)|[。！？]+[」』”’）]*|[।॥؟۔]+(?=\s)",
 )
@@ -24,7 +24,7 @@ _ABBREVIATION = re.compile(
 
 @dataclass(frozen=True)
 class Sentence:
-    """Only the first of a text may be empty: then its gap is what the text begins with."""
+    """Only the first sentence of a text may be empty: its gap is then the white space at the start of the text."""
 
     text: str
     gap: str  # the spaces and line breaks that follow
@@ -68,7 +68,7 @@ def _space_end(line: str, start: int) -> int:
 
 
 def _is_end(line: str, match: re.Match[str], following: int) -> bool:
-    """A stop ends a sentence unless what follows goes on in lower case or what stands before it is an abbreviation."""
+    """A stop ends a sentence unless a lower-case letter follows or an abbreviation precedes it."""
     if line[following].islower():
         return False
     before = line[max(match.start() - 12, 0) : match.start()]
@@ -87,11 +87,13 @@ def _cut(text: str, gap: str) -> Iterator[Sentence]:
         yield Sentence(text[start:], gap)
 
 
-def fitted_gap(sentence: Sentence, language: str) -> str:
-    """The gap after a sentence that another follows: with a space between them or without one."""
+def fitted_gaps(sentences: Sequence[Sentence], language: str) -> list[str]:
+    """The gaps as the target language writes them: sentences of one line apart by a space, or by nothing."""
     unspaced = language.split("-")[0].lower() in UNSPACED_LANGUAGES
-    if unspaced and sentence.gap == " ":
-        return ""
-    if not unspaced and not sentence.gap and sentence.text:
-        return " "
-    return sentence.gap
+    gaps = [sentence.gap for sentence in sentences]
+    for i, sentence in enumerate(sentences[:-1]):
+        if unspaced and sentence.gap == " ":
+            gaps[i] = ""
+        elif not unspaced and not sentence.gap and sentence.text:
+            gaps[i] = " "
+    return gaps

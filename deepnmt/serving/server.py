@@ -1,9 +1,9 @@
 """The HTTP application: its routes, and every error as JSON."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,17 @@ from deepnmt import __version__
 from deepnmt.serving import libretranslate
 from deepnmt.serving.batching import Options
 from deepnmt.serving.bodies import FORM, MULTIPART, read_fields
-from deepnmt.serving.connection import LineStream, Observed, unless_gone
+from deepnmt.serving.hypotheses import Hypotheses, sentence_json, size_of
 from deepnmt.serving.limits import Limits, RefusedError
 from deepnmt.serving.metrics import Metrics
-from deepnmt.serving.models import ServedModel, Shelf
-from deepnmt.serving.sentences import split_sentences
-from deepnmt.serving.service import Service, sentence_table, whole_text
+from deepnmt.serving.models import Models, ServedModel
+from deepnmt.serving.responses import STREAM_TYPE, CountedRequests, JsonAnswer, LineStream, unless_gone
+from deepnmt.serving.sentences import Sentence, fitted_gaps, split_sentences
+from deepnmt.serving.service import Service, off_loop
 from deepnmt.serving.shapes import (
     ConnectionsAnswer,
+    DetectionAnswer,
+    DetectRequest,
     ErrorAnswer,
     HealthAnswer,
     LanguageAnswer,
@@ -34,12 +37,11 @@ from deepnmt.serving.shapes import (
     TranslateAnswer,
     TranslateRequest,
     checked,
-    checked_options,
     checked_texts,
 )
 
 PAGE = Path(__file__).parent / "page"
-# The page, its scripts and its styles come from here and from nowhere else.
+# The page, its scripts and its styles come from this server and from nowhere else.
 SAFETY = {
     "content-security-policy": "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'",
@@ -48,23 +50,30 @@ SAFETY = {
     "cache-control": "no-cache",
 }
 REFUSALS: dict[int | str, dict[str, Any]] = {
-    400: {"model": ErrorAnswer, "description": "The body cannot be read, or a request of LibreTranslate's is wrong."},
+    400: {"model": ErrorAnswer, "description": "The body cannot be read, or a LibreTranslate request is invalid."},
+    408: {"model": ErrorAnswer, "description": "The body did not arrive in time."},
     413: {"model": ErrorAnswer, "description": "Too much for one request."},
-    422: {"model": ErrorAnswer, "description": "A field is wrong; the message names it."},
-    429: {"model": ErrorAnswer, "description": "Too much is waiting already; try again after Retry-After seconds."},
-    503: {"model": ErrorAnswer, "description": "It took too long, or the server is shutting down."},
+    415: {"model": ErrorAnswer, "description": "The body is neither JSON nor a form."},
+    422: {"model": ErrorAnswer, "description": "A field is invalid; the message names it."},
+    429: {"model": ErrorAnswer, "description": "The server is busy; try again after Retry-After seconds."},
+    500: {"model": ErrorAnswer, "description": "The model failed on a sentence."},
+    503: {"model": ErrorAnswer, "description": "The translation took too long, or the server is shutting down."},
+}
+STREAM = {
+    "description": 'The translations. With stream: one JSON object per line; the last is {"done": true} or an error.',
+    "content": {STREAM_TYPE: {"schema": {"type": "string"}}},
 }
 
 
-def create_app(shelf: Shelf, limits: Limits, metrics: Metrics, allow_origins: tuple[str, ...] = ()) -> FastAPI:
-    """The application; `app.state.service` is what it works with. The end of its lifespan closes the shelf."""
-    service = Service(shelf, limits, metrics)
+def create_app(models: Models, limits: Limits, metrics: Metrics, allow_origins: tuple[str, ...] = ()) -> FastAPI:
+    """The application; `app.state.service` is its state. The end of its lifespan closes the models."""
+    service = Service(models, limits, metrics)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
         service.gate.closed = True
-        await asyncio.to_thread(shelf.close)
+        await asyncio.to_thread(models.close)
 
     app = FastAPI(
         title="deepnmt",
@@ -76,6 +85,7 @@ def create_app(shelf: Shelf, limits: Limits, metrics: Metrics, allow_origins: tu
     )
     app.state.service = service
     _add_translate(app, service)
+    _add_libretranslate(app, service)
     _add_facts(app, service)
     _add_page(app)
     app.add_exception_handler(RefusedError, _refused)
@@ -84,7 +94,7 @@ def create_app(shelf: Shelf, limits: Limits, metrics: Metrics, allow_origins: tu
         app.add_middleware(
             CORSMiddleware, allow_origins=allow_origins, allow_methods=["GET", "POST"], allow_headers=["*"]
         )
-    app.add_middleware(Observed, metrics=metrics)
+    app.add_middleware(CountedRequests, metrics=metrics)
     return app
 
 
@@ -96,82 +106,152 @@ def _add_translate(app: FastAPI, service: Service) -> None:
     @app.post(
         "/translate",
         summary="Translate one text or several",
-        responses={200: {"model": TranslateAnswer | LibreTranslateAnswer}, **REFUSALS},
+        responses={200: {"model": TranslateAnswer | LibreTranslateAnswer, **STREAM}, **REFUSALS},
         openapi_extra={"requestBody": {"required": True, "content": content}},
     )
     async def translate(request: Request) -> Response:
-        fields = await read_fields(request, service.limits)
+        fields = await read_fields(request, service.limits, service.gate)
         if "q" in fields and "text" not in fields:
-            return JSONResponse(await libretranslate.answer(service, fields, request.receive))
-        asked = checked(TranslateRequest, fields, 422)
-        texts, options = checked_texts(asked.text, service.limits), checked_options(asked, service.limits)
-        model = service.shelf.pick(asked.model, asked.source, asked.target)
-        if asked.stream:
-            size = sum(map(len, texts))
-            service.gate.enter(size)
-            leave = partial(service.gate.leave, size)
-            return LineStream(_lines(service, model, texts, options), leave, patience=service.limits.timeout)
-        with service.admitted(texts):
-            answers = await unless_gone(request.receive, service.translate_all(model, texts, options))
-        translations = [
-            {"text": whole_text(sentences), "sentences": [sentence_table(t) for t in sentences if t.sentence.text]}
-            for sentences in answers
+            return await libretranslate.translate(service, fields, request.receive)
+        asked = checked(TranslateRequest, fields, 422, service.limits)
+        texts = checked_texts(asked.text, service.limits)
+        model = service.models.pick(asked.model, asked.source, asked.target)
+        options = _options(model, asked, service.limits)
+        leave = service.admit(texts, options)
+        try:
+            split = await off_loop(sum(map(len, texts)), lambda: [split_sentences(text) for text in texts])
+            if asked.stream:
+                return LineStream(_lines(service, model, split, options), leave)
+            sentences = [(sentence.text, options) for sentences in split for sentence in sentences]
+            answers = await unless_gone(request.receive, service.translate_all(model, sentences))
+            return JsonAnswer(await off_loop(sum(map(size_of, answers)), _answer, model, split, answers), leave)
+        except BaseException:
+            leave()
+            raise
+
+
+def _options(model: ServedModel, asked: TranslateRequest, limits: Limits) -> Options:
+    options = model.options(
+        beam=asked.beam, length_penalty=asked.length_penalty, nbest=asked.nbest, alignments=asked.alignments
+    )
+    for name, value in (("beam", asked.beam), ("nbest", asked.nbest)):
+        if value is not None and value > limits.max_beam:
+            raise RefusedError(422, f"{name} must be at most {limits.max_beam}, not {value}")
+    if options.nbest > options.beam:
+        raise RefusedError(422, f"nbest = {options.nbest} must be at most beam = {options.beam}")
+    return options
+
+
+def _answer(model: ServedModel, split: list[list[Sentence]], answers: list[Hypotheses]) -> bytes:
+    remaining = iter(answers)
+    translations = []
+    for sentences in split:
+        own = [next(remaining) for _ in sentences]
+        gaps = fitted_gaps(sentences, model.target)
+        text = "".join(hypotheses[0].text + gap for hypotheses, gap in zip(own, gaps, strict=True))
+        tables = [
+            sentence_json(sentence.text, gap, hypotheses)
+            for sentence, gap, hypotheses in zip(sentences, gaps, own, strict=True)
+            if sentence.text
         ]
-        return JSONResponse({"model": model.name, **_languages(model), "translations": translations})
+        translations.append(f'{{"text":{json.dumps(text, ensure_ascii=False)},"sentences":[{",".join(tables)}]}}')
+    return f'{_head(model)[:-1]},"translations":[{",".join(translations)}]}}'.encode()
 
 
 async def _lines(
-    service: Service, model: ServedModel, texts: list[str], options: Options
-) -> AsyncGenerator[dict[str, Any], None]:
-    """What a stream says: how much there will be, each sentence with the number of its text, and that it is done."""
-    count = sum(len(split_sentences(text)) for text in texts)
-    yield {"model": model.name, **_languages(model), "sentences": count}
-    async with aclosing(service.translate(model, texts, options)) as stream:
-        async for translated in stream:
-            yield {"number": translated.text, **sentence_table(translated)}
-    yield {"done": True}
+    service: Service, model: ServedModel, split: list[list[Sentence]], options: Options
+) -> AsyncGenerator[str, None]:
+    """The number of sentences, each sentence with the number of its text, and that all is done, or an error."""
+    yield f'{_head(model)[:-1]},"sentences":{sum(map(len, split))}}}'
+    places = [
+        (number, sentence, gap)
+        for number, sentences in enumerate(split)
+        for sentence, gap in zip(sentences, fitted_gaps(sentences, model.target), strict=True)
+    ]
+    requests = ((sentence.text, options) for _, sentence, _ in places)
+    remaining = iter(places)
+    try:
+        async with aclosing(service.translate(model, requests)) as stream:
+            async for hypotheses in stream:
+                number, sentence, gap = next(remaining)
+                table = await off_loop(size_of(hypotheses), sentence_json, sentence.text, gap, hypotheses)
+                yield f'{{"number":{number},{table[1:]}'
+        yield '{"done":true}'
+    except RefusedError as refused:  # too late for a status
+        yield json.dumps({"error": refused.message})
 
 
-def _languages(model: ServedModel) -> dict[str, str]:
-    return {"source": model.source, "target": model.target}
+def _head(model: ServedModel) -> str:
+    return json.dumps({"model": model.name, "source": model.source, "target": model.target}, separators=(",", ":"))
+
+
+def _add_libretranslate(app: FastAPI, service: Service) -> None:
+    @app.get("/languages", summary="The languages, as LibreTranslate lists them", response_model=list[LanguageAnswer])
+    async def languages() -> Response:
+        return JSONResponse(libretranslate.languages(service.models))
+
+    content = {kind: {"schema": DetectRequest.model_json_schema()} for kind in ("application/json", FORM, MULTIPART)}
+
+    @app.post(
+        "/detect",
+        summary="Which of the served source languages a text is in",
+        response_model=list[DetectionAnswer],
+        responses={status: REFUSALS[status] for status in (400, 408, 413, 415, 422, 429)},
+        openapi_extra={"requestBody": {"required": True, "content": content}},
+    )
+    async def detect(request: Request) -> Response:
+        fields = await read_fields(request, service.limits, service.gate)
+        asked = checked(DetectRequest, fields, 400, service.limits)
+        return JSONResponse(await libretranslate.detect(service.models, checked_texts(asked.q, service.limits)))
+
+    @app.get("/frontend/settings", summary="Settings that LibreTranslate's clients read")
+    async def settings() -> dict[str, Any]:
+        return libretranslate.settings(service.models, service.limits)
 
 
 def _add_facts(app: FastAPI, service: Service) -> None:
-    @app.get("/languages", summary="The languages, as LibreTranslate lists them", response_model=list[LanguageAnswer])
-    async def languages() -> Response:
-        return JSONResponse(libretranslate.languages(service.shelf))
-
     @app.get("/models", summary="The models", response_model=list[ModelAnswer])
     async def models() -> Response:
-        return JSONResponse([model.about() for model in service.shelf.models])
+        return JSONResponse([model.about() for model in service.models])
 
     @app.get(
         "/models/{name}/connections",
-        summary="What the layers of a model listen to",
+        summary="The learned weights between the layers of a model",
         response_model=ConnectionsAnswer,
         responses={404: {"model": ErrorAnswer, "description": "No such model."}},
     )
     async def connections(name: str) -> Response:
-        for model in service.shelf.models:
+        for model in service.models:
             if model.name == name:
                 return JSONResponse(model.connections())
-        raise RefusedError(404, "there is no model of this name; /models lists those there are")
+        raise RefusedError(404, "there is no model of this name; /models lists all")
 
-    @app.get("/limits", summary="What one request may ask for")
+    @app.get("/limits", summary="Limits of one request")
     async def limits() -> dict[str, int]:
-        names = ("max_body_bytes", "max_characters", "max_texts", "max_beam")
+        names = ("max_body_bytes", "max_characters", "max_texts", "max_beam", "max_answer_bytes")
         return {name: getattr(service.limits, name) for name in names}
 
     @app.get(
         "/health",
         summary="Is the server ready?",
         response_model=HealthAnswer,
-        responses={503: {"model": HealthAnswer, "description": "It is shutting down."}},
+        responses={503: {"model": HealthAnswer, "description": "A model fails, or the server is shutting down."}},
     )
     async def health() -> Response:
-        names = [model.name for model in service.shelf.models]
-        closed = service.gate.closed
-        return JSONResponse({"status": "shutting down" if closed else "ok", "models": names}, 503 if closed else 200)
+        failures = [(model.name, failure) for model in service.models if (failure := model.queue.failure)]
+        failing = [
+            {
+                "model": name,
+                "since": failure.since.isoformat(timespec="seconds"),
+                "batches": failure.batches,
+                "error": failure.error,
+            }
+            for name, failure in failures
+        ]
+        status = "shutting down" if service.gate.closed else "failing" if failing else "ok"
+        names = [model.name for model in service.models]
+        table = {"status": status, "models": names, "failing": failing}
+        return JSONResponse(table, 200 if status == "ok" else 503)
 
     @app.get("/metrics", summary="Counters for Prometheus", response_class=PlainTextResponse)
     async def metrics() -> Response:
@@ -201,6 +281,6 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 async def _not_served(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    told = {404: "there is nothing at this address; see /docs", 405: "this address does not take this method"}
-    message = told.get(error.status_code, str(error.detail))
+    known = {404: "there is nothing at this address; see /docs", 405: "this address does not accept this method"}
+    message = known.get(error.status_code, str(error.detail))
     return JSONResponse({"error": message}, error.status_code, headers=error.headers)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -11,7 +12,8 @@ from deepnmt.decoding.alignment import Alignment
 from deepnmt.decoding.translator import Hypothesis
 from deepnmt.serving.limits import Limits
 from deepnmt.serving.metrics import Metrics
-from deepnmt.serving.models import ServedModel, Shelf
+from deepnmt.serving.models import Models, ServedModel
+from deepnmt.serving.running import address_of, make_server, open_socket
 from deepnmt.serving.server import create_app
 
 JSON = {"content-type": "application/json"}
@@ -23,7 +25,8 @@ class Shouter:
     Fails on the word `poison`. `held` keeps it from answering, `calls` has what it was asked in one go.
     """
 
-    def __init__(self):
+    def __init__(self, defaults=None):
+        self.defaults = defaults or {}
         self.calls = []
         self.free = threading.Event()
         self.free.set()
@@ -59,14 +62,14 @@ class Shouter:
             self.free.set()
 
 
-def shouting_app(*pairs, translators=None, allow_origins=(), **limits):
+def shouting_app(*pairs, translators=None, allow_origins=(), defaults=None, **limits):
     """An application whose models, named like en-de, shout."""
-    limits, metrics = Limits(**{"cache_sentences": 0, **limits}), Metrics()
+    limits, metrics = Limits(**{"cache_megabytes": 0, **limits}), Metrics()
     models = []
     for i, name in enumerate(pairs or ("en-de",)):
-        translator = translators[i] if translators else Shouter()
+        translator = translators[i] if translators else Shouter(defaults)
         models.append(ServedModel(name, tuple(name.split("-")[:2]), translator, limits, metrics))
-    return create_app(Shelf(models), limits, metrics, allow_origins)
+    return create_app(Models(models), limits, metrics, allow_origins)
 
 
 @dataclass
@@ -134,3 +137,19 @@ def post(app, fields, **more):
 
 def service(app):
     return app.state.service
+
+
+@contextmanager
+def listening(app):
+    """The address at which a thread serves `app`."""
+    with open_socket("127.0.0.1", 0) as opened:
+        server = make_server(app)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
+        thread.start()
+        try:
+            while not server.started:
+                time.sleep(0.005)
+            yield address_of(opened)
+        finally:
+            server.should_exit = True
+            thread.join()

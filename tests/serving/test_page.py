@@ -2,11 +2,9 @@
 
 import json
 import threading
-from contextlib import contextmanager
 from types import SimpleNamespace
 
-import uvicorn
-from asking import Shouter, service, shouting_app
+from asking import Shouter, listening, service, shouting_app
 from chromium import Chromium, find_chromium
 from phrasebook import phrases
 from pytest import approx, fixture, mark, skip
@@ -14,24 +12,9 @@ from pytest import approx, fixture, mark, skip
 from deepnmt.serving.limits import Limits
 from deepnmt.serving.metrics import Metrics
 from deepnmt.serving.models import load_models
-from deepnmt.serving.running import address_of, open_socket
 from deepnmt.serving.server import create_app
 
 TEXT = "document.getElementById('output').textContent"
-
-
-@contextmanager
-def listening(app):
-    """The address at which a thread serves `app`."""
-    with open_socket("127.0.0.1", 0) as opened:
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, log_level="warning"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
-        thread.start()
-        try:
-            yield address_of(opened)
-        finally:
-            server.should_exit = True
-            thread.join()
 
 
 @fixture(scope="module")
@@ -156,7 +139,7 @@ def test_everything_can_be_reached_with_the_keyboard(browser, phrase_address):
 
 def test_a_long_text_appears_sentence_by_sentence(browser, shouting):
     app, address = shouting
-    patient = service(app).shelf.models[0].translator
+    patient = service(app).models[0].translator
     text = "\n\n".join(["First of all. Then more.", "Please wait here.", *(f"Line {i}." for i in range(500))])
     patient.go.clear()
     browser.open(address)
@@ -174,7 +157,7 @@ def test_a_long_text_appears_sentence_by_sentence(browser, shouting):
 
 def test_typing_on_gives_up_what_is_not_wanted_any_more(browser, shouting):
     app, address = shouting
-    patient = service(app).shelf.models[0].translator
+    patient = service(app).models[0].translator
     patient.go.clear()
     browser.open(address)
     browser.type("do wait")
@@ -225,7 +208,7 @@ def test_what_the_server_refuses_is_said_on_the_page(chromium, browser, shouting
     try:
         browser.type("hello")
         told = browser.wait("document.getElementById('problem').textContent")
-        assert told == "Not translated: the server is shutting down and takes no new requests."
+        assert told == "Not translated: the server is shutting down and accepts no new requests."
     finally:
         service(app).gate.closed = False
     browser.type(" again")

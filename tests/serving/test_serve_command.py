@@ -10,14 +10,13 @@ import subprocess
 import sys
 from urllib.parse import urlsplit
 
-import uvicorn
 from asking import service, shouting_app
 from phrasebook import phrases
 from pytest import fixture, mark
 
 from deepnmt.cli import main
 from deepnmt.commands.translate import SHAPE_CACHES
-from deepnmt.serving.running import GracefulServer
+from deepnmt.serving.running import make_server
 
 
 @fixture(autouse=True)
@@ -31,7 +30,7 @@ def own_environment(monkeypatch):
 def served(phrase_folder):
     """The process and where it listens."""
     command = [sys.executable, "-m", "deepnmt", "serve", f"phrases={phrase_folder}", "--port", "0"]
-    options = ["--cache-sentences", "0", "--max-batch-sentences", "8", "--grace", "60"]
+    options = ["--cache-megabytes", "0", "--max-batch-sentences", "8", "--grace", "60"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True, env=environment) as process:
         try:
@@ -74,7 +73,7 @@ def test_it_serves_and_on_a_signal_finishes_what_it_began_and_refuses_the_rest(s
     refused = status = None
     while status != 503:
         status, refused = ask(address, {"text": "late"})
-    assert refused == {"error": "the server is shutting down and takes no new requests"}
+    assert refused == {"error": "the server is shutting down and accepts no new requests"}
 
     *lines, last = [json.loads(line) for line in stream]
     connection.close()
@@ -86,7 +85,7 @@ def test_it_serves_and_on_a_signal_finishes_what_it_began_and_refuses_the_rest(s
 
 def test_a_second_signal_ends_it_at_once():
     app = shouting_app()
-    server = GracefulServer(uvicorn.Config(app), service(app).gate, 60)
+    server = make_server(app)
 
     class Loop:
         def call_soon_threadsafe(self, call):
@@ -104,7 +103,7 @@ def test_a_second_signal_ends_it_at_once():
     ("arguments", "message"),
     [
         (["nowhere"], "nowhere is not a MODEL folder"),
-        (["{model}", "{model}"], "two models are called en-de: give one another name, as in other={model}"),
+        (["{model}", "{model}"], "two models are called en-de: rename one, as in other={model}"),
         (["{model}", "--timeout", "0"], "timeout must be at least 1, not 0.0"),
         (["{model}", "--grace", "-1"], "--grace must be at least 0, not -1"),
         (["{model}", "--threads", "0"], "threads must be at least 1, not 0"),

@@ -34,7 +34,7 @@ fuzzed = settings(deadline=None, max_examples=150, suppress_health_check=[Health
 
 @fixture(scope="module")
 def app():
-    return shouting_app("en-de", "de-en", batch_wait=0.0, max_characters=5_000, max_texts=20, max_body_bytes=100_000)
+    return shouting_app("en-de", "de-en", batch_wait=0.0, max_characters=5_000, max_texts=20)
 
 
 def check(answer):
@@ -142,5 +142,5 @@ def test_lines_of_100k_characters(line):
 
 def test_after_all_that_nothing_is_left_behind(app):
     assert (service(app).gate.requests, service(app).gate.characters) == (0, 0)
-    assert service(app).shelf.models[0].queue.depth == 0
+    assert service(app).models[0].queue.depth == 0
     assert post(app, {"text": "still here"}).json()["translations"][0]["text"] == "STILL HERE"
