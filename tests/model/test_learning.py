@@ -10,7 +10,7 @@ from pytest import mark
 from deepnmt.model.config import StackConfig
 from deepnmt.model.transformer import Transformer
 
-DIM, LENGTH = 32, 4
+DIM, LENGTH = 32, 2
 
 
 def batch(generator, size):
@@ -33,26 +33,26 @@ def exact_matches(model, source, target_output):
     return right.float().mean().item()
 
 
-def learn(config, max_steps=800, lr=3e-3, seed=0):
+def learn(config, max_steps=400, lr=6e-3, seed=0):
     """Train until held-out sentences come out right, or to the last step. Returns the share that does."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     model = Transformer(config).train()
-    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=lr, betas=(0.9, 0.98))
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=lr, betas=(0.9, 0.98), fused=True)
     held_out = batch(torch.Generator().manual_seed(99), 128)
     accuracy = 0.0
     for step in range(1, max_steps + 1):
         for group in optimizer.param_groups:
-            group["lr"] = lr * min(1, step / 30)
-        source, target_input, target_output = batch(generator, 64)
+            group["lr"] = lr * min(1, step / 15)
+        source, target_input, target_output = batch(generator, 32)
         loss = F.cross_entropy(model(source, target_input).flatten(0, 1), target_output.flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if step % 25 == 0 and loss < 0.1:
+        if step % 10 == 0 and loss < 0.15:
             with torch.no_grad():
                 accuracy = exact_matches(model, held_out[0], held_out[2])
-            if accuracy > 0.97:
+            if accuracy > 0.95:
                 break
     return accuracy
 
