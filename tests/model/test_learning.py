@@ -38,7 +38,9 @@ def learn(config, max_steps=400, lr=6e-3, seed=0):
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     model = Transformer(config).train()
-    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=lr, betas=(0.9, 0.98), fused=True)
+    optimizer = torch.optim.Adam(
+        [p for p in model.parameters() if p.requires_grad], lr=lr, betas=(0.9, 0.98), fused=True
+    )
     held_out = batch(torch.Generator().manual_seed(99), 128)
     accuracy = 0.0
     for step in range(1, max_steps + 1):

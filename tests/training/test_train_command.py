@@ -1,5 +1,6 @@
 """`deepnmt train` and `average` as their users meet them: whole runs, kills, signals, refusals, torchrun, two hosts."""
 
+import ctypes
 import json
 import os
 import random
@@ -8,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -88,17 +91,6 @@ def place(tmp_path_factory):
 
 def arguments(place, run, *more, data="joint"):
     return ["train", str(place / "tiny.toml"), *more, "--data", str(place / data), "--out", str(place / run)]
-
-
-def start(command, **environment):
-    return subprocess.Popen(
-        command,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment},
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        cwd=ROOT,
-    )
 
 
 def start_train(place, run, *more):
@@ -269,11 +261,27 @@ def test_average_by_validation_bleu_tries_every_window(place, capsys):
     assert "valid_bleu" in json.loads((place / "chosen" / "meta.json").read_text())
 
 
-def torchrun(words):
-    from torch.distributed.run import main
+def torchrun(words, namespace=None):
+    """torchrun, but its workers are forks of it, which need not import torch again; in a network of its own, or not."""
+    from torch.distributed.launcher.api import elastic_launch
+    from torch.distributed.run import config_from_args, parse_args
 
-    main(words)
+    if namespace:
+        enter_network(namespace)
+    options, command = words[: words.index("train")], words[words.index("train") :]
+    config, *_ = config_from_args(parse_args([*options, "-m", "deepnmt"]))
+    config.start_method = "fork"
+    elastic_launch(config, work)(command)
     return 0
+
+
+def work(words):
+    sys.exit(main(words))
+
+
+def enter_network(name):
+    with Path("/var/run/netns", name).open() as file:
+        assert ctypes.CDLL(None).setns(file.fileno(), 0) == 0
 
 
 def children(pid):
@@ -284,8 +292,7 @@ def children(pid):
 def test_lost_worker_is_replaced_and_the_run_goes_on_from_its_checkpoint(place):
     run = place / "elastic"
     options = ["--nproc-per-node=2", "--max-restarts=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
-    words = [*options, "-m", "deepnmt", *arguments(place, "elastic"), "--resume", "--device", "cpu"]
-    with Process(torchrun, words, PYTHONPATH=str(ROOT)) as process:
+    with Process(torchrun, [*options, *arguments(place, "elastic"), "--resume", "--device", "cpu"]) as process:
         wait_for_step(run, 15, process)
         os.kill(children(process.pid)[-1], signal.SIGKILL)
         assert process.wait() == 0, process.output
@@ -325,15 +332,17 @@ def two_hosts():
 
 @pytest.mark.skipif(shutil.which("ip") is None, reason="network namespaces need the `ip` command")
 def test_two_hosts_train_as_one(place, two_hosts):
-    processes = []
-    for number, (name, end) in enumerate(two_hosts):
-        options = ["--nnodes=2", "--nproc-per-node=1", f"--node-rank={number}", "--master-addr=10.77.0.1"]
-        options += ["--master-port=29577", "-m", "deepnmt", *arguments(place, "hosts", "training.max_steps=20")]
-        command = [sys.executable, "-m", "torch.distributed.run", *options, "--device", "cpu"]
-        processes.append(start(["ip", "netns", "exec", name, *command], GLOO_SOCKET_IFNAME=end))
-    for process in processes:
-        _, told = process.communicate(timeout=240)
-        assert process.returncode == 0, told
+    with ExitStack() as stack:
+        hosts = []
+        for number, (name, end) in enumerate(two_hosts):
+            options = ["--nnodes=2", "--nproc-per-node=1", f"--node-rank={number}", "--master-addr=10.77.0.1"]
+            command = [*arguments(place, "hosts", "training.max_steps=20"), "--device", "cpu"]
+            host = Process(
+                partial(torchrun, namespace=name), [*options, "--master-port=29577", *command], GLOO_SOCKET_IFNAME=end
+            )
+            hosts.append(stack.enter_context(host))
+        for host in hosts:
+            assert host.wait() == 0, host.output
     alone = [line["loss"] for line in read_log(place / "run") if line["kind"] == "train"]
     found = [line["loss"] for line in read_log(place / "hosts") if line["kind"] == "train"]
     assert found == pytest.approx(alone[:4], rel=2e-3)
