@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from deepnmt.api.average import average as average
     from deepnmt.api.bench import bench_generation as bench_generation
     from deepnmt.api.bench import bench_training as bench_training
     from deepnmt.api.convert import convert as convert
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from deepnmt.api.inspect import inspect_gradients as inspect_gradients
     from deepnmt.api.inspect import inspect_size as inspect_size
     from deepnmt.api.inspect import inspect_weights as inspect_weights
+    from deepnmt.api.train import Run as Run
+    from deepnmt.api.train import train as train
     from deepnmt.config import load_recipe as load_recipe
     from deepnmt.decoding.translator import Translator as Translator
     from deepnmt.evaluation.scores import score as score
@@ -25,7 +28,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Run": "api.train",
     "Translator": "decoding.translator",
+    "average": "api.average",
     "bench_generation": "api.bench",
     "bench_training": "api.bench",
     "compare": "evaluation.significance",
@@ -38,6 +43,7 @@ _HOMES = {
     "load_model": "model.storage",
     "load_recipe": "config",
     "score": "evaluation.scores",
+    "train": "api.train",
 }
 __all__ = sorted(_HOMES)
 

@@ -55,8 +55,8 @@ def main(argv: list[str] | None = None) -> int:
     except (InputError, RunError) as error:
         print(f"deepnmt: {error}", file=sys.stderr)
         return error.status
-    except KeyboardInterrupt:
-        print("deepnmt: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(f"deepnmt: {str(error) or 'interrupted'}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # The reader of our output went away (`| head`): not an error. Keep Python from flushing into it at exit.

@@ -22,9 +22,9 @@ from deepnmt.model.config import CONNECTION_CONFIGS, ModelConfig
 from deepnmt.model.transformer import Transformer
 from deepnmt.training.config import TrainingConfig
 from deepnmt.training.distributed import World
-from deepnmt.training.engine import EagerEngine, Noise, Objective
-from deepnmt.training.optimizer import apply_update, build_optimizer, gradient_norms
-from deepnmt.training.schedule import learning_rate
+from deepnmt.training.engine import EagerEngine, Objective
+from deepnmt.training.state import TrainingState
+from deepnmt.training.trainer import step as take_step
 
 RANDOM_SENTENCES, RANDOM_WORDS = 2000, 1000
 HEAD_DIM = 16
@@ -123,23 +123,19 @@ def measure_gradients(
     network = Transformer(model).train()
     world = World(0, 1, torch.device("cpu"))
     engine = EagerEngine(Objective(network, training.label_smoothing, model.pad_id), training, "fp32", world)
-    optimizer = build_optimizer(network, training)
+    state = TrainingState.start(network, training, fp16=False, device=world.device)
     batching = BatchingConfig(tokens_per_batch=trial.tokens, max_length=max_length)
     updates = iter(BatchStream(corpora, batching, seed=training.seed, tokens_per_update=trial.tokens))
-    one, good = torch.ones(()), torch.zeros((), dtype=torch.bool)
 
     found = []
     for step in range(trial.steps + 1):
         update = next(updates)
         with _watched(network) as outputs:
-            sums = engine.accumulate(update, one, Noise(training.seed, step))
-        norms = gradient_norms(network, one)
+            sums, norms = take_step(state, update, engine, training, world)
         layers = norms.by_layer()
         by_layer = [layers[f"encoder.layers.{depth}"] for depth in range(model.encoder.num_layers)]
         loss = float(sums[0]) / update.num_target_tokens
         found.append(Step(step, loss, by_layer, [math.sqrt(square) for square in outputs]))
-        if step < trial.steps:
-            apply_update(optimizer, learning_rate(step, training), norms.total, training.clip_norm, one, good)
         done(1)
     return Gradients(name, found)
 

@@ -19,10 +19,11 @@ from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.transformer import Transformer
 from deepnmt.training.config import TrainingConfig
 from deepnmt.training.distributed import World
-from deepnmt.training.engine import EagerEngine, Engine, Noise, Objective
+from deepnmt.training.engine import EagerEngine, Engine, Objective
 from deepnmt.training.memory import free_memory
-from deepnmt.training.optimizer import apply_update, build_optimizer, gradient_norms
 from deepnmt.training.precision import resolve
+from deepnmt.training.state import TrainingState
+from deepnmt.training.trainer import step as take_step
 
 Lengths = tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]  # of source and target sentences, eos not counted
 
@@ -60,8 +61,7 @@ def measure_training(
     network = Transformer(model).to(device).train()
     objective = Objective(network, training.label_smoothing, model.pad_id)
     engine = make_engine(objective, training, world, graphed)
-    optimizer = build_optimizer(network, training)
-    one, good = torch.ones((), device=device), torch.zeros((), dtype=torch.bool, device=device)
+    state = TrainingState.start(network, training, fp16=False, device=world.device)
 
     with corpus_of(lengths, model) as corpus, ExitStack() as opened:
         config = BatchingConfig(tokens_per_batch=trial.tokens, layout="packed" if graphed else "padded")
@@ -77,9 +77,7 @@ def measure_training(
                 targets = sources = 0
                 started = time.perf_counter()
             update = next(updates)
-            engine.accumulate(update, one, Noise(training.seed, step))
-            norms = gradient_norms(network, one)
-            apply_update(optimizer, training.lr, norms.total, training.clip_norm, one, good)
+            take_step(state, update, engine, training, world)
             targets += update.num_target_tokens
             sources += update.num_source_tokens
             if step == 0:

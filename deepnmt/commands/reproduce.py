@@ -174,11 +174,10 @@ def _devices(asked: str | None) -> tuple[str, list[str]]:
 
 def _loader(data: Path, dataset: "Dataset") -> "Load":
     """Recipes with the dataset's vocabularies."""
-    from deepnmt.commands.train import resolve_recipe
+    from deepnmt.api.train import resolve_recipe
 
     def load(name: str, overrides: Sequence[str]) -> "RecipeLike":
-        given = argparse.Namespace(recipe=name, overrides=list(overrides), data=data, tokens_per_update=None)
-        return resolve_recipe(given, dataset)
+        return resolve_recipe(name, dataset, overrides)
 
     return load
 
@@ -304,12 +303,10 @@ def _place(
 
 
 def _trainer(dataset: "Dataset", device: str) -> "Callable[[RecipeLike, Path], None]":
-    from deepnmt.commands.train import train_run
-    from deepnmt.training.distributed import join_world
+    from deepnmt.api import train as api
 
     def train(recipe: "RecipeLike", out: Path) -> None:
-        with join_world(device, recipe.training.distributed_timeout_seconds) as world:
-            train_run(recipe, dataset, out, world, resume=True)  # type: ignore[arg-type]
+        api.train(recipe, dataset, out, resume=True, device=device)  # type: ignore[arg-type]
 
     return train
 

@@ -228,11 +228,11 @@ class BatchStream:
             counts[part] = draws / max(1, len(pool))
         chosen = usable & (counts > 0)
         of_chosen = source[chosen], target[chosen], counts[chosen]
+        self.longest = int(of_chosen[0].max()), int(of_chosen[1].max())  # of a pair, eos counted
         if config.layout == "packed":
             return PackedPlanner(source, target, packed_shape(*of_chosen, config.tokens_per_batch))
         buckets = Buckets.fit(*of_chosen, config.tokens_per_batch, config.max_shapes)
-        longest = int(of_chosen[0].max()), int(of_chosen[1].max())
-        return PaddedPlanner(np.minimum(source, longest[0]), np.minimum(target, longest[1]), buckets)
+        return PaddedPlanner(np.minimum(source, self.longest[0]), np.minimum(target, self.longest[1]), buckets)
 
     def _planned(self, side: int, usable: npt.NDArray[np.bool_]) -> Lengths:
         """The lengths to plan with: the real ones, or with room to grow under BPE-dropout."""
@@ -298,12 +298,14 @@ class BatchStream:
             before = state["made_from"].get(name)
             if before != now:
                 raise InputError(
-                    f"cannot go on in the middle of the training data: {name} was {before} and is now {now}; "
+                    f"cannot resume: the training data has changed ({name} was {before} and is now {now}); "
                     "restore it, or start a new run"
                 )
         self._epoch, self._position = state["epoch"], state["position"]
         if not 0 <= self._position < self.updates_per_epoch():
-            raise InputError(f"cannot go on at update {self._position} of epoch {self._epoch}: there is no such update")
+            raise InputError(
+                f"cannot resume at update {self._position} of epoch {self._epoch}: there is no such update"
+            )
 
 
 GROWTH_SAMPLE = 2000
@@ -327,11 +329,16 @@ def share_out(batches: range, rank: int, world_size: int) -> list[tuple[int, int
 NO_ROWS = 1 << 62
 
 
-def held_out_batches(corpus: Corpus, tokens_per_batch: int) -> list[Batch]:
-    """A validation or test set in padded batches of like length: every sentence once, the longest above any budget."""
+def held_out_batches(corpus: Corpus, tokens_per_batch: int, max_length: int | None = None) -> list[Batch]:
+    """A validation or test set in padded batches of like length: every sentence once, the longest above any budget.
+
+    Pairs with more than `max_length` tokens on a side (eos counted) are left out.
+    """
     source, target = (_with_eos([corpus.sides[side].lengths]) for side in SIDES)
     longest = np.maximum(source, target)
     order = np.argsort(-longest, kind="stable")
+    if max_length is not None:
+        order = order[longest[order] <= max_length]
     batches, start = [], 0
     while start < len(order):
         rows = max(1, int(fitting_rows(longest[order[start : start + 1]].astype(np.int64), tokens_per_batch)[0]))

@@ -14,7 +14,7 @@ from deepnmt.model.connections import ConnectionConfig
 from deepnmt.model.connections.dlcl import DlclConfig
 from deepnmt.model.connections.residual import ResidualConfig
 from deepnmt.model.foreign import ForeignModel, read_npz, read_torch
-from deepnmt.model.storage import load_weights
+from deepnmt.model.storage import fill, weights
 from deepnmt.model.transformer import Transformer
 
 
@@ -41,7 +41,7 @@ def _rebuild(foreign: ForeignModel) -> Transformer:
         model = Transformer(_config(foreign))
     except ValueError as error:
         raise InputError(f"{foreign.path}: {error}") from error
-    load_weights(model, _rename(foreign, model.config), foreign.path)
+    fill(weights(model), _rename(foreign, model.config), foreign.path)
     return model.eval()
 
 

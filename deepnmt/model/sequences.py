@@ -87,7 +87,8 @@ class PackedSequences:
         self._place = place
 
     def positions(self) -> Tensor:
-        return self._place - self.offsets[self.sentence]
+        """From zero in every sentence; zero in the tail, which may be longer than there are learned positions."""
+        return (self._place - self.offsets[self.sentence]) * (self.sentence < len(self.offsets) - 1)
 
     def bounds_in(self, other: "PackedSequences") -> tuple[Tensor, Tensor]:
         """For every position here, where the sentence of the same number starts and ends there; (0, 0) for the tail."""

@@ -1,18 +1,19 @@
 """A MODEL folder: the config, the weights and where they come from. The tokeniser files beside them are `data`'s."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import init
 from torch.overrides import TorchFunctionMode
 
 from deepnmt import __version__
-from deepnmt.errors import InputError
+from deepnmt.errors import InputError, RunError
 from deepnmt.files import write_json
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.transformer import Transformer
@@ -24,32 +25,48 @@ CONFIG, WEIGHTS, META = "config.json", "model.safetensors", "meta.json"
 
 def save_model(folder: Path, model: Transformer, meta: dict[str, Any] | None = None) -> None:
     """Write a model into an existing or new folder. The caller writes aside and renames (`files.replacing`)."""
+    write_model(folder, model.config, weights(model), meta)
+
+
+def write_model(
+    folder: Path, config: ModelConfig, tensors: Mapping[str, Tensor], meta: dict[str, Any] | None = None
+) -> None:
+    """Write the config, the weights and the description of a MODEL folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / CONFIG, to_table(model.config))
-    save_file({name: weight.detach().cpu().contiguous() for name, weight in weights(model).items()}, folder / WEIGHTS)
-    # safetensors lets nobody but the owner read what it writes; a model may be served by another user.
-    (folder / WEIGHTS).chmod((folder / CONFIG).stat().st_mode)
+    write_json(folder / CONFIG, to_table(config))
+    write_tensors(folder / WEIGHTS, tensors)
     write_json(folder / META, {"format": FORMAT, "deepnmt": __version__, **(meta or {})})
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    try:
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
+    except SafetensorError as error:
+        raise RunError(f"cannot write {path}: {error}") from error
+    path.chmod(0o644)  # safetensors lets nobody but the owner read the file; a model may be served by another user
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from error
 
 
 def load_model(folder: str | Path, device: str | torch.device = "cpu") -> Transformer:
     """The model of a MODEL folder, in eval mode."""
     folder = Path(folder)
     load_meta(folder)
+    return build_model(folder, read_tensors(folder / WEIGHTS)).to(device)
+
+
+def build_model(folder: Path, tensors: Mapping[str, Tensor]) -> Transformer:
+    """A model with the config of a MODEL folder and these weights, in eval mode."""
     config = load_config(folder)
     with _WithoutDrawing():
         model = Transformer(config)
-    take_weights(model, folder)
-    return model.to(device).eval()
-
-
-def take_weights(model: Transformer, folder: Path) -> None:
-    """Set every parameter from a MODEL folder."""
-    try:
-        stored = load_file(folder / WEIGHTS)
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"{folder / WEIGHTS} cannot be read: {error}") from error
-    load_weights(model, stored, folder / WEIGHTS)
+    fill(weights(model), tensors, folder / WEIGHTS)
+    return model.eval()
 
 
 class _WithoutDrawing(TorchFunctionMode):
@@ -81,23 +98,26 @@ def load_meta(folder: Path) -> dict[str, Any]:
     return meta
 
 
-def weights(model: Transformer) -> dict[str, torch.Tensor]:
+def weights(model: nn.Module) -> dict[str, Tensor]:
     """Every parameter once, however many names it has."""
-    return dict(model.named_parameters())
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def load_weights(model: Transformer, stored: dict[str, torch.Tensor], where: Path) -> None:
-    """Set every parameter from `stored`, which must have just these names and shapes."""
-    expected = weights(model)
-    for name in sorted(expected.keys() ^ stored.keys()):
-        raise InputError(f"{where} {'lacks' if name in expected else 'has an unknown'} tensor {name}")
-    with torch.no_grad():
-        for name, parameter in expected.items():
-            if parameter.shape != stored[name].shape:
-                raise InputError(
-                    f"{where}: {name} has shape {tuple(stored[name].shape)}, the config says {tuple(parameter.shape)}"
-                )
-            parameter.copy_(stored[name])
+def fill(tensors: Mapping[str, Tensor], stored: Mapping[str, Tensor], where: Path) -> None:
+    """Copy stored tensors into these, which must have the same names and shapes; a sharded one takes its part."""
+    for name in sorted(tensors.keys() ^ stored.keys()):
+        raise InputError(f"{where} {'lacks' if name in tensors else 'has an unknown'} tensor {name}")
+    for name, tensor in tensors.items():
+        if tensor.shape != stored[name].shape:
+            raise InputError(
+                f"{where}: {name} has shape {tuple(stored[name].shape)}, the config says {tuple(tensor.shape)}"
+            )
+        value = stored[name].to(tensor.device)
+        if hasattr(tensor, "device_mesh"):  # a DTensor, which takes most of a second to import
+            from torch.distributed.tensor import distribute_tensor
+
+            value = distribute_tensor(value, tensor.device_mesh, tensor.placements)  # type: ignore[attr-defined]
+        tensor.copy_(value)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

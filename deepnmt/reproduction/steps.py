@@ -30,7 +30,7 @@ from deepnmt.reproduction.study import (
     Study,
     read_step,
 )
-from deepnmt.training.averaging import all_checkpoints, last_checkpoints, write_model
+from deepnmt.training.averaging import all_checkpoints, last_checkpoints, write_average
 from deepnmt.training.checkpoint import step_of
 from deepnmt.training.curves import read_log
 from deepnmt.training.diagnosis import TrainingError
@@ -212,7 +212,7 @@ def _make_model(folder: Path, place: Place) -> None:
         if there
         else all_checkpoints(training)[-1:]
     )
-    write_model(training, paths, folder / MODEL)
+    write_average(training, paths, folder / MODEL)
 
 
 def _decode(run: PlannedRun, folder: Path, place: Place) -> dict[str, Any]:

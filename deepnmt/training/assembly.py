@@ -1,181 +1,242 @@
-"""From settings and a dataset to a run that is ready to train: what belongs together, put together in one place."""
+"""From a recipe and a dataset to a run that is ready to train: the one place that puts its parts together."""
 
 import math
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
-from torch import nn
 
-from deepnmt.data.batching import AnyBatch, Batch, BatchingConfig, BatchStream, PackedBatch, StreamState
+from deepnmt import __version__
+from deepnmt.config import Recipe, read_table
+from deepnmt.data.batching import AnyBatch, Batch, BatchStream, PackedBatch, StreamState
 from deepnmt.data.dataset import Dataset
 from deepnmt.data.loader import Loader
 from deepnmt.data.vocabulary import UNK
 from deepnmt.errors import InputError, RunError
-from deepnmt.files import write_json
-from deepnmt.model.config import ModelConfig
 from deepnmt.model.connections import CONNECTIONS
-from deepnmt.model.storage import CONFIG, FORMAT, META, take_weights
+from deepnmt.model.storage import WEIGHTS, fill, load_config, load_meta, read_tensors, weights
 from deepnmt.model.transformer import Transformer
+from deepnmt.progress import say
 from deepnmt.settings import to_table
-from deepnmt.training.checkpoint import Checkpoints
-from deepnmt.training.config import Precision, TrainingConfig
-from deepnmt.training.curves import Curves, JsonLines, Sink, TensorBoard, WeightsAndBiases
+from deepnmt.training import folder
+from deepnmt.training.checkpoint import Checkpoints, measure_of, read_position
+from deepnmt.training.config import Precision
+from deepnmt.training.curves import Curves, JsonLines, Sink, TensorBoard, WeightsAndBiases, require_wandb
 from deepnmt.training.diagnosis import Diagnosis
 from deepnmt.training.display import open_display
 from deepnmt.training.distributed import World, shard
 from deepnmt.training.engine import EagerEngine, Engine, Noise, Objective, zero_gradients
-from deepnmt.training.folder import CHECKPOINTS, copy_tokenizers
 from deepnmt.training.graph_engine import GraphEngine
 from deepnmt.training.interruption import Interruption
-from deepnmt.training.memory import even_share, free_memory, largest_that_fits
+from deepnmt.training.lock import hold_lock
+from deepnmt.training.memory import Splitter, even_share, free_memory, largest_that_fits
 from deepnmt.training.optimizer import optimizer_tensors
 from deepnmt.training.precision import resolve
-from deepnmt.training.run import Run
-from deepnmt.training.trainer import Job
-from deepnmt.training.validation import Validation
+from deepnmt.training.state import TrainingState
+from deepnmt.training.trainer import Job, is_save_due
+from deepnmt.training.validation import Judge, build_validator, score_measure
 
 GUESSING_SAMPLE = 5_000_000
-
-MakeValidate = Callable[[Objective, Precision], Callable[[nn.Module], Validation] | None]
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The parts of a recipe that training reads."""
-
-    model: ModelConfig
-    batching: BatchingConfig
-    training: TrainingConfig
+LOCK_WAIT_SECONDS = 60  # for ranks that are started again: the main rank before may still be ending
 
 
-def assemble(
-    settings: Settings,
+@contextmanager
+def open_run(
+    recipe: Recipe,
     dataset: Dataset,
     out: Path,
     world: World,
-    interruption: Interruption,
-    make_validate: MakeValidate,
+    *,
+    resume: bool = False,
     start: Path | None = None,
-) -> tuple[Run, StreamState | None, Job]:
-    """The run as its newest checkpoint left it, where its data stands, and all that it works with.
+    judge: Judge | None = None,
+) -> Iterator[tuple[TrainingState, Job]]:
+    """Start a run in `out`, or resume the one that is there; inside the block this process alone may write to it.
 
-    Without a checkpoint the run is new: with the weights of the MODEL folder `start`, or with drawn ones.
+    A new run starts with the weights of the MODEL folder `start`, or with random ones. Everything is checked before
+    the first byte is written.
     """
-    config = settings.training
-    precision = resolve(config.precision, world.device)
-    checkpoints = Checkpoints(out / CHECKPOINTS, world, config, partial(describe_model, settings.model, out))
-    objective = build_objective(settings, precision, world, None if checkpoints.all() else start)
-    run = Run.start(objective.model, config, precision == "fp16", world.device)
-    data = go_on(run, checkpoints)
+    if recipe.training.wandb_project is not None:
+        require_wandb()
+    with ExitStack() as held:
+        is_resumed = world.agree(world.is_main and folder.check_folder(out, resume))
+        if is_resumed and world.is_main:
+            held.enter_context(hold_lock(out, LOCK_WAIT_SECONDS if world.size > 1 else 0))
+        recipe = settle(recipe, dataset, world, folder.read_recipe(out) if is_resumed else None)
+        checkpoints = Checkpoints(out / folder.CHECKPOINTS, world, recipe)
+        newest = checkpoints.newest() if is_resumed else None
+        if is_resumed:
+            start = check_resumed(out, recipe, dataset, start)
+        elif start is not None:
+            check_start(start, recipe, dataset)
+        streams = [open_stream(recipe, dataset, world, None if newest is None else read_position(newest))]
 
-    engine = build_engine(settings, objective, precision, world)
-    engine.splitter = run.splitter
-    optimizer_tensors(run.model, run.optimizer)  # the optimiser's memory is taken before it is tried what else fits
-    job = Job(
-        config=config,
-        world=world,
-        engine=engine,
-        open_updates=partial(open_updates, settings, dataset, world),
-        checkpoints=checkpoints,
-        curves=open_curves(settings, out, run.step, world),
-        diagnosis=Diagnosis(
-            config,
-            settings.model.target_vocab_size,
-            guessing_nll(dataset),
-            is_post_norm=settings.model.norm == "post",
-            has_shortcuts=CONNECTIONS[settings.model.encoder.connection.kind].has_shortcuts,
-        ),
-        interruption=interruption,
-        validate=make_validate(objective, precision),
-    )
-    return run, data, job
+        config, precision = recipe.training, resolve(recipe.training.precision, world.device)
+        objective = build_objective(recipe, precision, world, None if newest else start)
+        measure = score_measure(recipe, dataset, judge)
+        state = TrainingState.start(objective.model, config, precision == "fp16", world.device, measure)
+        optimizer_tensors(state.model, state.optimizer)  # takes its memory before batches are tried for size
+        if newest is not None:
+            checkpoints.load(newest, state)
+
+        if world.is_main:
+            if not is_resumed:
+                out.mkdir(parents=True, exist_ok=True)
+                held.enter_context(hold_lock(out))
+                folder.check_folder(out, resume=False)  # again, now that nobody else can write
+            about = {"deepnmt": __version__, "data": str(dataset.folder.resolve())}
+            about |= {} if start is None else {"from": str(start.resolve())}
+            folder.write_folder(out, to_table(recipe), about, None if is_resumed else dataset.folder)
+            checkpoints.clean()
+            say_what_is_new(streams[0], newest, measure)
+        world.agree(None)
+        if newest is not None and newest.name.startswith("epoch") and is_save_due(state, config):
+            checkpoints.save(state)  # the run was killed between the two checkpoints of one step
+            checkpoints.finish()
+        curves = held.enter_context(open_curves(recipe, out, state, world))
+
+        def open_updates(position: StreamState | None) -> Loader:
+            """The stream that was checked is the first to be used."""
+            stream = streams.pop() if streams else open_stream(recipe, dataset, world, position)
+            return Loader(stream, pin_memory=world.device.type == "cuda")
+
+        yield (
+            state,
+            Job(
+                config=config,
+                world=world,
+                engine=build_engine(recipe, objective, precision, world, state.splitter),
+                open_updates=open_updates,
+                checkpoints=checkpoints,
+                curves=curves,
+                diagnosis=Diagnosis(
+                    config,
+                    recipe.model.target_vocab_size,
+                    guessing_nll(dataset),
+                    is_post_norm=recipe.model.norm == "post",
+                    has_shortcuts=CONNECTIONS[recipe.model.encoder.connection.kind].has_shortcuts,
+                ),
+                interruption=held.enter_context(Interruption()),
+                validate=build_validator(recipe, dataset, objective, precision, world, judge),
+            ),
+        )
 
 
-def build_objective(settings: Settings, precision: Precision, world: World, start: Path | None = None) -> Objective:
+def settle(recipe: Recipe, dataset: Dataset, world: World, stored: Recipe | None) -> Recipe:
+    """The recipe with what depends on the device: the layout of batches and the memory plan, made once for a run."""
+    batching = recipe.batching
+    if batching.layout == "auto":
+        layout: Literal["packed", "padded"] = "packed" if world.device.type == "cuda" else "padded"
+        batching = replace(batching, layout=layout)
+    recipe = replace(recipe, batching=batching)
+    if not recipe.training.plan_memory:
+        return recipe
+    tokens = stored.batching.tokens_per_batch if stored else plan_memory(recipe, dataset, world)
+    if world.is_main:
+        say(f"batching.tokens_per_batch = {tokens:,} by the memory plan")
+    return replace(recipe, batching=replace(batching, tokens_per_batch=tokens))
+
+
+def check_resumed(out: Path, recipe: Recipe, dataset: Dataset, start: Path | None) -> Path | None:
+    """Refuse to resume a run with another recipe, subwords or model to start from; returns the latter."""
+    folder.check_recipe(out, read_table(out / folder.RECIPE), to_table(recipe))
+    folder.check_tokenizers(out, dataset.tokenizers, dataset.folder)
+    return folder.initial_model(out, start)
+
+
+def check_start(start: Path, recipe: Recipe, dataset: Dataset) -> None:
+    """Refuse to start from a model of another shape or with other subwords than the dataset has."""
+    load_meta(start)
+    folder.check_tokenizers(start, dataset.tokenizers, dataset.folder)
+    stored, wanted = folder.flatten(to_table(load_config(start))), folder.flatten(to_table(recipe.model))
+    for name in [name for name in stored if not name.endswith("dropout")]:
+        if stored[name] != wanted.get(name):
+            raise InputError(
+                f"{start} has model.{name} = {stored[name]}, but the recipe has {wanted.get(name, 'none')}: use the "
+                "recipe.toml of the run that made the model, or change the setting"
+            )
+
+
+def say_what_is_new(stream: BatchStream, newest: Path | None, measure: str) -> None:
+    """Which pairs a new run skips, and whether a resumed one is validated differently."""
+    if newest is None:
+        if report := stream.report():
+            say(report)
+    elif measure_of(newest) not in (measure, None):
+        say(f"validation has changed from {measure_of(newest)} to {measure}: earlier scores no longer count")
+
+
+def build_objective(recipe: Recipe, precision: Precision, world: World, start: Path | None = None) -> Objective:
     """The model, initialised by the seed alone or as `start` is, and its loss; sharded over the ranks where asked."""
-    config = settings.training
+    config = recipe.training
     torch.manual_seed(config.seed)
-    model = Transformer(settings.model)
+    model = Transformer(recipe.model)
     if start is not None:
-        take_weights(model, start)
+        fill(weights(model), read_tensors(start / WEIGHTS), start / WEIGHTS)
     model.to(world.device)
     if config.activation_checkpointing:
         model.checkpoint_activations()
-    objective = Objective(model, config.label_smoothing, settings.model.pad_id)
+    objective = Objective(model, config.label_smoothing, recipe.model.pad_id)
     if config.parallel == "fsdp" and world.size > 1:
         shard(objective, precision)
     return objective
 
 
-def build_engine(settings: Settings, objective: Objective, precision: Precision, world: World) -> Engine:
-    """Packed batches on a GPU are replayed from a graph; all else, and what is sharded, is computed as it comes."""
-    config = settings.training
+def build_engine(
+    recipe: Recipe, objective: Objective, precision: Precision, world: World, splitter: Splitter
+) -> Engine:
+    """A CUDA graph for packed batches on a GPU; plain torch for all else, and for sharded models."""
+    config = recipe.training
     sharded = config.parallel == "fsdp" and world.size > 1
-    if world.device.type == "cuda" and settings.batching.layout == "packed" and not sharded:
-        return GraphEngine(objective, config, precision, world)
-    return EagerEngine(objective, config, precision, world)
+    if world.device.type == "cuda" and recipe.batching.layout == "packed" and not sharded:
+        return GraphEngine(objective, config, precision, world, splitter)
+    return EagerEngine(objective, config, precision, world, splitter)
 
 
-def go_on(run: Run, checkpoints: Checkpoints) -> StreamState | None:
-    """Bring a run to its newest checkpoint, if there is one; returns where its data stands."""
-    checkpoints.clean()
-    newest = checkpoints.newest()
-    if newest is None:
-        return None
-    data = checkpoints.load(newest, run)
-    if newest.name.startswith("epoch"):
-        checkpoints.save(run, data)  # a kill between the two kinds of checkpoint must not lose the second
-        checkpoints.finish()
-    return data
-
-
-def open_updates(settings: Settings, dataset: Dataset, world: World, state: StreamState | None) -> Loader:
-    stream = open_stream(settings, dataset, world, state)
-    if world.is_main and state is None and stream.report():
-        print(f"deepnmt: {stream.report()}", file=sys.stderr)
-    return Loader(stream, pin_memory=world.device.type == "cuda")
-
-
-def open_stream(settings: Settings, dataset: Dataset, world: World, state: StreamState | None) -> BatchStream:
-    return BatchStream.of(
+def open_stream(recipe: Recipe, dataset: Dataset, world: World, position: StreamState | None) -> BatchStream:
+    """The training data from a position on; refuses data that has changed or is too long for the model."""
+    stream = BatchStream.of(
         dataset,
-        settings.batching,
-        seed=settings.training.seed,
-        tokens_per_update=settings.training.tokens_per_update,
+        recipe.batching,
+        seed=recipe.training.seed,
+        tokens_per_update=recipe.training.tokens_per_update,
         rank=world.rank,
         world_size=world.size,
-        state=state,
+        state=position,
     )
+    limit = recipe.model.max_positions
+    if recipe.model.positions == "learned" and max(stream.longest) > limit:
+        raise InputError(
+            f"{dataset.folder} has training pairs of up to {max(stream.longest):,} tokens, but model.max_positions = "
+            f"{limit}; set batching.max_length = {limit - 1} to skip those that are longer"
+        )
+    return stream
 
 
-def open_curves(settings: Settings, out: Path, step: int, world: World) -> Curves:
-    """Where the numbers of the run go on from `step`; only the main rank writes."""
+@contextmanager
+def open_curves(recipe: Recipe, out: Path, state: TrainingState, world: World) -> Iterator[Curves]:
+    """The curves of the run, continued from its state; only the main rank writes any."""
     if not world.is_main:
-        return Curves([])
-    config = settings.training
-    sinks: list[Sink] = [JsonLines(out, step)]
+        yield Curves([])
+        return
+    config = recipe.training
+    sinks: list[Sink] = [JsonLines(out, state.step, state.log_lines)]
     if config.tensorboard:
         try:
-            sinks.append(TensorBoard(out, step))
+            sinks.append(TensorBoard(out, state.step))
         except ImportError:
-            print("deepnmt: no TensorBoard curves: pip install 'deepnmt[tensorboard]'", file=sys.stderr)
+            say("no TensorBoard curves: pip install 'deepnmt[tensorboard]'")
     if config.wandb_project is not None:
         sinks.append(WeightsAndBiases(out, config.wandb_project, to_table(config)))
-    return Curves([*sinks, open_display(step, config.max_steps)])
-
-
-def describe_model(config: ModelConfig, run_folder: Path, folder: Path, step: int) -> None:
-    """What makes a checkpoint a MODEL folder besides its weights."""
-    from deepnmt import __version__
-
-    write_json(folder / CONFIG, to_table(config))
-    write_json(folder / META, {"format": FORMAT, "deepnmt": __version__, "step": step})
-    copy_tokenizers(run_folder, folder)
+    curves = Curves([*sinks, open_display(state.step, config.max_steps)])
+    try:
+        yield curves
+    finally:
+        curves.close()
 
 
 def guessing_nll(dataset: Dataset) -> float:
@@ -189,21 +250,21 @@ def guessing_nll(dataset: Dataset) -> float:
     return float(-(shares * np.log(shares)).sum()) if len(shares) else math.log(len(counts))
 
 
-def plan_memory(settings: Settings, dataset: Dataset, world: World) -> int:
+def plan_memory(recipe: Recipe, dataset: Dataset, world: World) -> int:
     """The largest even share of an update that fits on every rank's device, found by trying, with a fifth to spare.
 
     A recorded pass needs more than a plain one, by which it is tried: it has a stream with work spaces of its own.
     """
-    if settings.training.parallel == "fsdp" and world.size > 1:
+    if recipe.training.parallel == "fsdp" and world.size > 1:
         raise InputError(
             'training.plan_memory tries what fits, which ranks with training.parallel = "fsdp" cannot do alone; '
             "set batching.tokens_per_batch instead"
         )
-    most = -(-settings.training.tokens_per_update // world.size)
+    most = -(-recipe.training.tokens_per_update // world.size)
     if world.device.type != "cuda":
-        return min(settings.batching.tokens_per_batch, most)
+        return min(recipe.batching.tokens_per_batch, most)
     try:
-        found = _largest_batch(settings, dataset, world, most * 5 // 4 + 256)
+        found = _largest_batch(recipe, dataset, world, most * 5 // 4 + 256)
     finally:
         free_memory(world.device)
         torch.cuda.reset_peak_memory_stats(world.device)  # what is logged is the run's own
@@ -212,30 +273,32 @@ def plan_memory(settings: Settings, dataset: Dataset, world: World) -> int:
     return even_share(most, found * 4 // 5)
 
 
-def _largest_batch(settings: Settings, dataset: Dataset, world: World, most: int) -> int | None:
+def _largest_batch(recipe: Recipe, dataset: Dataset, world: World, most: int) -> int | None:
     """As plain torch computes it: compiled layers keep less, but to try each size with them would take minutes."""
-    precision = resolve(settings.training.precision, world.device)
-    objective = build_objective(settings, precision, world)
-    run = Run.start(objective.model, settings.training, precision == "fp16", world.device)
-    optimizer_tensors(run.model, run.optimizer)
-    engine = EagerEngine(objective, settings.training, precision, world)
-    layout = settings.batching.layout
+    precision = resolve(recipe.training.precision, world.device)
+    objective = build_objective(recipe, precision, world)
+    state = TrainingState.start(objective.model, recipe.training, precision == "fp16", world.device)
+    optimizer_tensors(state.model, state.optimizer)
+    engine = EagerEngine(objective, recipe.training, precision, world)
+    layout = recipe.batching.layout
     sizes = [corpus.target_lengths + 1 for corpus in dataset.train.values() if len(corpus)]
     longest = max(int(size.max()) for size in sizes)
-    lengths = {int(sizes[0].mean()), min(longest, (settings.batching.max_length or longest) + 1)}
+    if recipe.model.positions == "learned":
+        longest = min(longest, recipe.model.max_positions)
+    lengths = {min(int(sizes[0].mean()), longest), min(longest, (recipe.batching.max_length or longest) + 1)}
 
     def fits(tokens: int) -> bool:
-        fitting = all(_try(engine, run, _made_up_batch(tokens, length, layout, world.device)) for length in lengths)
+        fitting = all(_try(engine, state, _made_up_batch(tokens, length, layout, world.device)) for length in lengths)
         return not world.any(not fitting)
 
     return largest_that_fits(fits, start=4096, most=most)
 
 
-def _try(engine: EagerEngine, run: Run, batch: AnyBatch) -> bool:
+def _try(engine: EagerEngine, state: TrainingState, batch: AnyBatch) -> bool:
     """Whether a batch goes through forward and backward; asks for the memory, and gives it back."""
     zero_gradients(engine.parameters)
     sums = torch.zeros(2, dtype=torch.float64, device=batch.source.device)
-    fits = engine.add_up([batch], run.loss_scale.factor / batch.num_target_tokens, Noise(0), sums) is None
+    fits = engine.add_up([batch], state.loss_scale.factor / batch.num_target_tokens, Noise(0), sums) is None
     free_memory(engine.world.device)
     return fits
 

@@ -7,12 +7,21 @@ from typing import Any
 
 from torch import Tensor
 
+from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.errors import InputError
 from deepnmt.files import replacing
-from deepnmt.model.storage import load_config, load_weights, save_model
-from deepnmt.model.transformer import Transformer
-from deepnmt.training.checkpoint import best_first, list_checkpoints, read_state, read_weights, step_of
-from deepnmt.training.folder import CHECKPOINTS, RECIPE, copy_tokenizers
+from deepnmt.model.storage import load_config, write_model
+from deepnmt.training.checkpoint import (
+    best_first,
+    list_checkpoints,
+    measure_of,
+    read_state,
+    read_weights,
+    score_of,
+    step_of,
+)
+from deepnmt.training.config import TrainingConfig
+from deepnmt.training.folder import CHECKPOINTS, MODEL, RECIPE, copy_tokenizers
 
 
 def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
@@ -62,7 +71,7 @@ def checkpoints_at(run: Path, steps: Sequence[int]) -> list[Path]:
 
 
 def best_window(paths: Sequence[Path], judge: Callable[[dict[str, Tensor]], float]) -> tuple[list[Path], list[float]]:
-    """The run of consecutive checkpoints up to the last whose mean `judge` likes best, and all judgements by length."""
+    """The last 1 to N checkpoints whose mean `judge` scores highest, and the scores of all N."""
     scores = [judge(average_weights(paths[len(paths) - size :])) for size in range(1, len(paths) + 1)]
     size = max(range(len(scores)), key=scores.__getitem__) + 1
     return list(paths[len(paths) - size :]), scores
@@ -75,9 +84,10 @@ def all_checkpoints(run: Path) -> list[Path]:
     return paths
 
 
-def write_model(run: Path, paths: Sequence[Path], out: Path, meta: dict[str, Any] | None = None) -> None:
+def write_average(run: Path, paths: Sequence[Path], out: Path, meta: dict[str, Any] | None = None) -> None:
     """A MODEL folder with the mean of these checkpoints of a run, its tokenisers, and where it comes from."""
-    model = build_model(paths[0], average_weights(paths))
+    TokenizerPair.load(run)  # refuses a run without them before anything is written
+    weights = average_weights(paths)
     newest = max(paths, key=step_of)
     described = {
         "step": step_of(newest),
@@ -87,17 +97,31 @@ def write_model(run: Path, paths: Sequence[Path], out: Path, meta: dict[str, Any
         **(meta or {}),
     }
     with replacing(out) as aside:
-        save_model(aside, model, {name: value for name, value in described.items() if value is not None})
+        kept = {name: value for name, value in described.items() if value is not None}
+        write_model(aside, load_config(paths[0]), weights, kept)
         copy_tokenizers(run, aside)
 
 
+def export_model(run: Path, config: TrainingConfig) -> str:
+    """Write RUN/model as the recipe asks; returns what it is made of."""
+    paths = all_checkpoints(run)
+    epochs = [path for path in paths if path.name.startswith("epoch")]
+    best = best_first(paths)
+    if config.export == "average" and len(epochs) > 1:
+        chosen = epochs[-config.average_last :]
+        made_of = f"the average of the last {len(chosen)} epochs"
+    elif config.export == "best" and best:
+        chosen = best[:1]
+        metric = (measure_of(best[0]) or config.best_by).partition("|")[0]
+        made_of = f"the best checkpoint ({best[0].name}, {metric} {abs(score_of(best[0]) or 0.0):.2f})"
+    else:
+        chosen = [max(paths, key=lambda path: (step_of(path), path.name))]
+        made_of = f"the last checkpoint ({chosen[0].name})"
+    write_average(run, chosen, run / MODEL)
+    return made_of
+
+
 def read_decoding(run: Path) -> dict[str, Any] | None:
-    """How the run's recipe wants its model to be decoded: what translates with it does so unless told otherwise."""
+    """How the run's recipe decodes: the default for whatever translates with its model."""
     recipe = run / RECIPE
     return tomllib.loads(recipe.read_text(encoding="utf-8")).get("decoding") if recipe.is_file() else None
-
-
-def build_model(checkpoint: Path, weights: dict[str, Tensor]) -> Transformer:
-    model = Transformer(load_config(checkpoint))
-    load_weights(model, weights, checkpoint)
-    return model.eval()

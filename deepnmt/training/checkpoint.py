@@ -1,60 +1,60 @@
-"""Checkpoints of a run: whole or not there, checked before they are used, and only as many as asked for.
+"""Checkpoints of a run: complete or absent, verified before use, and only as many as the recipe keeps.
 
-RUN/checkpoints/step-00001000 and epoch-00003 are MODEL folders (config.json, model.safetensors, meta.json) with what
-training needs to go on: optimizer.safetensors (or shards/, when sharded), ema.safetensors, state.json, and
-manifest.json with the checksum of every file. A folder is written aside and renamed, so one that has its name is whole.
-Training waits only until its tensors are copied: they are written, checked and thinned out beside it.
+RUN/checkpoints/step-00001000 and epoch-00003 are MODEL folders (config.json, model.safetensors, meta.json) that also
+hold what resuming needs: optimizer.safetensors (or shards/, when sharded), ema.safetensors, state.json, and
+manifest.json with the checksum of every file. A folder is written aside and renamed, so a named one is complete.
+Training waits only until its tensors are copied; a thread writes them and removes old checkpoints.
 """
 
 import json
 import math
 import shutil
-import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
+from deepnmt.config import Recipe
 from deepnmt.data.batching import StreamState
-from deepnmt.errors import InputError, RunError
+from deepnmt.errors import InputError
 from deepnmt.files import replacing, sha256, write_json
+from deepnmt.model.storage import WEIGHTS, fill, read_tensors, weights, write_model, write_tensors
+from deepnmt.progress import say
+from deepnmt.settings import to_table
 from deepnmt.training.background import Background
-from deepnmt.training.config import TrainingConfig
 from deepnmt.training.distributed import World
+from deepnmt.training.folder import copy_tokenizers
 from deepnmt.training.optimizer import optimizer_tensors, whole
-from deepnmt.training.run import Run
+from deepnmt.training.state import TrainingState
 
-WEIGHTS, EMA, OPTIMIZER, SHARDS = "model.safetensors", "ema.safetensors", "optimizer.safetensors", "shards"
+EMA, OPTIMIZER, SHARDS = "ema.safetensors", "optimizer.safetensors", "shards"
 STATE, MANIFEST = "state.json", "manifest.json"
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints of one run. `describe` adds what makes a folder a MODEL, given the folder and the step."""
+    """The checkpoints of one run, whose folder has the tokenisers."""
 
     folder: Path
     world: World
-    config: TrainingConfig
-    describe: Callable[[Path, int], None]
+    recipe: Recipe
     background: Background = field(default_factory=Background)
 
-    def save(self, run: Run, data: StreamState | None, epoch: int | None = None) -> None:
-        """Every rank calls this; the main one writes, and each its own shards. `finish` waits until it is there."""
+    def save(self, state: TrainingState, epoch: int | None = None) -> None:
+        """Every rank calls this; the main one writes, and each writes its own shards. `finish` waits for the files."""
         self.background.wait()
-        path = self.folder / (f"step-{run.step:08d}" if epoch is None else f"epoch-{epoch:05d}")
-        tensors = {WEIGHTS: {name: whole(p.detach()) for name, p in run.model.named_parameters()}}
-        if run.ema:
-            tensors[EMA] = {name: whole(t) for name, t in run.ema.shadow.items()}
-        optimizer = optimizer_tensors(run.model, run.optimizer)
+        path = self.folder / (f"step-{state.step:08d}" if epoch is None else f"epoch-{epoch:05d}")
+        tensors = {WEIGHTS: {name: whole(tensor) for name, tensor in weights(state.model).items()}}
+        if state.ema:
+            tensors[EMA] = {name: whole(t) for name, t in state.ema.shadow.items()}
+        optimizer = optimizer_tensors(state.model, state.optimizer)
         shards = None
         if any(isinstance(tensor, DTensor) for tensor in optimizer.values()):
             shards = self.folder / f".{path.name}.{SHARDS}"
@@ -64,30 +64,31 @@ class Checkpoints:
             tensors[OPTIMIZER] = optimizer
         if self.world.is_main:
             copies = {name: _copy(group) for name, group in tensors.items()}
-            state = deepcopy({"run": run.state(), "data": data})
-            self.background.start(lambda: self._write(path, copies, shards, state))
+            stored = deepcopy({"run": state.stored(), "data": state.data})
+            self.background.start(lambda: self._write(path, copies, shards, stored))
 
-    def _write(self, path: Path, tensors: dict[str, dict[str, Tensor]], shards: Path | None, state: Any) -> None:
+    def _write(self, path: Path, tensors: dict[str, dict[str, Tensor]], shards: Path | None, stored: Any) -> None:
         with replacing(path) as aside:
-            aside.mkdir()
+            meta = {"step": stored["run"]["step"], "decoding": to_table(self.recipe.decoding)}
+            write_model(aside, self.recipe.model, tensors.pop(WEIGHTS), meta)
+            copy_tokenizers(self.folder.parent, aside)
             for name, group in tensors.items():
-                _write_tensors(aside / name, group)
+                write_tensors(aside / name, group)
             if shards is not None:
                 shards.rename(aside / SHARDS)
-            self.describe(aside, state["run"]["step"])
-            write_json(aside / STATE, state)
+            write_json(aside / STATE, stored)
             _write_manifest(aside)
         self._retain()
 
     def finish(self) -> None:
-        """Wait until what was saved is there, and no more than that, also after a kill before the rest was removed."""
+        """Wait for the files, and remove what a kill left behind that is not to be kept."""
         self.background.wait()
         if self.world.is_main and self.all():
             self._retain()
         self.world.agree(None)
 
     def newest(self) -> Path | None:
-        """The newest checkpoint that is whole; a damaged one is passed over with a warning."""
+        """The newest checkpoint that is intact; a damaged one is skipped with a warning."""
         self.background.wait()
         found = None
         if self.world.is_main:
@@ -96,54 +97,51 @@ class Checkpoints:
                 if damage is None:
                     found = path
                     break
-                print(f"deepnmt: {path} is damaged ({damage}); going back to the one before", file=sys.stderr)
+                say(f"{path} is damaged ({damage}); using the checkpoint before it")
             if found is None and self.all():
                 raise InputError(f"every checkpoint in {self.folder} is damaged; start a new run in another folder")
         return self.world.agree(found)
 
-    def load(self, path: Path, run: Run) -> StreamState | None:
-        """Bring a run back to a checkpoint; returns the data's state. Any number of ranks, sharded or not."""
-        state = json.loads((path / STATE).read_text(encoding="utf-8"))
-        parameters = {name: p.detach() for name, p in run.model.named_parameters()}
-        fill(parameters, load_file(path / WEIGHTS), path / WEIGHTS)
-        if run.ema:
+    def load(self, path: Path, state: TrainingState) -> None:
+        """Restore a checkpoint, written by any number of ranks, sharded or not."""
+        stored = json.loads((path / STATE).read_text(encoding="utf-8"))
+        fill(weights(state.model), read_tensors(path / WEIGHTS), path / WEIGHTS)
+        if state.ema:
             averaged = path / EMA if (path / EMA).exists() else path / WEIGHTS
-            fill(run.ema.shadow, load_file(averaged), averaged)
-        optimizer = optimizer_tensors(run.model, run.optimizer)
+            fill(state.ema.shadow, read_tensors(averaged), averaged)
+        optimizer = optimizer_tensors(state.model, state.optimizer)
         if (path / SHARDS).exists():
             _read_shards(path / SHARDS, optimizer, alone=self.world.size == 1)
         else:
-            fill(optimizer, load_file(path / OPTIMIZER), path / OPTIMIZER)
-        run.load(state["run"])
-        data: StreamState | None = state["data"]
-        return data
+            fill(optimizer, read_tensors(path / OPTIMIZER), path / OPTIMIZER)
+        state.restore(stored["run"], stored["data"])
 
     def all(self) -> list[Path]:
         return list_checkpoints(self.folder)
 
     def clean(self) -> None:
-        """Remove what a kill left half written."""
-        if self.world.is_main and self.folder.is_dir():
+        """Remove files that a kill left half-written."""
+        if self.folder.is_dir():
             for leftover in self.folder.glob(".*"):
                 shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink()
 
     def _retain(self) -> None:
         steps = [path for path in self.all() if path.name.startswith("step-")]
         epochs = [path for path in self.all() if path.name.startswith("epoch-")]
-        best = best_first(steps)[: self.config.keep_best]
-        kept = {*steps[-self.config.keep_last :], *best, *epochs[max(0, len(epochs) - self.config.keep_epochs) :]}
-        kept.add(max((*steps, *epochs), key=_age))
+        config, newest = self.recipe.training, max((*steps, *epochs), key=_age)
+        best = best_first(steps)[: config.keep_best]
+        kept = {newest, *steps[-config.keep_last :], *best, *epochs[max(0, len(epochs) - config.keep_epochs) :]}
         for path in {*steps, *epochs} - kept:
             doomed = path.with_name(f".{path.name}.doomed")
             path.rename(doomed)
             shutil.rmtree(doomed)
-        write_json(self.folder.parent / "last.json", {"checkpoint": _pointer(max(kept, key=step_of))})
+        write_json(self.folder.parent / "last.json", {"checkpoint": _pointer(newest)})
         if best:
             write_json(self.folder.parent / "best.json", {"checkpoint": _pointer(best[0]), "score": score_of(best[0])})
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """In order of their names; nothing half written is among them."""
+    """The complete ones, ordered by name."""
     return sorted(path for path in folder.glob("*-*") if not path.name.startswith("."))
 
 
@@ -152,7 +150,7 @@ def step_of(path: Path) -> int:
 
 
 def _age(path: Path) -> tuple[float, str]:
-    """The newest has the most; what cannot be read is looked at first, so that it is not passed over in silence."""
+    """Larger is newer. A checkpoint that cannot be read counts as the newest, so that it is not skipped silently."""
     kind, _, number = path.name.partition("-")
     return int(number) if kind == "step" else read_state(path).get("step", math.inf), path.name
 
@@ -163,9 +161,23 @@ def score_of(path: Path) -> float | None:
 
 
 def best_first(paths: Iterable[Path]) -> list[Path]:
-    """Those that have a score, the best first; of equal ones the newest, which has learned the longest."""
-    scored = [path for path in paths if score_of(path) is not None]
-    return sorted(scored, key=lambda path: (score_of(path), *_age(path)), reverse=True)
+    """The checkpoints whose scores can be compared with the newest one's, best first; among equals the newest first."""
+    scored = sorted((path for path in paths if score_of(path) is not None), key=_age)
+    measure = measure_of(scored[-1]) if scored else None
+    comparable = [path for path in scored if measure_of(path) in (measure, None)]
+    return sorted(comparable, key=lambda path: (score_of(path), *_age(path)), reverse=True)
+
+
+def measure_of(path: Path) -> str | None:
+    """What the score of a checkpoint measures; None in checkpoints from before that was stored."""
+    measure: str | None = read_state(path).get("measure")
+    return measure
+
+
+def read_position(path: Path) -> StreamState | None:
+    """Where the training data stood when the checkpoint was saved."""
+    position: StreamState | None = json.loads((path / STATE).read_text(encoding="utf-8"))["data"]
+    return position
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -189,41 +201,17 @@ def find_damage(path: Path) -> str | None:
     return None
 
 
-def fill(tensors: dict[str, Tensor], stored: dict[str, Tensor], where: Path) -> None:
-    """Copy stored tensors into these, which must have the same names and shapes; sharded ones take their part."""
-    for name in sorted(tensors.keys() ^ stored.keys()):
-        raise InputError(f"{where} {'lacks' if name in tensors else 'has an unknown'} tensor {name}: not this model's")
-    for name, tensor in tensors.items():
-        if tensor.shape != stored[name].shape:
-            raise InputError(f"{where}: {name} has shape {tuple(stored[name].shape)}, not {tuple(tensor.shape)}")
-        value = stored[name].to(tensor.device)
-        if isinstance(tensor, DTensor):
-            value = distribute_tensor(value, tensor.device_mesh, tensor.placements)
-        tensor.copy_(value)
-
-
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The weights a checkpoint is used with: the moving average where there is one."""
     damage = find_damage(path)
     if damage is not None:
         raise InputError(f"{path} is damaged ({damage})")
-    try:
-        return load_file(path / EMA if (path / EMA).exists() else path / WEIGHTS)
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from error
+    return read_tensors(path / EMA if (path / EMA).exists() else path / WEIGHTS)
 
 
 def _copy(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """As they are now: training goes on while they are written."""
+    """As they are now: training continues while they are written."""
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
-
-
-def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    try:
-        save_file(tensors, path)
-    except SafetensorError as error:
-        raise RunError(f"cannot write {path.name} of a checkpoint ({error}); the one before is whole") from error
-    path.chmod(0o644)  # safetensors lets nobody but the owner read what it writes
 
 
 def _read_shards(path: Path, tensors: dict[str, Tensor], alone: bool) -> None:

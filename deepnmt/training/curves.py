@@ -1,4 +1,4 @@
-"""The curves of a run: log.jsonl always, TensorBoard and W&B where wanted; no gaps and no doubles after a restart."""
+"""The curves of a run: log.jsonl, and TensorBoard and W&B where wanted; no gaps, no duplicates after a restart."""
 
 import hashlib
 import json
@@ -19,19 +19,19 @@ NOT_CURVES = {"kind", "step", "layers", "samples", "signatures"}
 
 
 class Sink(Protocol):
-    """Where a line of the log goes. A line has `kind`, `step`, and the values of that kind."""
+    """Takes lines of the log. A line has `kind`, `step`, and the values of that kind."""
 
     def write(self, line: Mapping[str, Any]) -> None: ...
 
-    def rewind(self, step: int) -> None:
-        """Forget what came after a step: the run goes on from there."""
+    def rewind(self, step: int, lines: int | None) -> None:
+        """Forget what came after a checkpoint of this step, saved when the log had this many lines."""
         ...
 
     def close(self) -> None: ...
 
 
 class Curves:
-    """All sinks of a run; a rank that keeps no record has none."""
+    """All sinks of a run; only the main rank has any."""
 
     def __init__(self, sinks: list[Sink]) -> None:
         self.sinks = sinks
@@ -40,9 +40,13 @@ class Curves:
         for sink in self.sinks:
             sink.write({"kind": kind, "step": step, **values})
 
-    def rewind(self, step: int) -> None:
+    @property
+    def lines(self) -> int:
+        return sum(sink.lines for sink in self.sinks if isinstance(sink, JsonLines))
+
+    def rewind(self, step: int, lines: int | None) -> None:
         for sink in self.sinks:
-            sink.rewind(step)
+            sink.rewind(step, lines)
 
     def picture(self, name: str, matrix: Tensor, step: int) -> None:
         for sink in self.sinks:
@@ -55,24 +59,29 @@ class Curves:
 
 
 class JsonLines:
-    """One JSON object a line. Opening it at a step drops what was written after that step, or only in part."""
+    """One JSON object per line. Opening it at a checkpoint drops what was written after that, or only in part."""
 
-    def __init__(self, folder: Path, step: int) -> None:
+    def __init__(self, folder: Path, step: int, lines: int | None) -> None:
         self.path = folder / LOG
-        self._open(step)
+        found = _whole_lines(self.path) if self.path.exists() else []
+        self._open(found[:lines] if lines is not None else [line for line in found if line["step"] <= step])
 
-    def _open(self, step: int) -> None:
+    def _open(self, kept: list[dict[str, Any]]) -> None:
         if self.path.exists():
-            kept = [line for line in _whole_lines(self.path) if line["step"] <= step]
             with replacing(self.path) as aside:
                 aside.write_bytes("".join(map(_dump, kept)).encode())
+        self.lines = len(kept)
         self.file = self.path.open("a", encoding="utf-8", newline="\n")
 
-    def rewind(self, step: int) -> None:
+    def rewind(self, step: int, lines: int | None) -> None:
+        """Earlier rollbacks to the same checkpoint stay on record."""
         self.file.close()
-        self._open(step)
+        found = _whole_lines(self.path)
+        count = sum(line["step"] <= step for line in found) if lines is None else lines
+        self._open(found[:count] + [line for line in found[count:] if line["kind"] == "rollback"])
 
     def write(self, line: Mapping[str, Any]) -> None:
+        self.lines += 1
         self.file.write(_dump(line))
         self.file.flush()
         os.fsync(self.file.fileno())
@@ -86,7 +95,7 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
 
 
 def _whole_lines(path: Path) -> list[dict[str, Any]]:
-    """What was written to the end. Only a line feed ends a line: a sample may hold U+2028, `str.splitlines`'s too."""
+    """The complete lines. Only a line feed ends one: a sample may hold U+2028, at which `str.splitlines` would cut."""
     lines = []
     for text in path.read_bytes().split(b"\n")[:-1]:
         try:
@@ -115,7 +124,7 @@ class TensorBoard:
         writer: Any = SummaryWriter
         self.writer = writer(str(self.folder), purge_step=step + 1)
 
-    def rewind(self, step: int) -> None:
+    def rewind(self, step: int, lines: int | None) -> None:
         self.writer.close()
         self._open(step)
 
@@ -148,7 +157,7 @@ def require_wandb() -> Any:
 
 
 class WeightsAndBiases:
-    """The same scalars on wandb.ai, under one id per run folder, so that a restart goes on in the same curves."""
+    """The same scalars on wandb.ai, under one id per run folder, so that a restart continues the same curves."""
 
     def __init__(self, folder: Path, project: str, settings: Mapping[str, Any]) -> None:
         wandb = require_wandb()
@@ -169,13 +178,13 @@ class WeightsAndBiases:
         }
         self.run.log(scalars, step=line["step"])
 
-    def rewind(self, step: int) -> None:
-        """W&B keeps what it has; the curve goes on when the step is past it."""
+    def rewind(self, step: int, lines: int | None) -> None:
+        """W&B keeps its points; the curve continues once the step has passed them."""
 
     def close(self) -> None:
         self.run.finish()
 
 
 def _run_id(folder: Path) -> str:
-    """The same for the same folder, another for another of the same name."""
+    """Depends on the whole path, since folders in different places may share a name."""
     return f"{folder.name}-{hashlib.blake2b(str(folder.resolve()).encode(), digest_size=4).hexdigest()}"

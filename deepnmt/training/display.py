@@ -16,11 +16,11 @@ class Display:
 
     def write(self, line: Mapping[str, Any]) -> None:
         self.show(line, self._left(line["step"]))
-        if self.is_first:  # what was compiled until here is not needed again
+        if self.is_first:  # compiling, which happens once, must not count in the estimate
             self.is_first = False
             self._count_from(line["step"])
 
-    def rewind(self, step: int) -> None:
+    def rewind(self, step: int, lines: int | None) -> None:
         self._count_from(step)
 
     def show(self, line: Mapping[str, Any], left: timedelta | None) -> None:

@@ -145,7 +145,7 @@ def _fresh_store(store: Store, rank: int, size: int, timeout_seconds: int) -> St
     missing, deadline = set(range(1, size)), time.monotonic() + timeout_seconds
     while missing:
         if time.monotonic() > deadline:
-            raise RuntimeError(f"ranks {', '.join(map(str, sorted(missing)))} have not come")
+            raise RuntimeError(f"timed out waiting for rank {', '.join(map(str, sorted(missing)))}")
         for other in missing:
             if store.check([f"hello/{other}"]):
                 store.set(f"welcome/{store.get(f'hello/{other}').decode()}", mine)

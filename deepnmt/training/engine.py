@@ -31,8 +31,6 @@ class TranslationModel(Protocol):
 
 
 class Engine(Protocol):
-    splitter: Splitter
-
     def accumulate(self, update: Update, scale: Tensor, noise: "Noise") -> Tensor:
         """Make the gradients of this rank's part; return the sums over it of loss and nll: (2,), float64."""
         ...
@@ -77,10 +75,17 @@ def _sequences(batch: AnyBatch) -> tuple[Tensor | PackedSequences, Tensor | Pack
 class EagerEngine:
     """Plain torch: batch by batch, in smaller pieces where memory does not suffice."""
 
-    def __init__(self, objective: Objective, config: TrainingConfig, precision: Precision, world: World) -> None:
+    def __init__(
+        self,
+        objective: Objective,
+        config: TrainingConfig,
+        precision: Precision,
+        world: World,
+        splitter: Splitter | None = None,
+    ) -> None:
         self.objective, self.precision, self.world = objective, precision, world
         self.sharded = config.parallel == "fsdp" and world.size > 1
-        self.splitter = Splitter()
+        self.splitter = splitter or Splitter()
         self.parameters = [p for p in objective.parameters() if p.requires_grad]
 
     def accumulate(self, update: Update, scale: Tensor, noise: Noise) -> Tensor:

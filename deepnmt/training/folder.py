@@ -1,4 +1,4 @@
-"""A RUN folder: the recipe as resolved, the tokenisers, the checkpoints, the curves; begun once, then gone on with."""
+"""A RUN folder: the resolved recipe, the tokenisers, the checkpoints and the curves; created once, then resumed."""
 
 import json
 import shutil
@@ -6,14 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from deepnmt.config import Recipe, read_table
+from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.errors import InputError
 from deepnmt.files import replacing, write_json
-from deepnmt.settings import to_toml
+from deepnmt.settings import from_table, to_toml
+from deepnmt.training.lock import LOCK
 
 RECIPE, ABOUT, CHECKPOINTS, MODEL = "recipe.toml", "run.json", "checkpoints", "model"
 TOKENIZERS = "tokenizer.*.json"
 
-# What may change when a run goes on: how long, how often it is looked at, what is kept; not what is computed.
+# What may change when a run is resumed: how long it trains, what is validated and kept; not the computation.
 MAY_CHANGE = {
     *("training.max_steps", "training.decay_steps", "training.max_epochs", "training.patience"),
     *("training.plan_memory", "training.diagnose"),
@@ -27,45 +30,63 @@ MAY_CHANGE = {
 
 
 def check_folder(folder: Path, resume: bool) -> bool:
-    """Whether the folder holds a run to go on with; refuses what must not be overwritten."""
+    """Whether the folder holds a run to resume; refuses what must not be overwritten."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; --out must name a folder")
     has_run = (folder / RECIPE).exists()
     if has_run and not resume:
-        raise InputError(f"{folder} already holds a run; go on with it by --resume, or choose another --out")
-    if not has_run and folder.is_dir() and any(folder.iterdir()):
+        raise InputError(f"{folder} already holds a run; resume it with --resume, or choose another --out")
+    if not has_run and folder.is_dir() and any(not _is_beginning(path) for path in folder.iterdir()):
         raise InputError(f"{folder} is not empty and holds no run; choose another --out")
     return has_run
 
 
+def _is_beginning(path: Path) -> bool:
+    """Whether a run that was killed before it wrote its recipe may have left this file behind."""
+    names = (TOKENIZERS, ABOUT, LOCK, f".{ABOUT}.*", f".{RECIPE}.*")
+    return path.is_file() and any(path.match(name) for name in names)
+
+
 def check_recipe(folder: Path, stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to go on with another recipe, naming what differs."""
+    """Refuse to resume with another recipe, naming the setting that differs."""
     before, after = flatten(stored), flatten(now)
     for name in sorted(before.keys() | after.keys()):
         if name not in MAY_CHANGE and before.get(name) != after.get(name):
             raise InputError(
                 f"{folder} was started with {_setting(name, before)}, and now {_setting(name, after)}: "
-                "a run goes on as it began; restore the setting, or start a new run in another folder"
+                "restore the setting, or start a new run in another folder"
             )
 
 
-def began_from(folder: Path, start: Path | None) -> Path | None:
-    """The MODEL whose weights a run began with, or None; refuses another one now."""
+def check_tokenizers(folder: Path, tokenizers: TokenizerPair, data: Path) -> None:
+    """Refuse a dataset whose subwords are not those of the RUN or MODEL folder."""
+    stored = TokenizerPair.load(folder)
+    for side in ("source", "target"):
+        if getattr(stored, side).pieces != getattr(tokenizers, side).pieces:
+            raise InputError(f"{data} has other subwords than {folder}: prepare it with --tokenizer {folder}")
+
+
+def initial_model(folder: Path, given: Path | None) -> Path | None:
+    """The MODEL whose weights a run started with, or None; refuses another one."""
     stored = read_about(folder).get("from")
-    if start is not None and str(start.resolve()) != stored:
-        began = "new weights" if stored is None else f"those of {stored}"
+    if given is not None and str(given.resolve()) != stored:
+        began = "new weights" if stored is None else f"the weights of {stored}"
         raise InputError(
-            f"{folder} was started with {began}, and not from {start}: leave --from out, or choose another --out"
+            f"{folder} was started with {began}, not with {given}: leave --from out, or choose another --out"
         )
     return None if stored is None else Path(stored)
 
 
-def begin_folder(folder: Path, recipe: Mapping[str, Any], about: Mapping[str, Any], tokenizers: Path) -> None:
-    """The recipe is written last: a folder that has it is complete."""
-    folder.mkdir(parents=True, exist_ok=True)
-    copy_tokenizers(tokenizers, folder)
+def write_folder(folder: Path, recipe: Mapping[str, Any], about: Mapping[str, Any], tokenizers: Path | None) -> None:
+    """The recipe is written last: a folder that has it is complete. A resumed run keeps its own tokenisers."""
+    if tokenizers is not None:
+        copy_tokenizers(tokenizers, folder)
     write_json(folder / ABOUT, about)
     write_recipe(folder, recipe)
+
+
+def read_recipe(folder: Path) -> Recipe:
+    return from_table(Recipe, read_table(folder / RECIPE))
 
 
 def write_recipe(folder: Path, recipe: Mapping[str, Any]) -> None:
@@ -74,7 +95,7 @@ def write_recipe(folder: Path, recipe: Mapping[str, Any]) -> None:
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """run.json of a RUN folder, refused if it is not one."""
+    """run.json of a RUN folder; refuses a folder that is not one."""
     try:
         about: dict[str, Any] = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

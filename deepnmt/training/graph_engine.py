@@ -41,10 +41,11 @@ class GraphEngine:
         config: TrainingConfig,
         precision: Precision,
         world: World,
+        splitter: Splitter | None = None,
         record: Callable[[Work], Work] | None = None,
     ) -> None:
         self.objective, self.precision, self.world = objective, precision, world
-        self.splitter = Splitter()
+        self.splitter = splitter or Splitter()
         self.parameters = [p for p in objective.parameters() if p.requires_grad]
         self.sums = torch.zeros(2, dtype=torch.float64, device=world.device)
         self.factor = torch.zeros((), device=world.device)

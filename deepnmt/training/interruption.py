@@ -1,6 +1,7 @@
-"""Being asked to stop: the first SIGTERM or Ctrl-C is noted and obeyed after the step, a second Ctrl-C at once."""
+"""Requests to stop: the first SIGTERM or Ctrl-C takes effect after the step, a second Ctrl-C at once."""
 
 import signal
+import threading
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -8,14 +9,18 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Interruption:
-    """A context in which `signal` tells whether, and by what, the process was asked to stop."""
+    """Inside the context, `signal` is the signal that asked the process to stop, or None.
+
+    Python handles signals in the main thread alone; training in another thread cannot be interrupted this way.
+    """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "Interruption":
-        self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
 
     def __exit__(

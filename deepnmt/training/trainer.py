@@ -1,4 +1,4 @@
-"""The loop. What happens at every step, and every so many steps, stands here in plain sight."""
+"""The training loop: what happens at every step, and at every N steps."""
 
 import time
 from collections.abc import Callable
@@ -17,8 +17,8 @@ from deepnmt.training.distributed import World
 from deepnmt.training.engine import Engine, Noise
 from deepnmt.training.interruption import Interruption
 from deepnmt.training.optimizer import GradientNorms, apply_update, gradient_norms
-from deepnmt.training.run import Run
 from deepnmt.training.schedule import learning_rate
+from deepnmt.training.state import TrainingState
 from deepnmt.training.validation import Validation, perplexity
 
 INTERRUPTED = "interrupted"
@@ -26,7 +26,7 @@ INTERRUPTED = "interrupted"
 
 @dataclass
 class Job:
-    """What a run works with. `open_updates` starts the data at a state; `validate` looks at a model."""
+    """What training works with. `open_updates` opens the data at a position; `validate` evaluates a model."""
 
     config: TrainingConfig
     world: World
@@ -40,107 +40,111 @@ class Job:
     speed: "Speed" = field(default_factory=lambda: Speed())
 
 
-def train(run: Run, data: StreamState | None, job: Job) -> str:
-    """Train until something ends it; returns what. A run that fails goes back to its last checkpoint, if it may."""
-    run.model.train()
+def train(state: TrainingState, job: Job) -> str:
+    """Train until something ends it, and return what. After a failure go back to the last checkpoint, if allowed."""
+    state.model.train()
     while True:
-        updates = job.open_updates(data)
+        updates = job.open_updates(state.data)
         try:
-            return _train(run, data, updates, job)
+            return _train(state, updates, job)
         except TrainingError as error:
-            data = _roll_back(run, job, error)
+            _roll_back(state, job, error)
         finally:
             updates.close()
 
 
-def _train(run: Run, data: StreamState | None, updates: Loader, job: Job) -> str:
+def _train(state: TrainingState, updates: Loader, job: Job) -> str:
     config = job.config
-    while (ending := _ending(run, data, job)) is None:
-        update, data = next(updates), updates.state()
-        norms = step(run, update, job)
-        run.step += 1
-        if run.step % config.log_every == 0:
-            log(run, update, norms, job)
-        if run.step % config.validate_every == 0:
-            validate(run, job)
+    while (ending := _ending(state, job)) is None:
+        update, state.data = next(updates), updates.state()
+        _, norms = step(state, update, job.engine, config, job.world)
+        job.speed.tokens += update.num_target_tokens
+        if job.world.device.type == "cpu":
+            _stop_if_diverged(state, job)
+        if state.step % config.log_every == 0:
+            log(state, update, norms, job)
+        if state.step % config.validate_every == 0:
+            validate(state, job)
         if update.is_last_of_epoch and config.save_epochs and config.keep_epochs:
-            save(run, data, job, epoch=update.epoch + 1)
-        if run.step % config.save_every == 0 or run.is_best:
-            save(run, data, job)
-    is_unseen = ending is not INTERRUPTED and run.score is None and job.validate is not None
-    if is_unseen:
-        validate(run, job)
-    if is_unseen or run.saved_step != run.step:
-        save(run, data, job)
+            save(state, job, epoch=update.epoch + 1)
+        if is_save_due(state, config):
+            save(state, job)
+    needs_validation = ending is not INTERRUPTED and state.score is None and job.validate is not None
+    if needs_validation:
+        validate(state, job)
+    if needs_validation or state.saved_step != state.step:
+        save(state, job)
     job.checkpoints.finish()
     return ending
 
 
-def step(run: Run, update: Update, job: Job) -> GradientNorms:
-    """One optimiser update over all batches of all ranks, as if they had been one. A bad gradient moves nothing."""
-    config, scale = job.config, run.loss_scale.factor
-    sums = job.engine.accumulate(update, scale, Noise(config.seed, run.step, run.rollbacks))
-    job.world.sum(sums)
-    job.world.sum_gradients(run.model.parameters())
+def step(
+    state: TrainingState, update: Update, engine: Engine, config: TrainingConfig, world: World
+) -> tuple[Tensor, GradientNorms]:
+    """One optimiser update over all batches of all ranks, as if they had been one; a bad gradient moves nothing.
 
-    norms = gradient_norms(run.model, scale)
+    Returns the summed loss and nll, and the norms of the gradients.
+    """
+    scale = state.loss_scale.factor
+    sums = engine.accumulate(update, scale, Noise(config.seed, state.step, state.rollbacks))
+    world.sum(sums)
+    world.sum_gradients(state.model.parameters())
+
+    norms = gradient_norms(state.model, scale)
     overflow = ~torch.isfinite(norms.total + sums.sum())
-    hopeless = run.loss_scale.hopeless(overflow)
-    run.failed_at = torch.where(hopeless & (run.failed_at < 0), run.step + 1, run.failed_at)
-    bad = overflow | (run.failed_at >= 0)
-    rate = learning_rate(run.step, config) * run.rate_factor
-    apply_update(run.optimizer, rate, norms.total, config.clip_norm, scale, bad)
-    run.loss_scale.update(overflow)
-    if run.ema:
-        run.ema.update(run.step)
+    hopeless = state.loss_scale.hopeless(overflow)
+    state.failed_at = torch.where(hopeless & (state.failed_at < 0), state.step + 1, state.failed_at)
+    bad = overflow | (state.failed_at >= 0)
+    rate = learning_rate(state.step, config) * state.rate_factor
+    apply_update(state.optimizer, rate, norms.total, config.clip_norm, scale, bad)
+    state.loss_scale.update(overflow)
+    if state.ema:
+        state.ema.update(state.step)
 
-    _count(run, sums, update, overflow)
-    run.score, run.is_best = None, False
-    job.speed.tokens += update.num_target_tokens
-    if job.world.device.type == "cpu":
-        _stop_if_diverged(run, job)
-    return norms
+    _count(state, sums, update, overflow)
+    state.score = None
+    state.step += 1
+    return sums, norms
 
 
-def log(run: Run, update: Update, norms: GradientNorms, job: Job) -> None:
-    _stop_if_diverged(run, job)
-    loss, nll, tokens, skipped = run.window.tolist()
+def log(state: TrainingState, update: Update, norms: GradientNorms, job: Job) -> None:
+    _stop_if_diverged(state, job)
+    loss, nll, tokens, skipped = state.window.tolist()
     loss, nll = loss / max(tokens, 1), nll / max(tokens, 1)
-    run.window.zero_()
+    state.window.zero_()
     layers = norms.by_layer()
     job.curves.write(
         "train",
-        run.step,
+        state.step,
         epoch=update.epoch + 1,
         loss=loss,
         nll=nll,
         ppl=perplexity(nll),
-        lr=learning_rate(run.step - 1, job.config) * run.rate_factor,
+        lr=learning_rate(state.step - 1, job.config) * state.rate_factor,
         grad_norm=float(norms.total),
         tokens=int(tokens),
         tokens_per_second=job.speed.read(),
         memory_gib=_peak_memory(job.world.device),
-        **({"loss_scale": float(run.loss_scale.factor), "skipped": int(skipped)} if run.loss_scale.dynamic else {}),
+        **({"loss_scale": float(state.loss_scale.factor), "skipped": int(skipped)} if state.loss_scale.dynamic else {}),
         layers=layers,
     )
     if job.config.diagnose:
-        run.strikes = job.diagnosis.strikes(run.step, nll, layers, run.strikes)
+        state.strikes = job.diagnosis.strikes(state.step, nll, layers, state.strikes)
 
 
-def validate(run: Run, job: Job) -> None:
-    """Look at the model (its moving average, where there is one) and remember whether it is among the best."""
+def validate(state: TrainingState, job: Job) -> None:
+    """Validate the model (its moving average, if there is one) and note whether it is among the best."""
     if job.validate is None:
         return
-    _stop_if_diverged(run, job)
-    found = job.world.agree(_validation(run, job.validate))
-    run.score = found.score(job.config.best_by)
-    is_first = not run.best_scores or run.score > run.best_scores[0]
-    run.best_scores = sorted([*run.best_scores, run.score], reverse=True)[: max(job.config.keep_best, 1)]
-    run.is_best = run.score >= run.best_scores[-1]  # of equal scores the newest counts
-    run.stale = 0 if is_first or run.best_scores[0] == 0 else run.stale + 1  # a BLEU of 0 is not yet a score
+    _stop_if_diverged(state, job)
+    found = job.world.agree(_validation(state, job.validate))
+    state.score = found.score(job.config.best_by)
+    is_first = not state.best_scores or state.score > state.best_scores[0]
+    state.best_scores = sorted([*state.best_scores, state.score], reverse=True)[: max(job.config.keep_best, 1)]
+    state.stale = 0 if is_first or state.best_scores[0] == 0 else state.stale + 1  # a BLEU of 0 is not yet a score
     job.curves.write(
         "validation",
-        run.step,
+        state.step,
         loss=found.loss,
         nll=found.nll,
         ppl=found.perplexity,
@@ -150,68 +154,74 @@ def validate(run: Run, job: Job) -> None:
         samples=found.samples,
     )
     for name, matrix in found.matrices.items():
-        job.curves.picture(name, matrix, run.step)
+        job.curves.picture(name, matrix, state.step)
     job.speed.read()
 
 
-def save(run: Run, data: StreamState | None, job: Job, epoch: int | None = None) -> None:
-    _stop_if_diverged(run, job)
-    run.splitter.agree(job.world)
-    job.checkpoints.save(run, data, epoch)
-    run.saved_step = run.step
+def save(state: TrainingState, job: Job, epoch: int | None = None) -> None:
+    _stop_if_diverged(state, job)
+    state.splitter.agree(job.world)
+    state.log_lines = job.curves.lines
+    job.checkpoints.save(state, epoch)
+    state.saved_step = state.step
     job.speed.read()
 
 
-def _ending(run: Run, data: StreamState | None, job: Job) -> str | None:
+def is_save_due(state: TrainingState, config: TrainingConfig) -> bool:
+    """Whether this step gets a checkpoint, apart from that of an epoch."""
+    return state.step % config.save_every == 0 or state.is_best
+
+
+def _ending(state: TrainingState, job: Job) -> str | None:
     config = job.config
-    if run.step >= config.max_steps:
+    if state.step >= config.max_steps:
         return f"all {config.max_steps:,} steps are done"
-    if config.max_epochs is not None and data is not None and data["epoch"] >= config.max_epochs:
+    if config.max_epochs is not None and state.data is not None and state.data["epoch"] >= config.max_epochs:
         return f"all {config.max_epochs:,} epochs are done"
-    if config.patience is not None and run.stale >= config.patience:
-        return f"the last {run.stale} validations brought nothing better"
+    if config.patience is not None and state.stale >= config.patience:
+        return f"no improvement in {state.stale} validations"
     if job.world.any(job.interruption.signal is not None):
         return INTERRUPTED
     return None
 
 
-def _roll_back(run: Run, job: Job, error: TrainingError) -> StreamState | None:
-    """Back to the last checkpoint with a lower rate and other noise. A restart repeats this, with the same result."""
+def _roll_back(state: TrainingState, job: Job, error: TrainingError) -> None:
+    """Back to the last checkpoint with a lower learning rate and other noise. A restart repeats this exactly."""
     path = job.checkpoints.newest()
-    if run.rollbacks >= job.config.rollbacks or path is None:
+    if state.rollbacks >= job.config.rollbacks or path is None:
         raise error
-    rollbacks, rate_factor = run.rollbacks + 1, run.rate_factor * job.config.rollback_factor
-    data = job.checkpoints.load(path, run)
-    run.rollbacks, run.rate_factor = rollbacks, rate_factor
-    job.curves.rewind(run.step)
-    job.curves.write("rollback", run.step, text=f"{error}; going on from {path.name} with {rate_factor:g} of the rate")
-    return data
+    rollbacks, rate_factor = state.rollbacks + 1, state.rate_factor * job.config.rollback_factor
+    job.checkpoints.load(path, state)
+    state.rollbacks, state.rate_factor = rollbacks, rate_factor
+    job.curves.rewind(state.step, state.log_lines)
+    text = f"{error}; resuming from {path.name} with {rate_factor:g} of the learning rate"
+    job.curves.write("rollback", state.step, text=text)
 
 
-def _stop_if_diverged(run: Run, job: Job) -> None:
-    """On an accelerator this waits for the step, so it is asked only when something else does too."""
-    failed_at = int(run.failed_at)
+def _stop_if_diverged(state: TrainingState, job: Job) -> None:
+    """On an accelerator this waits for the step, so it is called only where something else waits too."""
+    failed_at = int(state.failed_at)
     if failed_at >= 0:
         raise job.diagnosis.diverged(failed_at)
 
 
-def _count(run: Run, sums: Tensor, update: Update, overflow: Tensor) -> None:
-    """Without a tensor made from numbers of the host, which would make it wait for the device."""
-    run.window[:2] += torch.where(overflow, 0.0, sums)
-    run.window[2] += ~overflow * update.num_target_tokens
-    run.window[3] += overflow
+def _count(state: TrainingState, sums: Tensor, update: Update, overflow: Tensor) -> None:
+    """Makes no tensor from host numbers, which would make the host wait for the device."""
+    state.window[:2] += torch.where(overflow, 0.0, sums)
+    state.window[2] += ~overflow * update.num_target_tokens
+    state.window[3] += overflow
 
 
-def _validation(run: Run, look: Callable[[nn.Module], Validation]) -> Validation:
-    if run.ema:
-        run.ema.swap()
-    run.model.eval()
+def _validation(state: TrainingState, look: Callable[[nn.Module], Validation]) -> Validation:
+    if state.ema:
+        state.ema.swap()
+    state.model.eval()
     try:
-        return look(run.model)
+        return look(state.model)
     finally:
-        run.model.train()
-        if run.ema:
-            run.ema.swap()
+        state.model.train()
+        if state.ema:
+            state.ema.swap()
 
 
 def _peak_memory(device: torch.device) -> float | None:
@@ -220,7 +230,7 @@ def _peak_memory(device: torch.device) -> float | None:
 
 @dataclass
 class Speed:
-    """Target tokens a second since it was last read; reading it after a pause forgets the pause."""
+    """Target tokens per second since the last `read`; reading it after a pause leaves the pause out."""
 
     tokens: int = 0
     since: float = field(default_factory=time.monotonic)

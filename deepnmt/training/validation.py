@@ -1,17 +1,42 @@
-"""What is found out about a model while it trains."""
+"""Validation during training: the loss of the held-out set, and scores of its translations."""
 
+import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from deepnmt.config import Recipe
+from deepnmt.data.batching import held_out_batches
 from deepnmt.data.collate import AnyBatch
+from deepnmt.data.dataset import Dataset
+from deepnmt.progress import say
 from deepnmt.training.config import Metric, Precision
-from deepnmt.training.distributed import in_one_piece
+from deepnmt.training.distributed import World, in_one_piece, is_sharded
 from deepnmt.training.engine import Objective
 from deepnmt.training.precision import autocast
+
+SAMPLES = 3  # translations that are logged with each validation
+
+
+class Score(Protocol):
+    @property
+    def value(self) -> float: ...
+
+    @property
+    def signature(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Judge:
+    """What validation needs from the rooms above: how to translate with a model, and how to score translations."""
+
+    translate: Callable[[Any, list[str]], list[str]]
+    score: Callable[[list[str], list[str]], Mapping[str, Score]]
 
 
 @dataclass(frozen=True)
@@ -31,8 +56,85 @@ class Validation:
         return perplexity(self.nll)
 
     def score(self, metric: Metric) -> float:
-        """More is better. Without decoded text there is only the loss."""
+        """Higher is better. Without translations only the loss counts."""
         return self.scores.get(metric, -self.loss)
+
+
+@dataclass(frozen=True)
+class Validator:
+    """Validates the model of an objective; `judge` is absent where nothing is to be translated."""
+
+    objective: Objective
+    precision: Precision
+    world: World
+    batches: Sequence[AnyBatch]
+    sources: list[str]
+    references: list[str]
+    judge: Judge | None
+    beam: int
+
+    def __call__(self, model: nn.Module) -> Validation:
+        loss, nll = mean_loss(self.objective, self.batches, self.precision, self.world.device)
+        matrices = connection_matrices(self.objective)
+        if self.judge is None:
+            return Validation(loss, nll, matrices=matrices)
+        translate = partial(self.judge.translate, model)
+        with in_one_piece(self.objective), autocast(self.precision, self.world.device):
+            # Sharded ranks must all do the same; others share the lines.
+            alone = is_sharded(self.objective)
+            hypotheses = translate(self.sources) if alone else self.world.spread(translate, self.sources)
+        scores = self.judge.score(hypotheses, self.references)
+        return Validation(
+            loss,
+            nll,
+            {name: score.value for name, score in scores.items()},
+            {name: f"{score.signature}|beam:{self.beam}" for name, score in scores.items()},
+            list(zip(self.sources, hypotheses, self.references, strict=True))[:SAMPLES],
+            matrices,
+        )
+
+
+def build_validator(
+    recipe: Recipe, dataset: Dataset, objective: Objective, precision: Precision, world: World, judge: Judge | None
+) -> Validator | None:
+    """None if the dataset has no validation set."""
+    if dataset.valid is None or not len(dataset.valid):
+        if world.is_main:
+            say(f"{dataset.folder} has no validation set: the last checkpoint will count as the best")
+        return None
+    longest = recipe.model.max_positions if recipe.model.positions == "learned" else None
+    batches = held_out_batches(dataset.valid, recipe.batching.tokens_per_batch, longest)
+    left_out = len(dataset.valid) - sum(len(batch.sentences) for batch in batches)
+    if left_out and world.is_main:
+        say(f"{left_out:,} validation pairs are longer than model.max_positions = {longest}: not counted in the loss")
+    sources, references = decoded_lines(recipe, dataset)
+    judge = judge if sources else None
+    beam = recipe.training.validation_beam
+    return Validator(objective, precision, world, batches, sources, references, judge, beam)
+
+
+def decoded_lines(recipe: Recipe, dataset: Dataset) -> tuple[list[str], list[str]]:
+    """The source and reference lines that a validation translates."""
+    count = recipe.training.validation_lines
+    if count == 0 or dataset.valid is None:
+        return [], []
+    sources, references = dataset.valid_text or ([], [])
+    return sources[:count], references[:count]
+
+
+def score_measure(recipe: Recipe, dataset: Dataset, judge: Judge | None) -> str:
+    """What the score of a validation measures: only scores of the same measure can be compared."""
+    if dataset.valid is None:
+        return ""
+    config, digest = recipe.training, hashlib.blake2b(digest_size=4)
+    for side in dataset.valid.sides.values():
+        digest.update(side.ids.tobytes() + side.offsets.tobytes())
+    where = f"valid:{digest.hexdigest()}"
+    lines = len(decoded_lines(recipe, dataset)[0]) if judge else 0
+    if config.best_by == "loss" or not lines:
+        return f"loss|smoothing:{config.label_smoothing}|{where}"
+    how = f"beam:{config.validation_beam}|length_penalty:{recipe.decoding.length_penalty}"
+    return f"{config.best_by}|{how}|lines:{lines}|{where}"
 
 
 def perplexity(nll: float) -> float:

@@ -1,35 +1,34 @@
 """A tiny corpus, model and job, so that a whole run takes a fraction of a second."""
 
+import atexit
+import shutil
+import string
+import tempfile
+from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from deepnmt.data.batching import BatchingConfig, BatchStream, held_out_batches
-from deepnmt.data.dataset import Corpus
-from deepnmt.data.loader import Loader
+from deepnmt.config import Recipe
+from deepnmt.data.batching import BatchingConfig
+from deepnmt.data.dataset import Corpus, Dataset
+from deepnmt.data.subword_nmt import Codes, SubwordNmt
+from deepnmt.data.tokenizer import Tokenizer, TokenizerPair, Writing
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections.dlcl import DlclConfig
-from deepnmt.model.transformer import Transformer
-from deepnmt.training.assembly import describe_model, go_on
-from deepnmt.training.checkpoint import Checkpoints
+from deepnmt.training.assembly import open_run
 from deepnmt.training.config import TrainingConfig
-from deepnmt.training.curves import Curves, JsonLines
-from deepnmt.training.diagnosis import Diagnosis
-from deepnmt.training.distributed import World, shard
-from deepnmt.training.engine import EagerEngine, Objective
-from deepnmt.training.interruption import Interruption
-from deepnmt.training.run import Run
-from deepnmt.training.trainer import Job, train
-from deepnmt.training.validation import Validation, connection_matrices, mean_loss
+from deepnmt.training.distributed import World
+from deepnmt.training.precision import resolve
+from deepnmt.training.trainer import train
 
 # Other load on the cores makes threads wait for each other; these models are too small to need any.
 torch.set_num_threads(1)
 
 VOCAB = 40
-PAD = 1
 CPU = torch.device("cpu")
 ALONE = World(0, 1, CPU)
 
@@ -52,6 +51,7 @@ TRAINING = TrainingConfig(
     save_every=5,
     keep_last=2,
     keep_epochs=2,
+    validation_lines=0,
     tensorboard=False,
 )
 
@@ -63,61 +63,50 @@ def corpus(pairs: int = 120, seed: int = 0) -> Corpus:
     return Corpus.of(sources, [list(reversed(source)) for source in sources])
 
 
-def make_job(
-    folder: Path, config: TrainingConfig = TRAINING, world: World = ALONE, model_config=CONFIG_MODEL, **changes
+@cache
+def tokenizers() -> TokenizerPair:
+    """Every word is a letter or a digit, and one symbol."""
+    subwords = SubwordNmt(Codes(["a b"]), string.ascii_lowercase + string.digits)
+    return TokenizerPair(*(Tokenizer(subwords, Writing(language)) for language in ("en", "de")))
+
+
+@cache
+def tokenizer_folder() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="deepnmt-small-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    tokenizers().save(folder)
+    return folder
+
+
+def dataset(train: Corpus | None = None, valid: Corpus | None = None) -> Dataset:
+    """What `Dataset.open` returns, with corpora in memory."""
+    corpora = {"train": train or corpus()}
+    return Dataset(tokenizer_folder(), {"train": [{"name": "train"}]}, corpora, valid or corpus(10, seed=1), None)
+
+
+@contextmanager
+def open_job(
+    folder: Path,
+    config: TrainingConfig = TRAINING,
+    world: World = ALONE,
+    model_config: ModelConfig = CONFIG_MODEL,
+    batching: BatchingConfig = BATCHING,
+    data: Dataset | None = None,
+    engine=None,
 ):
-    """The run, the state of its data and the job: fresh, or from the newest checkpoint in the folder."""
-    torch.manual_seed(config.seed)
-    folder.mkdir(parents=True, exist_ok=True)
-    model = Transformer(model_config)
-    objective = Objective(model, config.label_smoothing, PAD)
-    if config.parallel == "fsdp" and world.size > 1:
-        shard(objective, "bf16" if config.precision == "bf16" else "fp32")
-    run = Run.start(model, config, fp16=config.precision == "fp16", device=CPU)
-
-    checkpoints = Checkpoints(folder / "checkpoints", world, config, partial(describe_model, model_config, folder))
-    data = go_on(run, checkpoints)
-    held_out = held_out_batches(corpus(10, seed=1), 64)
-
-    def validate(model) -> Validation:
-        return Validation(*mean_loss(objective, held_out, "fp32", CPU), matrices=connection_matrices(objective))
-
-    def open_updates(state):
-        stream = BatchStream(
-            {"train": changes.get("corpus") or corpus()},
-            changes.get("batching", BATCHING),
-            seed=config.seed,
-            tokens_per_update=config.tokens_per_update,
-            rank=world.rank,
-            world_size=world.size,
-            state=state,
-        )
-        return Loader(stream, depth=2)
-
-    precision = "fp32" if config.precision == "auto" else config.precision
-    engine = changes.get("engine", EagerEngine)(objective, config, precision, world)
-    engine.splitter = run.splitter
-    job = Job(
-        config=config,
-        world=world,
-        engine=engine,
-        open_updates=open_updates,
-        checkpoints=checkpoints,
-        curves=Curves([JsonLines(folder, run.step)] if world.is_main else []),
-        diagnosis=Diagnosis(config, VOCAB, None, is_post_norm=False),
-        interruption=Interruption(),
-        validate=validate,
-    )
-    return run, data, job
+    """The state of a run and its job, as users get them: new, or from the newest checkpoint in the folder."""
+    recipe = Recipe(model=model_config, training=config, batching=batching)
+    with open_run(recipe, data or dataset(), folder, world, resume=True) as (state, job):
+        if engine is not None:
+            precision = resolve(config.precision, CPU)
+            job.engine = engine(job.engine.objective, config, precision, world, state.splitter)
+        yield state, job
 
 
 def run_to_end(folder: Path, config: TrainingConfig = TRAINING, **changes):
-    run, data, job = make_job(folder, config, **changes)
-    try:
-        train(run, data, job)
-    finally:
-        job.curves.close()
-    return run
+    with open_job(folder, config, **changes) as (state, job):
+        train(state, job)
+    return state
 
 
 def without_dropout(config: ModelConfig = CONFIG_MODEL) -> ModelConfig:

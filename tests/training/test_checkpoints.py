@@ -8,20 +8,20 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from small import CONFIG_MODEL, TRAINING, make_job, run_to_end
+from small import CONFIG_MODEL, TRAINING, open_job, run_to_end
 
-import deepnmt.training.checkpoint
+import deepnmt.model.storage
 from deepnmt.errors import InputError, RunError
-from deepnmt.model.storage import load_model
+from deepnmt.model.storage import fill, load_model
 from deepnmt.training.averaging import (
     average_weights,
     best_checkpoints,
     best_window,
     checkpoints_at,
     last_checkpoints,
-    write_model,
+    write_average,
 )
-from deepnmt.training.checkpoint import fill, find_damage, read_weights
+from deepnmt.training.checkpoint import find_damage, read_weights
 from deepnmt.training.curves import read_log
 from deepnmt.training.optimizer import optimizer_tensors
 from deepnmt.training.trainer import train
@@ -33,11 +33,10 @@ def finished(tmp_path_factory):
     """20 steps, validated every 2 with scores that rise, fall and rise again; an epoch is 8 steps."""
     folder = tmp_path_factory.mktemp("run")
     config = replace(TRAINING, max_steps=20, validate_every=2, save_every=3, keep_last=3, keep_best=2, keep_epochs=5)
-    run, data, job = make_job(folder, config)
-    scores = iter([1, 5, 3, 9, 2, 8, 4, 7, 0, 6])
-    job.validate = lambda model: Validation(1.0, 1.0, {"bleu": float(next(scores))})
-    train(run, data, job)
-    job.curves.close()
+    with open_job(folder, config) as (run, job):
+        scores = iter([1, 5, 3, 9, 2, 8, 4, 7, 0, 6])
+        job.validate = lambda model: Validation(1.0, 1.0, {"bleu": float(next(scores))})
+        train(run, job)
     return folder
 
 
@@ -56,25 +55,24 @@ def test_last_best_and_epochs_are_kept_and_nothing_else(finished):
 
 def test_what_is_saved_is_what_was_there_although_it_is_written_later(tmp_path, monkeypatch):
     """Training goes on while a checkpoint is written, and what it changes is not in it."""
-    run, data, job = make_job(tmp_path, TRAINING)
-    may_write, write = threading.Event(), deepnmt.training.checkpoint.save_file
+    with open_job(tmp_path, TRAINING) as (run, job):
+        may_write, write = threading.Event(), deepnmt.model.storage.save_file
 
-    def held_up(tensors, path):
-        assert may_write.wait(30)
-        write(tensors, path)
+        def held_up(tensors, path):
+            assert may_write.wait(30)
+            write(tensors, path)
 
-    monkeypatch.setattr(deepnmt.training.checkpoint, "save_file", held_up)
-    expected = {name: p.detach().clone() for name, p in run.model.named_parameters()}
-    job.checkpoints.save(run, data)
-    with torch.no_grad():
-        for tensor in [*run.model.parameters(), *optimizer_tensors(run.model, run.optimizer).values()]:
-            tensor.add_(1.0)
-    run.best_scores.append(3.0)
-    run.step = 7
-    assert not job.checkpoints.all()
-    may_write.set()
-    job.checkpoints.finish()
-    job.curves.close()
+        monkeypatch.setattr(deepnmt.model.storage, "save_file", held_up)
+        expected = {name: p.detach().clone() for name, p in run.model.named_parameters()}
+        job.checkpoints.save(run)
+        with torch.no_grad():
+            for tensor in [*run.model.parameters(), *optimizer_tensors(run.model, run.optimizer).values()]:
+                tensor.add_(1.0)
+        run.best_scores.append(3.0)
+        run.step = 7
+        assert not job.checkpoints.all()
+        may_write.set()
+        job.checkpoints.finish()
 
     (path,) = job.checkpoints.all()
     assert path.name == "step-00000000" and find_damage(path) is None
@@ -86,17 +84,16 @@ def test_what_is_saved_is_what_was_there_although_it_is_written_later(tmp_path, 
 
 
 def test_a_checkpoint_that_could_not_be_written_is_told_of_at_the_next(tmp_path, monkeypatch):
-    run, data, job = make_job(tmp_path, TRAINING)
+    with open_job(tmp_path, TRAINING) as (run, job):
 
-    def full(tensors, path):
-        raise SafetensorError("No space left on device (os error 28)")
+        def full(tensors, path):
+            raise SafetensorError("No space left on device (os error 28)")
 
-    monkeypatch.setattr(deepnmt.training.checkpoint, "save_file", full)
-    job.checkpoints.save(run, data)
-    with pytest.raises(RunError, match="No space left"):
-        job.checkpoints.save(run, data)
-    job.checkpoints.finish()  # told once
-    job.curves.close()
+        monkeypatch.setattr(deepnmt.model.storage, "save_file", full)
+        job.checkpoints.save(run)
+        with pytest.raises(RunError, match="No space left"):
+            job.checkpoints.save(run)
+        job.checkpoints.finish()  # told once
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
@@ -111,10 +108,9 @@ def test_the_last_step_is_saved_with_its_score_and_looked_at_once(tmp_path):
     config = replace(TRAINING, max_steps=12, validate_every=5, save_every=4, save_epochs=False, keep_best=1)
     scores = iter([1.0, 2.0, 3.0])
     for _ in range(2):
-        run, data, job = make_job(tmp_path, config)
-        job.validate = lambda model: Validation(1.0, 1.0, {"bleu": next(scores)})
-        train(run, data, job)
-        job.curves.close()
+        with open_job(tmp_path, config) as (run, job):
+            job.validate = lambda model: Validation(1.0, 1.0, {"bleu": next(scores)})
+            train(run, job)
     assert [line["step"] for line in read_log(tmp_path) if line["kind"] == "validation"] == [5, 10, 12]
     best = json.loads((tmp_path / "best.json").read_text())
     assert best == {"checkpoint": "checkpoints/step-00000012", "score": 3.0}
@@ -132,18 +128,16 @@ def test_without_epochs_to_keep_the_newest_checkpoint_still_stays(tmp_path):
 
 
 def test_the_newest_checkpoint_is_never_removed(tmp_path):
-    run, _, job = make_job(tmp_path, replace(TRAINING, keep_epochs=0))
-    job.checkpoints.save(run, None, epoch=1)
-    job.checkpoints.finish()
-    job.curves.close()
+    with open_job(tmp_path, replace(TRAINING, keep_epochs=0)) as (run, job):
+        job.checkpoints.save(run, epoch=1)
+        job.checkpoints.finish()
     assert names(job.checkpoints.all()) == ["epoch-00001"]
 
 
 def test_of_equal_scores_the_newest_is_the_best(tmp_path):
-    run, data, job = make_job(tmp_path, replace(TRAINING, max_steps=6, validate_every=2, save_every=100))
-    job.validate = lambda model: Validation(1.0, 1.0, {"bleu": 0.0})
-    train(run, data, job)
-    job.curves.close()
+    with open_job(tmp_path, replace(TRAINING, max_steps=6, validate_every=2, save_every=100)) as (run, job):
+        job.validate = lambda model: Validation(1.0, 1.0, {"bleu": 0.0})
+        train(run, job)
     assert names(best_checkpoints(tmp_path, 1)) == ["step-00000006"]
     assert json.loads((tmp_path / "best.json").read_text())["checkpoint"] == "checkpoints/step-00000006"
 
@@ -157,7 +151,7 @@ def test_checkpoint_is_a_model_folder(finished):
 
 def test_average_of_one_is_the_identity(finished, tmp_path):
     (path,) = last_checkpoints(finished, 1, "step")
-    write_model(finished, [path], tmp_path / "model")
+    write_average(finished, [path], tmp_path / "model")
     stored, averaged = load_file(path / "model.safetensors"), load_file(tmp_path / "model" / "model.safetensors")
     assert stored.keys() == averaged.keys()
     assert all(torch.equal(stored[name], averaged[name]) for name in stored)
@@ -185,7 +179,7 @@ def test_average_is_of_the_moving_average_where_there_is_one(tmp_path):
 
 
 def test_model_says_where_it_comes_from(finished, tmp_path):
-    write_model(finished, last_checkpoints(finished, 2), tmp_path / "model", {"valid_bleu": 30.0})
+    write_average(finished, last_checkpoints(finished, 2), tmp_path / "model", {"valid_bleu": 30.0})
     meta = json.loads((tmp_path / "model" / "meta.json").read_text())
     assert meta["averaged"] == ["epoch-00001", "epoch-00002"]
     assert (meta["step"], meta["valid_bleu"]) == (16, 30.0)
@@ -234,5 +228,5 @@ def test_damaged_checkpoint_is_not_averaged(tmp_path):
 def test_tensors_of_another_model_are_refused(tmp_path):
     with pytest.raises(InputError, match="here lacks tensor b"):
         fill({"a": torch.zeros(1), "b": torch.zeros(1)}, {"a": torch.zeros(1)}, tmp_path / "here")
-    with pytest.raises(InputError, match=r"a has shape \(2,\), not \(1,\)"):
+    with pytest.raises(InputError, match=r"a has shape \(2,\), the config says \(1,\)"):
         fill({"a": torch.zeros(1)}, {"a": torch.zeros(2)}, tmp_path)

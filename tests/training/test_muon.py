@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small import CONFIG_MODEL, TRAINING, flat, make_job, run_to_end
+from small import CONFIG_MODEL, TRAINING, flat, open_job, run_to_end
 
 from deepnmt.model.connections.fusion import FusionConfig
 from deepnmt.model.transformer import Transformer
@@ -144,10 +144,11 @@ def test_resumed_equals_uninterrupted(precision, tmp_path):
     config = replace(MUON, precision=precision)
     whole = run_to_end(tmp_path / "whole", config)
     run_to_end(tmp_path / "cut", replace(config, max_steps=7))
-    run, data, job = make_job(tmp_path / "cut", config)
-    assert run.step == 7 and any(name.startswith("momentum/") for name in optimizer_tensors(run.model, run.optimizer))
-    train(run, data, job)
-    job.curves.close()
+    with open_job(tmp_path / "cut", config) as (run, job):
+        assert run.step == 7 and any(
+            name.startswith("momentum/") for name in optimizer_tensors(run.model, run.optimizer)
+        )
+        train(run, job)
     assert torch.equal(flat(run.model), flat(whole.model))
     mine, theirs = (optimizer_tensors(each.model, each.optimizer) for each in (run, whole))
     assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)

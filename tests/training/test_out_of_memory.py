@@ -7,13 +7,14 @@ from functools import partial
 import pytest
 import torch
 from ranks import run_ranks
-from small import BATCHING, CPU, TRAINING, corpus, flat, make_job, run_to_end, without_dropout
+from small import BATCHING, CPU, TRAINING, corpus, flat, open_job, run_to_end, without_dropout
 
+from deepnmt.config import Recipe
 from deepnmt.data.batching import BatchStream
 from deepnmt.data.collate import PackedBatch, without_loss
 from deepnmt.data.dataset import Corpus, Dataset
 from deepnmt.errors import InputError, RunError
-from deepnmt.training.assembly import Settings, plan_memory
+from deepnmt.training.assembly import plan_memory
 from deepnmt.training.curves import read_log
 from deepnmt.training.distributed import World, join_world
 from deepnmt.training.engine import EagerEngine, Noise, Objective
@@ -92,8 +93,8 @@ def test_gradient_of_one_update_is_that_of_the_whole_batch(tmp_path, monkeypatch
     for cells in (10**9, 80):
         with monkeypatch.context() as patch:
             fit_device(patch, cells)
-            run, _, job = make_job(tmp_path / str(cells), CONFIG, model_config=without_dropout(), batching=PACKED)
-            job.curves.close()
+            with open_job(tmp_path / str(cells), CONFIG, model_config=without_dropout(), batching=PACKED) as (run, job):
+                pass
             job.engine.accumulate(update, torch.tensor(1.0), Noise(0))
             gradients.append([p.grad.clone() for p in run.model.parameters()])
     assert run.splitter.room is not None
@@ -145,10 +146,8 @@ def test_room_grows_for_a_longer_sentence():
 @pytest.mark.parametrize("engine", ENGINES)
 def test_one_sentence_that_does_not_fit_is_the_end_and_is_named(tmp_path, monkeypatch, engine):
     fit_device(monkeypatch, 0)
-    run, data, job = make_job(tmp_path, CONFIG, batching=PACKED, engine=ENGINES[engine])
     with pytest.raises(RunError, match=r"one pair of 9 source and 9 target tokens does not fit; lower batching"):
-        train(run, data, job)
-    job.curves.close()
+        run_to_end(tmp_path, CONFIG, batching=PACKED, engine=ENGINES[engine])
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -157,10 +156,8 @@ def test_another_error_is_not_taken_for_it(tmp_path, monkeypatch, engine):
         raise RuntimeError("shapes do not match")
 
     monkeypatch.setattr(Objective, "forward", broken)
-    run, data, job = make_job(tmp_path, CONFIG, batching=PACKED, engine=ENGINES[engine])
     with pytest.raises(RuntimeError, match="shapes do not match"):
-        train(run, data, job)
-    job.curves.close()
+        run_to_end(tmp_path, CONFIG, batching=PACKED, engine=ENGINES[engine])
 
 
 def test_it_is_known_under_its_other_names():
@@ -185,11 +182,10 @@ def train_with_one_small_device(folder, small_rank, config, engine):
             Objective.forward = lambda self, batch: device(self, batch)
         try:
             settings = {"model_config": without_dropout(), "batching": PACKED, "engine": ENGINES[engine]}
-            run, data, job = make_job(folder, config, world=world, **settings)
-            train(run, data, job)
+            with open_job(folder, config, world=world, **settings) as (run, job):
+                train(run, job)
         finally:
             Objective.forward = forward
-        job.curves.close()
         return run.splitter.room, device.failures
 
 
@@ -208,8 +204,8 @@ def fail_on_one_rank(folder):
         with join_world("cpu", 60) as world:
             if world.rank == 1:
                 Objective.forward = _never
-            run, data, job = make_job(folder, CONFIG, world=world, batching=PACKED)
-            train(run, data, job)
+            with open_job(folder, CONFIG, world=world, batching=PACKED) as (run, job):
+                train(run, job)
     except RunError as told:
         return str(told)
     except SystemExit as ended:
@@ -239,10 +235,10 @@ def agreed_limits():
 
 def test_memory_plan_is_refused_where_ranks_cannot_try_alone(tmp_path):
     dataset = Dataset(tmp_path, {"train": [{"name": "train"}]}, {"train": corpus()}, None, None)
-    settings = Settings(without_dropout(), PACKED, replace(CONFIG, parallel="fsdp"))
+    recipe = Recipe(model=without_dropout(), batching=PACKED, training=replace(CONFIG, parallel="fsdp"))
     with pytest.raises(InputError, match=r"training.plan_memory .* set batching.tokens_per_batch instead"):
-        plan_memory(settings, dataset, World(0, 2, CPU))
-    assert plan_memory(settings, dataset, World(0, 1, CPU)) == 128
+        plan_memory(recipe, dataset, World(0, 2, CPU))
+    assert plan_memory(recipe, dataset, World(0, 1, CPU)) == 128
 
 
 def test_batch_without_loss_has_none_in_pieces():

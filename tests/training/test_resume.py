@@ -9,9 +9,10 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from small import TRAINING, flat, make_job, run_to_end
+from small import TRAINING, flat, open_job, run_to_end
 
 import deepnmt.files
+import deepnmt.model.storage
 import deepnmt.training.checkpoint
 import deepnmt.training.trainer
 from deepnmt.errors import InputError, RunError
@@ -36,7 +37,7 @@ class Killer:
         for owner, name in (
             (EagerEngine, "accumulate"),
             (deepnmt.training.trainer, "apply_update"),
-            (deepnmt.training.checkpoint, "save_file"),
+            (deepnmt.model.storage, "save_file"),
             (deepnmt.training.checkpoint, "sha256"),
             (deepnmt.training.checkpoint.shutil, "rmtree"),
             (deepnmt.files.os, "rename"),
@@ -67,12 +68,10 @@ def run_with_kills(folder, monkeypatch, moments):
     for moment in moments:
         with monkeypatch.context() as patched:
             Killer(patched, moment)
-            with suppress(Killed):
-                run, data, job = make_job(folder, CONFIG)
+            with suppress(Killed), open_job(folder, CONFIG) as (run, job):
                 try:
-                    train(run, data, job)
+                    train(run, job)
                 finally:
-                    job.curves.close()
                     job.checkpoints.background.wait()
     return run_to_end(folder, CONFIG)
 
@@ -139,10 +138,9 @@ def test_damaged_newest_checkpoint_is_passed_over_with_a_warning(name, tmp_path,
     run_to_end(tmp_path, replace(CONFIG, max_steps=10))
     newest = tmp_path / "checkpoints" / "step-00000010"
     damage(newest / name)
-    run, _, job = make_job(tmp_path, CONFIG)
-    assert run.step == 8
-    assert "step-00000010 is damaged" in capsys.readouterr().err
-    job.curves.close()
+    with open_job(tmp_path, CONFIG) as (run, _job):
+        assert run.step == 8
+        assert "step-00000010 is damaged" in capsys.readouterr().err
     run_to_end(tmp_path, CONFIG)
     assert (
         files(tmp_path)["step-00000016/model.safetensors"] == files(uninterrupted[0])["step-00000016/model.safetensors"]
@@ -152,8 +150,8 @@ def test_damaged_newest_checkpoint_is_passed_over_with_a_warning(name, tmp_path,
 def test_missing_file_is_damage_too(tmp_path, capsys):
     run_to_end(tmp_path, replace(CONFIG, max_steps=10))
     (tmp_path / "checkpoints" / "step-00000010" / "optimizer.safetensors").unlink()
-    run, _, job = make_job(tmp_path, CONFIG)
-    job.curves.close()
+    with open_job(tmp_path, CONFIG) as (run, _job):
+        pass
     assert run.step == 8
     assert "it is not complete" in capsys.readouterr().err
 
@@ -163,7 +161,7 @@ def test_run_whose_checkpoints_are_all_damaged_is_refused(tmp_path):
     for path in (tmp_path / "checkpoints").glob("*/model.safetensors"):
         damage(path)
     with pytest.raises(InputError, match=r"every checkpoint in .* is damaged"):
-        make_job(tmp_path, CONFIG)
+        run_to_end(tmp_path, CONFIG)
 
 
 def test_full_disk_ends_the_run_and_leaves_the_checkpoint_before(tmp_path, monkeypatch):
@@ -172,11 +170,10 @@ def test_full_disk_ends_the_run_and_leaves_the_checkpoint_before(tmp_path, monke
     def full(tensors, path):
         raise SafetensorError("No space left on device (os error 28)")
 
-    run, data, job = make_job(tmp_path, CONFIG)
-    monkeypatch.setattr(deepnmt.training.checkpoint, "save_file", full)
-    with pytest.raises(RunError, match=r"cannot write model.safetensors of a checkpoint .No space left"):
-        train(run, data, job)
-    job.curves.close()
+    with open_job(tmp_path, CONFIG) as (run, job):
+        monkeypatch.setattr(deepnmt.model.storage, "save_file", full)
+        with pytest.raises(RunError, match=r"cannot write .*model.safetensors: No space left"):
+            train(run, job)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000005"]
 
 
@@ -184,18 +181,18 @@ def test_torn_line_of_the_log_is_dropped(tmp_path):
     run_to_end(tmp_path, replace(CONFIG, max_steps=6))
     with (tmp_path / "log.jsonl").open("a") as file:
         file.write('{"kind": "train", "step": 9}\n{"kind": "tra')
-    JsonLines(tmp_path, 6).close()
+    JsonLines(tmp_path, 6, None).close()
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["kind"] == "train"] == [3, 6]
 
 
 def test_lines_of_the_log_end_only_at_a_line_feed(tmp_path):
     """A validation sample may hold any character, those that `str.splitlines` takes for the end of a line too."""
-    log = JsonLines(tmp_path, 0)
+    log = JsonLines(tmp_path, 0, 0)
     log.write({"kind": "validation", "step": 3, "samples": ["one\u2028two\x85three\x1cfour", "é\r"]})
     log.close()
     before = (tmp_path / "log.jsonl").read_bytes()
-    JsonLines(tmp_path, 3).close()
+    JsonLines(tmp_path, 3, 1).close()
     assert (tmp_path / "log.jsonl").read_bytes() == before
     assert [line["step"] for line in read_log(tmp_path)] == [3]
 
@@ -206,17 +203,17 @@ def test_tensorboard_curves_have_no_gaps_and_no_doubles(tmp_path):
     from deepnmt.training.curves import TensorBoard
 
     def record(config, stop=None):
-        run, data, job = make_job(tmp_path, config)
-        job.curves.sinks.append(TensorBoard(tmp_path, run.step))
-        train(run, data, job)
-        job.curves.write("train", run.step + 3, loss=0.0)  # written after the checkpoint, then killed
-        job.curves.close()
+        with open_job(tmp_path, config) as (run, job):
+            job.curves.sinks.append(TensorBoard(tmp_path, run.step))
+            train(run, job)
+            job.curves.sinks[-1].write(
+                {"kind": "train", "step": run.step + 3, "loss": 0.0}
+            )  # written after the checkpoint, then killed
 
     record(replace(CONFIG, max_steps=10))
-    run, data, job = make_job(tmp_path, CONFIG)
-    job.curves.sinks.append(TensorBoard(tmp_path, run.step))
-    train(run, data, job)
-    job.curves.close()
+    with open_job(tmp_path, CONFIG) as (run, job):
+        job.curves.sinks.append(TensorBoard(tmp_path, run.step))
+        train(run, job)
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("train/loss")] == [3, 6, 9, 12, 15]
     assert [event.step for event in events.Scalars("gradient_norm/encoder.layers.0")] == [3, 6, 9, 12, 15]
@@ -224,6 +221,6 @@ def test_tensorboard_curves_have_no_gaps_and_no_doubles(tmp_path):
 
 
 def test_parameters_move_at_all(tmp_path):
-    run, _, job = make_job(tmp_path / "start", CONFIG)
-    job.curves.close()
+    with open_job(tmp_path / "start", CONFIG) as (run, _job):
+        pass
     assert not torch.equal(flat(run.model), flat(run_to_end(tmp_path / "end", CONFIG).model))

@@ -18,6 +18,7 @@ import small  # one thread, here as in the processes that are started: the numbe
 from processes import Process
 from safetensors.torch import load_file
 
+import deepnmt
 from deepnmt.cli import main
 from deepnmt.decoding.translator import Translator
 from deepnmt.evaluation.scores import quick_scores
@@ -52,6 +53,9 @@ log_every = 5
 validate_every = 30
 save_every = 10
 validation_lines = 5
+[decoding]
+beam = 2
+length_penalty = 0.3
 """
 assert small.torch.get_num_threads() == 1
 TIMES = ("tokens_per_second", "memory_gib")
@@ -146,7 +150,7 @@ def test_logged_scores_are_those_of_the_checkpoint(place):
 
 def test_run_is_refused_twice_and_a_finished_one_resumes_to_its_end(place, capsys):
     assert main(arguments(place, "run")) == 2
-    assert "already holds a run; go on with it by --resume" in capsys.readouterr().err
+    assert "already holds a run; resume it with --resume" in capsys.readouterr().err
     before = curves(place / "run")
     assert main([*arguments(place, "run"), "--resume"]) == 0
     assert "all 60 steps are done" in capsys.readouterr().err
@@ -179,20 +183,22 @@ def test_a_model_is_trained_further(place):
     assert weights(place / "further-killed") == weights(place / "further")
 
 
-def test_a_model_that_does_not_fit_is_not_trained_further(place, capsys):
+def test_a_model_that_does_not_fit_is_not_trained_further(place, capsys, unchanged):
     model = place / "run" / "model"
     for more, data, message in [
-        (["model.encoder.num_layers=3"], "joint", f"{model} has model.encoder.num_layers = 2, and the recipe 3"),
-        (["model.encoder.connection=residual"], "joint", "connection.kind = dlcl, and the recipe residual"),
+        (["model.encoder.num_layers=3"], "joint", f"{model} has model.encoder.num_layers = 2, but the recipe has 3"),
+        (["model.encoder.connection=residual"], "joint", "connection.kind = dlcl, but the recipe has residual"),
         (["model.share_embeddings=false"], "separate", f"has other subwords than {model}: prepare it with --tokenizer"),
     ]:
-        assert main([*arguments(place, "unfit", *more, data=data), "--from", str(model)]) == 2
+        with unchanged(place):
+            assert main([*arguments(place, "unfit", *more, data=data), "--from", str(model)]) == 2
         assert message in capsys.readouterr().err
-        assert not (place / "unfit").exists()
-    assert main([*arguments(place, "unfit"), "--from", str(place / "joint")]) == 2
+    with unchanged(place):
+        assert main([*arguments(place, "unfit"), "--from", str(place / "joint")]) == 2
     assert "is not a MODEL folder" in capsys.readouterr().err
-    assert main([*arguments(place, "run", "--resume"), "--from", str(model)]) == 2
-    assert "was started with new weights, and not from" in capsys.readouterr().err
+    with unchanged(place):
+        assert main([*arguments(place, "run", "--resume"), "--from", str(model)]) == 2
+    assert "was started with new weights, not with" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number, status", [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
@@ -204,7 +210,7 @@ def test_signals_save_and_end_with_one_sentence(place, number, status):
         process.send(number)
         assert process.wait() == status
         last = process.output.strip().splitlines()[-1]
-    assert last.startswith("deepnmt: stopped after step ") and "--resume goes on from there" in last
+    assert last.startswith("deepnmt: stopped after step ") and "--resume continues from there" in last
     step = int(last.split()[4].replace(",", ""))
     assert (place / run / "checkpoints" / f"step-{step:08d}" / "manifest.json").exists()
 
@@ -220,16 +226,20 @@ def test_signals_save_and_end_with_one_sentence(place, number, status):
         (["batching.max_length=1"], "joint", "there is nothing to train on"),
     ],
 )
-def test_refusals_leave_nothing_behind(more, data, message, place, capsys):
-    assert main(arguments(place, "refused", *more, data=data)) == 2
+def test_refusals_leave_nothing_behind(more, data, message, place, capsys, unchanged):
+    with unchanged(place):
+        assert main(arguments(place, "refused", *more, data=data)) == 2
     told = capsys.readouterr().err
     assert message in told and told.startswith("deepnmt: ") and told.count("\n") == 1
-    assert not (place / "refused").exists()
 
 
-def test_changed_recipe_is_refused_by_name(place, capsys):
-    assert main([*arguments(place, "run", "training.label_smoothing=0.2"), "--resume"]) == 2
+def test_changed_recipe_and_other_data_are_refused_by_name(place, capsys, unchanged):
+    with unchanged(place):
+        assert main([*arguments(place, "run", "training.label_smoothing=0.2"), "--resume"]) == 2
     assert "was started with training.label_smoothing = 0.1, and now" in capsys.readouterr().err
+    with unchanged(place):
+        assert main([*arguments(place, "run", "model.share_embeddings=false", data="separate"), "--resume"]) == 2
+    assert "was started with model.share_embeddings = true, and now" in capsys.readouterr().err
 
 
 def test_separate_vocabularies_train_without_sharing(place, capsys):
@@ -238,27 +248,51 @@ def test_separate_vocabularies_train_without_sharing(place, capsys):
     assert "model is the best checkpoint" in capsys.readouterr().err
 
 
-def test_averaging_a_run(place, capsys):
+def test_averaging_a_run(place, capsys, unchanged):
     run = str(place / "run")
     assert main(["average", run, "--last", "2", "--out", str(place / "averaged")]) == 0
-    assert "the mean of epoch-0000" in capsys.readouterr().err
+    assert "average of epoch-0000" in capsys.readouterr().err
     Translator(place / "averaged").translate(["a cat"], beam=1)
-    assert main(["average", run, "--last", "2", "--out", str(place / "averaged")]) == 2
-    assert "exists already" in capsys.readouterr().err
-    assert main(["average", run, "--last", "99", "--out", str(place / "more")]) == 2
-    assert "epoch checkpoints, not 99" in capsys.readouterr().err
-    assert main(["average", run, "--last", "0", "--out", str(place / "more")]) == 2
-    assert "at least 1" in capsys.readouterr().err
-    assert main(["average", str(place), "--out", str(place / "more")]) == 2
-    assert "is not a RUN folder" in capsys.readouterr().err
+    for given, message in [
+        ([run, "--last", "2", "--out", str(place / "averaged")], "already exists"),
+        ([run, "--last", "99", "--out", str(place / "more")], "epoch checkpoints, not 99"),
+        ([run, "--last", "0", "--out", str(place / "more")], "at least 1"),
+        ([run, "--steps", "7", "--out", str(place / "more")], "has no checkpoint of step 7"),
+        ([run, "--best-on-valid", "--last", "1", "--data", "nowhere", "--out", str(place / "more")], "not a dataset"),
+        ([str(place), "--out", str(place / "more")], "is not a RUN folder"),
+    ]:
+        with unchanged(place):
+            assert main(["average", *given]) == 2
+        assert message in capsys.readouterr().err
 
 
-def test_average_by_validation_bleu_tries_every_window(place, capsys):
-    given = ["average", str(place / "run"), "--last", "2", "--of", "steps", "--best-on-valid", "--beam", "1"]
+def test_average_by_validation_bleu_tries_every_window(place, capsys, monkeypatch):
+    decoded = []
+    translate = Translator.translate
+    monkeypatch.setattr(Translator, "translate", lambda self, *a, **s: decoded.append(s) or translate(self, *a, **s))
+    given = ["average", str(place / "run"), "--last", "2", "--of", "steps", "--best-on-valid"]
     assert main([*given, "--out", str(place / "chosen")]) == 0
     told = capsys.readouterr().err
-    assert "the last 1: BLEU" in told and "the last 2: BLEU" in told
+    assert "average of the last 1: BLEU" in told and "average of the last 2: BLEU" in told
     assert "valid_bleu" in json.loads((place / "chosen" / "meta.json").read_text())
+    assert decoded == [{"beam": 2, "length_penalty": 0.3}] * 2, "as the recipe decodes"
+
+
+def test_training_and_averaging_from_python(place):
+    options = {"training.max_steps": 4, "training.validate_every": 2, "training.tensorboard": False}
+    made = deepnmt.train(place / "tiny.toml", place / "joint", place / "python", overrides=options, device="cpu")
+    assert isinstance(made, deepnmt.Run) and made.is_finished
+    assert (made.folder, made.step, made.model) == (place / "python", 4, place / "python" / "model")
+    assert made.scores.keys() == {"loss", "nll", "ppl", "bleu", "chrf"}
+    deepnmt.Translator(made.model).translate(["a cat"], beam=1)
+    options["training.max_steps"] = 6
+    made = deepnmt.train(
+        place / "tiny.toml", place / "joint", place / "python", overrides=options, device="cpu", resume=True
+    )
+    assert made.step == 6 and [line["step"] for line in made.log if line["kind"] == "validation"] == [2, 4, 6]
+    averaged = deepnmt.average(made.folder, place / "python-average", last=2, of="steps")
+    assert averaged.checkpoints == ["step-00000004", "step-00000006"]
+    deepnmt.load_model(averaged.model)
 
 
 def torchrun(words, namespace=None):

@@ -3,11 +3,24 @@
 import math
 import os
 import signal
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
-from small import ALONE, BATCHING, CONFIG_MODEL, TRAINING, VOCAB, corpus, flat, make_job, run_to_end, without_dropout
+from small import (
+    ALONE,
+    BATCHING,
+    CONFIG_MODEL,
+    TRAINING,
+    VOCAB,
+    corpus,
+    dataset,
+    flat,
+    open_job,
+    run_to_end,
+    without_dropout,
+)
 
 from deepnmt.data.batching import BatchStream
 from deepnmt.data.collate import Batch
@@ -42,19 +55,18 @@ def test_accumulation_over_four_batches_is_like_one(tmp_path):
     config = replace(TRAINING, max_steps=50, log_every=1, validate_every=100, save_every=100)
     settings = {"model_config": without_dropout(), "batching": replace(BATCHING, tokens_per_batch=128)}
     run_to_end(tmp_path / "one", config, **settings)
-    run, data, job = make_job(tmp_path / "four", config, **settings)
-    whole = job.open_updates
-    job.open_updates = lambda state: Quartered(whole(state))
-    train(run, data, job)
-    job.curves.close()
+    with open_job(tmp_path / "four", config, **settings) as (run, job):
+        whole = job.open_updates
+        job.open_updates = lambda state: Quartered(whole(state))
+        train(run, job)
     assert losses(tmp_path / "one") == pytest.approx(losses(tmp_path / "four"), abs=1e-5)
     assert losses(tmp_path / "one")[-1] < losses(tmp_path / "one")[0] - 0.5
 
 
 def test_update_is_normalised_by_all_its_tokens(tmp_path):
     """The gradient of an update is that of the plain mean over its tokens, however they are spread over batches."""
-    run, _, job = make_job(tmp_path, model_config=without_dropout())
-    job.curves.close()
+    with open_job(tmp_path, model_config=without_dropout()) as (run, job):
+        pass
     update = next(BatchStream({"train": corpus()}, BATCHING, seed=1, tokens_per_update=128))
     assert len(update.batches) == 2
     job.engine.accumulate(update, torch.tensor(1.0), Noise(0))
@@ -68,8 +80,8 @@ def test_update_is_normalised_by_all_its_tokens(tmp_path):
 
 
 def test_noise_is_that_of_the_step_and_the_batch_alone(tmp_path):
-    _, _, job = make_job(tmp_path)
-    job.curves.close()
+    with open_job(tmp_path) as (_, job):
+        pass
     update = next(BatchStream({"train": corpus()}, BATCHING, seed=1, tokens_per_update=128))
 
     def sums(*key):
@@ -93,17 +105,19 @@ class Explodes(torch.nn.Module):
         return (loss * math.nan if self.left < 0 else loss), nll
 
 
+@contextmanager
 def exploding_job(folder, config, after):
-    run, data, job = make_job(folder, config)
-    job.engine.objective = Explodes(job.engine.objective, after)
-    return run, data, job
+    with open_job(folder, config) as (run, job):
+        job.engine.objective = Explodes(job.engine.objective, after)
+        yield run, job
 
 
 def test_non_finite_loss_stops_before_the_optimiser_moves(tmp_path):
-    run, data, job = exploding_job(tmp_path / "run", TRAINING, after=13)
-    with pytest.raises(TrainingError, match=r"diverged at step 7: .* not finite; try a lower training\.lr than 0\.005"):
-        train(run, data, job)
-    job.curves.close()
+    with (
+        exploding_job(tmp_path / "run", TRAINING, after=13) as (run, job),
+        pytest.raises(TrainingError, match=r"diverged at step 7: .* not finite; try a lower training\.lr than 0\.005"),
+    ):
+        train(run, job)
     good = run_to_end(tmp_path / "good", replace(TRAINING, max_steps=6))
     assert torch.equal(flat(run.model), flat(good.model))
     assert [path.name for path in job.checkpoints.all()] == ["step-00000005"]
@@ -111,17 +125,16 @@ def test_non_finite_loss_stops_before_the_optimiser_moves(tmp_path):
 
 def test_rollback_goes_on_from_the_last_checkpoint_with_a_lower_rate(tmp_path):
     config = replace(TRAINING, rollbacks=1, rollback_factor=0.25)
-    run, data, job = exploding_job(tmp_path, config, after=13)
-    explodes = job.engine.objective
-    rewind = job.curves.rewind
+    with exploding_job(tmp_path, config, after=13) as (run, job):
+        explodes = job.engine.objective
+        rewind = job.curves.rewind
 
-    def cured(step):
-        explodes.left = 10**9
-        rewind(step)
+        def cured(*checkpoint):
+            explodes.left = 10**9
+            rewind(*checkpoint)
 
-    job.curves.rewind = cured
-    train(run, data, job)
-    job.curves.close()
+        job.curves.rewind = cured
+        train(run, job)
     assert (run.step, run.rollbacks, run.rate_factor) == (24, 1, 0.25)
     lines = read_log(tmp_path)
     assert [line["step"] for line in lines if line["kind"] == "rollback"] == [5]
@@ -130,24 +143,21 @@ def test_rollback_goes_on_from_the_last_checkpoint_with_a_lower_rate(tmp_path):
 
 
 def test_rollbacks_are_used_up(tmp_path):
-    run, data, job = exploding_job(tmp_path, replace(TRAINING, rollbacks=2), after=13)
-    with pytest.raises(TrainingError, match="diverged"):
-        train(run, data, job)
-    job.curves.close()
+    config = replace(TRAINING, rollbacks=2)
+    with exploding_job(tmp_path, config, after=13) as (run, job), pytest.raises(TrainingError, match="diverged"):
+        train(run, job)
     assert run.rollbacks == 2
 
 
 def test_model_that_does_not_learn_is_named(tmp_path):
     config = replace(TRAINING, lr=1e-12, warmup_start_lr=0.0, log_every=1, max_steps=40)
-    run, data, job = make_job(tmp_path, config)
-    job.diagnosis = replace(job.diagnosis, guessing_steps=10)
-    with pytest.raises(TrainingError, match=r"not learning at step 14 .*guessing words by frequency"):
-        train(run, data, job)
-    job.curves.close()
-    run, data, job = make_job(tmp_path / "unasked", replace(config, diagnose=False))
-    job.diagnosis = replace(job.diagnosis, guessing_steps=10)
-    train(run, data, job)
-    job.curves.close()
+    with open_job(tmp_path, config) as (run, job):
+        job.diagnosis = replace(job.diagnosis, guessing_steps=10)
+        with pytest.raises(TrainingError, match=r"not learning at step 14 .*guessing words by frequency"):
+            train(run, job)
+    with open_job(tmp_path / "unasked", replace(config, diagnose=False)) as (run, job):
+        job.diagnosis = replace(job.diagnosis, guessing_steps=10)
+        train(run, job)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
@@ -165,15 +175,16 @@ def test_stack_too_deep_for_post_norm_is_named_and_pre_norm_is_left_alone(tmp_pa
     )
     stack = replace(CONFIG_MODEL.encoder, num_layers=20, connection=ResidualConfig())
     model_config = replace(without_dropout(), norm=norm, encoder=stack)
-    run, data, job = make_job(tmp_path, config, model_config=model_config)
-    job.diagnosis = replace(job.diagnosis, is_post_norm=norm == "post")
-    if norm == "pre":
-        train(run, data, job)
-    else:
-        with pytest.raises(TrainingError, match=r"not learning at step \d+ .*of the top's.*; try model.norm = \"pre\""):
-            train(run, data, job)
-        assert job.checkpoints.newest().name == f"step-{run.step // 10 * 10:08d}"
-    job.curves.close()
+    with open_job(tmp_path, config, model_config=model_config) as (run, job):
+        job.diagnosis = replace(job.diagnosis, is_post_norm=norm == "post")
+        if norm == "pre":
+            train(run, job)
+        else:
+            with pytest.raises(
+                TrainingError, match=r"not learning at step \d+ .*of the top's.*; try model.norm = \"pre\""
+            ):
+                train(run, job)
+            assert job.checkpoints.newest().name == f"step-{run.step // 10 * 10:08d}"
 
 
 def test_out_of_memory_batches_are_split_and_change_nothing(tmp_path, monkeypatch):
@@ -193,9 +204,8 @@ def test_out_of_memory_batches_are_split_and_change_nothing(tmp_path, monkeypatc
         return forward(self, batch)
 
     monkeypatch.setattr(Objective, "forward", tight)
-    run, data, job = make_job(tmp_path / "tight", config, **settings)
-    train(run, data, job)
-    job.curves.close()
+    with open_job(tmp_path / "tight", config, **settings) as (run, job):
+        train(run, job)
     assert losses(tmp_path / "tight") == pytest.approx(losses(tmp_path / "roomy"), abs=1e-5)
     assert run.splitter.limit is not None and backward_too[0] < 10, "the size that failed is remembered"
 
@@ -211,8 +221,8 @@ class _Fails(torch.autograd.Function):
 
 
 def test_failure_half_way_through_a_backward_pass_leaves_no_gradient_twice(tmp_path, monkeypatch):
-    run, _, job = make_job(tmp_path, model_config=without_dropout())
-    job.curves.close()
+    with open_job(tmp_path, model_config=without_dropout()) as (run, job):
+        pass
     update = next(BatchStream({"train": corpus()}, BATCHING, seed=1, tokens_per_update=128))
     job.engine.accumulate(update, torch.tensor(1.0), Noise(0))
     wanted = [p.grad.clone() for p in run.model.parameters()]
@@ -235,26 +245,26 @@ def test_one_sentence_that_does_not_fit_is_named(tmp_path, monkeypatch):
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(Objective, "forward", never)
-    run, data, job = make_job(tmp_path)
-    with pytest.raises(RunError, match=r"one pair of \d+ source and \d+ target tokens does not fit; lower batching"):
-        train(run, data, job)
-    job.curves.close()
+    with (
+        open_job(tmp_path) as (run, job),
+        pytest.raises(RunError, match=r"one pair of \d+ source and \d+ target tokens does not fit; lower batching"),
+    ):
+        train(run, job)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_saves_first_and_then_stops(tmp_path, number):
-    run, data, job = make_job(tmp_path)
-    accumulate = job.engine.accumulate
+    with open_job(tmp_path) as (run, job):
+        accumulate = job.engine.accumulate
 
-    def interrupted_at_step_7(*arguments):
-        if run.step == 6:
-            os.kill(os.getpid(), number)
-        return accumulate(*arguments)
+        def interrupted_at_step_7(*arguments):
+            if run.step == 6:
+                os.kill(os.getpid(), number)
+            return accumulate(*arguments)
 
-    job.engine.accumulate = interrupted_at_step_7
-    with Interruption() as job.interruption:
-        assert train(run, data, job) is INTERRUPTED
-    job.curves.close()
+        job.engine.accumulate = interrupted_at_step_7
+        with Interruption() as job.interruption:
+            assert train(run, job) is INTERRUPTED
     assert (run.step, job.interruption.signal) == (7, number)
     assert (tmp_path / "checkpoints" / "step-00000007" / "manifest.json").exists()
     done = run_to_end(tmp_path)
@@ -270,11 +280,10 @@ def test_second_ctrl_c_does_not_wait():
 
 
 def test_patience_ends_a_run_that_gets_no_better(tmp_path):
-    run, data, job = make_job(tmp_path, replace(TRAINING, max_steps=100, validate_every=2, patience=3))
-    scores = iter([3.0, 5.0, 4.0, 4.5, 5.0, 9.0])
-    job.validate = lambda model: Validation(1.0, 1.0, {"bleu": next(scores)})
-    assert "3 validations" in train(run, data, job)
-    job.curves.close()
+    with open_job(tmp_path, replace(TRAINING, max_steps=100, validate_every=2, patience=3)) as (run, job):
+        scores = iter([3.0, 5.0, 4.0, 4.5, 5.0, 9.0])
+        job.validate = lambda model: Validation(1.0, 1.0, {"bleu": next(scores)})
+        assert "3 validations" in train(run, job)
     assert run.step == 10
     best = [line["is_best"] for line in read_log(tmp_path) if line["kind"] == "validation"]
     assert best == [True, True, False, False, False]
@@ -282,28 +291,25 @@ def test_patience_ends_a_run_that_gets_no_better(tmp_path):
 
 def test_patience_begins_with_the_first_score(tmp_path):
     """A BLEU of 0 is what every model has at first; a model that falls back to it has come to its end."""
-    run, data, job = make_job(tmp_path, replace(TRAINING, max_steps=100, validate_every=2, patience=2))
-    scores = iter([0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0])
-    job.validate = lambda model: Validation(1.0, 1.0, {"bleu": next(scores)})
-    assert "2 validations" in train(run, data, job)
-    job.curves.close()
+    with open_job(tmp_path, replace(TRAINING, max_steps=100, validate_every=2, patience=2)) as (run, job):
+        scores = iter([0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0])
+        job.validate = lambda model: Validation(1.0, 1.0, {"bleu": next(scores)})
+        assert "2 validations" in train(run, job)
     assert run.step == 14
 
 
 def test_max_epochs_ends_at_the_end_of_an_epoch(tmp_path):
-    run, data, job = make_job(tmp_path, replace(TRAINING, max_steps=1000, max_epochs=2))
-    assert "2 epochs" in train(run, data, job)
-    job.curves.close()
+    with open_job(tmp_path, replace(TRAINING, max_steps=1000, max_epochs=2)) as (run, job):
+        assert "2 epochs" in train(run, job)
     per_epoch = BatchStream({"train": corpus()}, BATCHING, seed=1, tokens_per_update=128).updates_per_epoch()
     assert run.step == 2 * per_epoch
 
 
 def test_moving_average_is_validated_and_the_parameters_are_not_touched(tmp_path):
-    run, data, job = make_job(tmp_path, replace(TRAINING, ema_decay=0.5, max_steps=8))
-    seen = []
-    job.validate = lambda model: seen.append(flat(model)) or Validation(1.0, 1.0)
-    train(run, data, job)
-    job.curves.close()
+    with open_job(tmp_path, replace(TRAINING, ema_decay=0.5, max_steps=8)) as (run, job):
+        seen = []
+        job.validate = lambda model: seen.append(flat(model)) or Validation(1.0, 1.0)
+        train(run, job)
     averaged = torch.cat([tensor.reshape(-1) for tensor in run.ema.shadow.values()])
     assert torch.equal(seen[-1], averaged)
     assert not torch.equal(flat(run.model), averaged)
@@ -312,18 +318,17 @@ def test_moving_average_is_validated_and_the_parameters_are_not_touched(tmp_path
 
 
 def test_model_is_looked_at_without_dropout_and_trained_with_it(tmp_path):
-    run, data, job = make_job(tmp_path, replace(TRAINING, max_steps=9))
-    modes, validate = [], job.validate
+    with open_job(tmp_path, replace(TRAINING, max_steps=9)) as (run, job):
+        modes, validate = [], job.validate
 
-    def watched(model):
-        before = model.training
-        found = validate(model)
-        modes.append((before, model.training))
-        return found
+        def watched(model):
+            before = model.training
+            found = validate(model)
+            modes.append((before, model.training))
+            return found
 
-    job.validate = watched
-    train(run, data, job)
-    job.curves.close()
+        job.validate = watched
+        train(run, job)
     assert modes == [(False, False)] * 2
     assert run.model.training
 
@@ -341,10 +346,9 @@ def test_half_precision_learns_like_full(tmp_path, precision):
 
 def test_activation_checkpointing_changes_nothing(tmp_path):
     plain = run_to_end(tmp_path / "plain", replace(TRAINING, max_steps=6))
-    run, data, job = make_job(tmp_path / "checkpointed", replace(TRAINING, max_steps=6))
-    run.model.checkpoint_activations()
-    train(run, data, job)
-    job.curves.close()
+    with open_job(tmp_path / "checkpointed", replace(TRAINING, max_steps=6)) as (run, job):
+        run.model.checkpoint_activations()
+        train(run, job)
     assert torch.equal(flat(run.model), flat(plain.model))
 
 
@@ -387,7 +391,7 @@ def test_tiny_model_learns_to_reverse(tmp_path):
         TRAINING, max_steps=400, validate_every=400, save_every=400, lr=1e-2, warmup_steps=40, log_every=50
     )
     config = replace(config, save_epochs=False, label_smoothing=0.0)
-    run_to_end(tmp_path, config, model_config=without_dropout(), corpus=corpus(40))
+    run_to_end(tmp_path, config, model_config=without_dropout(), data=dataset(corpus(40)))
     assert losses(tmp_path)[-1] < 0.2 < math.log(VOCAB)
 
 

@@ -7,19 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small import BATCHING, CONFIG_MODEL, TRAINING, corpus
+from small import BATCHING, CONFIG_MODEL, TRAINING, corpus, dataset, run_to_end
 
 from deepnmt.data.batching import BatchStream
-from deepnmt.data.loader import Loader
 from deepnmt.model.transformer import Transformer
-from deepnmt.training.checkpoint import Checkpoints
-from deepnmt.training.curves import Curves, JsonLines, read_log
-from deepnmt.training.diagnosis import Diagnosis
+from deepnmt.training.curves import read_log
 from deepnmt.training.distributed import World
 from deepnmt.training.engine import EagerEngine, Noise, Objective
-from deepnmt.training.interruption import Interruption
-from deepnmt.training.run import Run
-from deepnmt.training.trainer import Job, train
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,37 +25,16 @@ PACKED = replace(BATCHING, layout="packed", tokens_per_batch=8192)
 
 def run_on(device, folder, config, precision, layout="padded", model_config=None, tokens=128, data=None):
     """A whole run on a device, from the newest checkpoint in the folder on; returns its losses."""
-    from deepnmt.training.assembly import go_on
-    from deepnmt.training.graph_engine import GraphEngine
-
-    place = torch.device(device)
-    world = World(0, 1, place)
-    folder.mkdir(exist_ok=True)
-    torch.manual_seed(config.seed)
-    model = Transformer(model_config or replace(CONFIG_MODEL, dropout=0.0)).to(place)
-    objective = Objective(model, config.label_smoothing, 1)
-    run = Run.start(model, config, precision == "fp16", place)
-    checkpoints = Checkpoints(folder / "checkpoints", world, config, lambda aside, step: None)
-    state = go_on(run, checkpoints)
-    batching = replace(BATCHING, layout=layout, tokens_per_batch=tokens)
-    engine = (GraphEngine if layout == "packed" else EagerEngine)(objective, config, precision, world)
-    engine.splitter = run.splitter
-    job = Job(
-        config=config,
-        world=world,
-        engine=engine,
-        open_updates=lambda state: Loader(
-            BatchStream({"train": data or corpus()}, batching, seed=1, tokens_per_update=tokens, state=state),
-            pin_memory=device == "cuda",
-        ),
-        checkpoints=checkpoints,
-        curves=Curves([JsonLines(folder, run.step)]),
-        diagnosis=Diagnosis(config, 40, None, is_post_norm=False),
-        interruption=Interruption(),
+    config = replace(config, precision=precision, tokens_per_update=tokens)
+    run_to_end(
+        folder,
+        config,
+        world=World(0, 1, torch.device(device)),
+        model_config=model_config or replace(CONFIG_MODEL, dropout=0.0),
+        batching=replace(BATCHING, layout=layout, tokens_per_batch=tokens),
+        data=dataset(data or corpus()),
     )
-    train(run, state, job)
-    job.curves.close()
-    return [line["loss"] for line in read_log(folder)]
+    return [line["loss"] for line in read_log(folder) if line["kind"] == "train"]
 
 
 @pytest.mark.parametrize("precision, tolerance", [("fp32", 1e-3), ("bf16", 3e-2), ("fp16", 1e-2)])
@@ -197,19 +170,18 @@ def test_gradients_repeat_to_the_last_bit(kind):
 
 
 def test_memory_plan_is_an_even_share_that_fits_and_gives_its_memory_back(tmp_path):
-    from deepnmt.data.dataset import Dataset
-    from deepnmt.training.assembly import Settings, plan_memory
+    from deepnmt.config import Recipe
+    from deepnmt.training.assembly import plan_memory
     from deepnmt.training.graph_engine import GraphEngine
 
     training = replace(TRAINING, tokens_per_update=2**18, precision="bf16", compile=False)
-    settings = Settings(DEEP, PACKED, training)
+    recipe = Recipe(model=DEEP, batching=PACKED, training=training)
     data = corpus(40_000)
-    dataset = Dataset(tmp_path, {"train": [{"name": "train"}]}, {"train": data}, None, None)
     world = World(0, 1, torch.device("cuda", torch.cuda.current_device()))
     before, held = release(), torch.cuda.memory_allocated()
     work_spaces = 2**27  # of the matrix library, which it keeps for good once a stream has used it
     with room_for(before + 2**30):
-        planned = plan_memory(settings, dataset, world)
+        planned = plan_memory(recipe, dataset(data), world)
         assert torch.cuda.memory_reserved() <= before + work_spaces, "what it tried with is freed"
         assert torch.cuda.max_memory_allocated() <= held + work_spaces, "and not counted as the run's"
         assert 256 <= planned < 2**18 and planned % 128 == 0

@@ -1,0 +1,93 @@
+"""`deepnmt.average`: several checkpoints of a run become one MODEL."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from torch import Tensor
+
+from deepnmt.data.dataset import Dataset
+from deepnmt.data.tokenizer import TokenizerPair
+from deepnmt.decoding.translator import Translator
+from deepnmt.devices import choose_device
+from deepnmt.errors import InputError
+from deepnmt.evaluation.scores import quick_scores
+from deepnmt.model.storage import build_model
+from deepnmt.training.averaging import (
+    best_checkpoints,
+    best_window,
+    checkpoints_at,
+    last_checkpoints,
+    read_decoding,
+    write_average,
+)
+from deepnmt.training.folder import read_about
+
+
+@dataclass(frozen=True)
+class Average:
+    """A MODEL made of checkpoints."""
+
+    model: Path
+    checkpoints: list[str]
+    bleu: list[float]  # with best_on_valid: validation BLEU of the average of the last 1, 2, ... N
+
+
+def average(
+    run: str | Path,
+    out: str | Path,
+    *,
+    last: int = 5,
+    best: int | None = None,
+    steps: Sequence[int] | None = None,
+    of: Literal["epochs", "steps"] | None = None,
+    best_on_valid: bool = False,
+    data: str | Path | None = None,
+    beam: int | None = None,
+    device: str | None = "cpu",
+) -> Average:
+    """Write the MODEL folder `out` with the average of some checkpoints of a RUN folder.
+
+    last: the last N checkpoints; `of` says which kind (by default epochs, or steps if no epoch has ended).
+    best: instead, the N with the best validation scores. steps: instead, those of these steps.
+    best_on_valid: of the last 1 to N, average those whose mean has the best validation BLEU. The validation set is
+        that of `data` (by default the run's own), decoded with the run's own settings unless `beam` is given.
+    """
+    run, out = Path(run), Path(out)
+    about = read_about(run)
+    if out.exists():
+        raise InputError(f"{out} already exists; choose another --out")
+    if steps:
+        paths: Sequence[Path] = checkpoints_at(run, steps)
+    elif best is not None:
+        paths = best_checkpoints(run, best)
+    else:
+        kind = None if of is None else of.removesuffix("s")
+        paths = last_checkpoints(run, last, kind)
+    bleu: list[float] = []
+    meta = {}
+    if best_on_valid:
+        dataset = Dataset.open(Path(data or about["data"]))
+        paths, bleu = best_window(paths, _judge(run, paths[0], dataset, beam, choose_device(device)))
+        meta = {"valid_bleu": bleu[len(paths) - 1]}
+    write_average(run, paths, out, meta)
+    return Average(out, [path.name for path in paths], bleu)
+
+
+def _judge(
+    run: Path, checkpoint: Path, dataset: Dataset, beam: int | None, device: str
+) -> Callable[[dict[str, Tensor]], float]:
+    """BLEU of the validation set, translated by a model with these weights."""
+    if dataset.valid_text is None:
+        raise InputError(f"{dataset.folder} has no validation set, which --best-on-valid needs; give another --data")
+    sources, references = dataset.valid_text
+    tokenizers = TokenizerPair.load(run)
+    settings = {**(read_decoding(run) or {}), **({} if beam is None else {"beam": beam})}
+
+    def judge(weights: dict[str, Tensor]) -> float:
+        translator = Translator.of(build_model(checkpoint, weights).to(device), tokenizers)
+        hypotheses = translator.translate(sources, **settings)
+        return quick_scores(hypotheses, references, tokenizers.target.writing.language)["bleu"].value
+
+    return judge

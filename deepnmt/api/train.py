@@ -1,0 +1,146 @@
+"""`deepnmt.train`: a recipe and a dataset become a run, and the run a model."""
+
+import json
+import signal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deepnmt.config import Recipe, load_recipe
+from deepnmt.data.dataset import Dataset
+from deepnmt.decoding.translator import Translator
+from deepnmt.devices import choose_device
+from deepnmt.errors import InputError, RunError
+from deepnmt.evaluation.scores import quick_scores
+from deepnmt.progress import say
+from deepnmt.settings import from_table, set_override, to_table
+from deepnmt.training import folder, trainer
+from deepnmt.training.assembly import open_run
+from deepnmt.training.averaging import export_model
+from deepnmt.training.checkpoint import read_state
+from deepnmt.training.curves import read_log
+from deepnmt.training.distributed import World, join_world
+from deepnmt.training.validation import Judge
+
+Overrides = Iterable[str] | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A RUN folder as `train` left it."""
+
+    folder: Path
+    step: int  # optimiser updates made
+    is_finished: bool  # False if a signal interrupted the run; `train` with resume=True continues it
+    ending: str  # why training ended
+
+    @property
+    def model(self) -> Path:
+        """The MODEL folder, for `deepnmt.Translator` and `deepnmt.load_model`; written when a run finishes."""
+        return self.folder / folder.MODEL
+
+    @property
+    def log(self) -> list[dict[str, Any]]:
+        """The lines of log.jsonl: training and validation figures by step."""
+        return read_log(self.folder)
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The figures of the best validation, by name (`loss`, `ppl`, `bleu`, ...); empty without a validation set."""
+        best = self.folder / "best.json"
+        if not best.exists():
+            return {}
+        pointed = json.loads(best.read_text(encoding="utf-8"))["checkpoint"]
+        step = read_state(self.folder / pointed).get("step")
+        lines = [line for line in self.log if line["kind"] == "validation" and line["step"] == step]
+        figures = lines[-1] if lines else {}
+        return {name: value for name, value in figures.items() if isinstance(value, float)}
+
+
+def train(
+    recipe: str | Path | Recipe,
+    data: str | Path | Dataset,
+    out: str | Path,
+    *,
+    overrides: Overrides = (),
+    resume: bool = False,
+    from_model: str | Path | None = None,
+    device: str | None = None,
+) -> Run:
+    """Train a model from a recipe on a DATASET in the RUN folder `out`; `Run.model` is the result.
+
+    recipe: a TOML file, the name of a bundled preset, or a `Recipe`.
+    overrides: settings that replace the recipe's: {"training.max_steps": 1000} or ["training.max_steps=1000"].
+    resume: continue the run in `out`; start it if there is none. The result is the same, to the last bit, as if the
+        run had never been interrupted.
+    from_model: start from the weights of this MODEL folder: fine-tuning.
+    device: "cpu", "cuda" or "cuda:1"; by default a GPU if there is one.
+
+    Progress goes to standard error. SIGTERM makes the run save a checkpoint and return; Ctrl-C also raises
+    KeyboardInterrupt after saving. Under torchrun every rank calls this function and they train together.
+    """
+    dataset = data if isinstance(data, Dataset) else Dataset.open(Path(data))
+    resolved = resolve_recipe(recipe, dataset, overrides)
+    start = None if from_model is None else Path(from_model)
+    with join_world(choose_device(device), resolved.training.distributed_timeout_seconds) as world:
+        return _train(resolved, dataset, Path(out), world, resume, start)
+
+
+def resolve_recipe(recipe: str | Path | Recipe, dataset: Dataset, overrides: Overrides = ()) -> Recipe:
+    """The recipe with its overrides applied and with the vocabulary sizes of the dataset."""
+    if isinstance(overrides, Mapping):
+        overrides = [f"{name}={json.dumps(value)}" for name, value in overrides.items()]
+    tokenizers = dataset.tokenizers
+    sizes = {"source": tokenizers.source.vocab_size, "target": tokenizers.target.vocab_size}
+    settings = [*overrides, *(f"model.{side}_vocab_size={size}" for side, size in sizes.items())]
+    if isinstance(recipe, Recipe):
+        table = to_table(recipe)
+        for setting in settings:
+            set_override(table, setting)
+        resolved = from_table(Recipe, table)
+    else:
+        resolved = load_recipe(str(recipe), settings)
+    if resolved.model.share_embeddings and not tokenizers.shared:
+        raise InputError(
+            f"the recipe shares embeddings, but {dataset.folder} has a separate vocabulary for each language; "
+            "set model.share_embeddings=false, or prepare the dataset with --joint"
+        )
+    return resolved
+
+
+def _train(recipe: Recipe, dataset: Dataset, out: Path, world: World, resume: bool, start: Path | None) -> Run:
+    judge = _judge(recipe, dataset)
+    with open_run(recipe, dataset, out, world, resume=resume, start=start, judge=judge) as (state, job):
+        try:
+            ending = trainer.train(state, job)
+        except torch.OutOfMemoryError as error:
+            raise RunError(
+                "out of memory: lower batching.tokens_per_batch (training.tokens_per_update keeps the size of an "
+                "update), or set training.plan_memory = true or training.activation_checkpointing = true"
+            ) from error
+        is_finished = ending is not trainer.INTERRUPTED
+        if is_finished and world.is_main:
+            made_of = export_model(out, recipe.training)
+            say(f"{ending}; {out / folder.MODEL} is {made_of}")
+    world.agree(None)
+    stopped = f"stopped after step {state.step:,} and saved a checkpoint; --resume continues from there"
+    if not is_finished and job.interruption.signal is signal.SIGINT:
+        raise KeyboardInterrupt(stopped) if world.is_main else SystemExit(130)
+    if not is_finished and world.is_main:
+        say(stopped)
+    return Run(out, state.step, is_finished, ending)
+
+
+def _judge(recipe: Recipe, dataset: Dataset) -> Judge:
+    """Translates as the recipe validates, and scores with BLEU and chrF."""
+    beam, penalty = recipe.training.validation_beam, recipe.decoding.length_penalty
+
+    def translate(model: Any, sources: list[str]) -> list[str]:
+        translator = Translator.of(model, dataset.tokenizers)
+        return translator.translate(sources, beam=beam, length_penalty=penalty)
+
+    return Judge(translate, partial(quick_scores, target_lang=dataset.tokenizers.target.writing.language))
