@@ -98,7 +98,7 @@ def test_the_sections_of_a_recipe_are_pure_data():
         ("model/connections/x.py", "from ...training import loss", "model must not import training"),
         ("analysis/x.py", "from deepnmt import serving", "analysis must not import serving"),
         ("data/x.py", "if TYPE_CHECKING:\n    from deepnmt.config import Recipe", "data must not import config"),
-        ("config.py", "from deepnmt.training.run import Run", "config must not import training"),
+        ("config.py", "from deepnmt.training.state import TrainingState", "config must not import training"),
         ("config.py", "from deepnmt.training.config import TrainingConfig", None),
         ("training/x.py", "from deepnmt.config import Recipe", None),
         ("analysis/x.py", "import deepnmt.api.train", "analysis must not import api"),

@@ -99,7 +99,7 @@ def test_sharded_run_goes_on_with_any_number_of_ranks_sharded_or_not(sharded, tm
             train_ranks(size, folder, config)
         found = {line["step"]: line["loss"] for line in read_log(folder) if line["kind"] == "train"}
         wanted = {line["step"]: line["loss"] for line in read_log(one_rank) if line["kind"] == "train"}
-        assert found == {step: pytest.approx(wanted[step], abs=1e-5) for step in range(13, 21)}
+        assert found == {step: pytest.approx(wanted[step], abs=1e-5) for step in range(1, 21)}
 
 
 def test_sharded_half_precision_learns_like_full(tmp_path, sharded):
