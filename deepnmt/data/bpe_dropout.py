@@ -5,6 +5,7 @@ the sentence's key by integer arithmetic alone: the same in every process, on ev
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +16,13 @@ Keys = npt.NDArray[np.uint64]
 Merge = Callable[[str, Iterable[int]], tuple[Sequence[int], int]]
 """Segment a word, skipping the merges with these numbers (ascending, counted in the order in which the word's merges
 come up): the ids, and how many merges came up."""
+_Node = tuple[Sequence[int], int, tuple[int, ...], dict[int, Any]]
+"""What a word becomes, how many merges came up, which were skipped, and the nodes with one more skipped."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _DRAWS_AT_ONCE = 32
 _MAX_GAP = 1 << 16  # no sentence has that many merges
-_MAX_CACHED = 200_000
+_MAX_NODES = 300_000
 _MAX_CACHED_CHARACTERS = 24  # longer words hardly ever come twice with the same merges skipped
 
 
@@ -39,12 +42,13 @@ class BpeDropout:
     """Segments words by `merge`, each merge skipped with probability `p`.
 
     Skips are drawn as the number of merges from one to the next, which is geometrically distributed: a word without a
-    skip costs one look-up and one comparison. A word's segmentation is cached under the merges skipped in it.
+    skip costs one look-up and one comparison. What skips make of a word is kept in a tree, one branch per skip.
     """
 
     def __init__(self, merge: Merge, p: float) -> None:
         self.p, self._merge = p, merge
-        self._cache: dict[tuple[str, tuple[int, ...]], tuple[Sequence[int], int]] = {}
+        self._words: dict[str, _Node] = {}
+        self._num_nodes = 0
         # P(gap > k) = (1 - p)^(k + 1) as thresholds for 64-bit draws, ascending. Plain multiplication, unlike a
         # logarithm, has the same bits on every machine.
         thresholds: list[int] = []
@@ -75,23 +79,21 @@ class BpeDropout:
             if len(word) > _MAX_CACHED_CHARACTERS:
                 segmented, merges = self._segment_word(word, upcoming())
             else:
-                skipped: tuple[int, ...] = ()
-                segmented, merges = self._cached(word, skipped)
-                while gap < merges:
-                    skipped += (gap,)
+                segmented, merges, skipped, further = self._words.get(word) or self._add(self._words, word, word, ())
+                while (skip := gap) < merges:
                     gap += 1 + next(gaps)
-                    segmented, merges = self._cached(word, skipped)
+                    node = further.get(skip) or self._add(further, skip, word, (*skipped, skip))
+                    segmented, merges, skipped, further = node
             gap -= merges
             ids += segmented
         return ids
 
-    def _cached(self, word: str, skipped: tuple[int, ...]) -> tuple[Sequence[int], int]:
-        known = self._cache.get((word, skipped))
-        if known is None:
-            known = self._segment_word(word, skipped)
-            if len(self._cache) < _MAX_CACHED:
-                self._cache[word, skipped] = known
-        return known
+    def _add(self, siblings: dict[Any, "_Node"], key: str | int, word: str, skipped: tuple[int, ...]) -> "_Node":
+        node: _Node = (*self._segment_word(word, skipped), skipped, {})
+        if self._num_nodes < _MAX_NODES:
+            siblings[key] = node
+            self._num_nodes += 1
+        return node
 
     def _segment_word(self, word: str, skips: Iterable[int]) -> tuple[Sequence[int], int]:
         """What the skips make of a word, or its usual segmentation where that needs a symbol not in the vocabulary."""

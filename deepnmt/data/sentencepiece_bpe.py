@@ -6,6 +6,7 @@ characters is written down nowhere but in its source, which this follows.
 
 import re
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 
 from deepnmt.data.vocabulary import UNK
 
@@ -20,7 +21,8 @@ class PieceMerges:
         """`pieces` are (text, score, type) of all pieces of the model; `ids` those of the usable ones."""
         listed = list(pieces)
         whole = [text for text, _, kind in listed if kind == USER_DEFINED]
-        self._symbol = re.compile("|".join([*map(re.escape, sorted(whole, key=len, reverse=True)), "."]), re.DOTALL)
+        longest_first = map(re.escape, sorted(whole, key=len, reverse=True))
+        self._whole = re.compile("|".join([*longest_first, "."]), re.DOTALL) if whole else None
         self._costs = {
             text: -score
             for text, score, kind in listed
@@ -32,33 +34,50 @@ class PieceMerges:
 
     def segment(self, word: str, skips: Iterable[int]) -> tuple[list[int], int]:
         """The ids of a normalised word without the merges numbered in `skips`, and how many merges came up."""
-        symbols = self._symbol.findall(word)
-        made_of: dict[str, tuple[str, str]] = {}
+        symbols, merges, skipped = self._merge(word, skips)
+        try:
+            return [self._ids[symbol] for symbol in symbols], merges
+        except KeyError:  # an unused piece or an unknown character: rare, so worth a second time
+            considered: list[tuple[str, str]] = []
+            self._merge(word, skipped, considered)
+            return self._number(self._used(symbols, considered)), merges
 
-        def cost(left: str, right: str) -> float:
-            merged = left + right
-            found = self._costs.get(merged, NEVER)
-            if found is not NEVER and merged in self._unused:
-                made_of[merged] = left, right
-            return found
-
-        costs = list(map(cost, symbols, symbols[1:]))
+    def _merge(
+        self, word: str, skips: Iterable[int], considered: list[tuple[str, str]] | None = None
+    ) -> tuple[list[str], int, list[int]]:
+        """The symbols, how many merges came up, and those skipped; all pairs that could merge go to `considered`."""
+        symbols = list(word) if self._whole is None else self._whole.findall(word)
+        costs = [self._costs.get(left + right, NEVER) for left, right in pairwise(symbols)]
+        if considered is not None:
+            considered += pairwise(symbols)
         upcoming = iter(skips)
-        merges, skip = 0, next(upcoming, -1)
-        while (lowest := min(costs, default=NEVER)) != NEVER:
+        merges, skip, skipped = 0, next(upcoming, -1), []
+        while costs and (lowest := min(costs)) != NEVER:
             i = costs.index(lowest)
             merges += 1
             if merges - 1 == skip:
                 costs[i] = NEVER  # until one of the two merges with another
+                skipped.append(skip)
                 skip = next(upcoming, -1)
                 continue
-            symbols[i : i + 2] = [symbols[i] + symbols[i + 1]]
+            symbols[i] += symbols.pop(i + 1)
             del costs[i]
             if i > 0:
-                costs[i - 1] = cost(symbols[i - 1], symbols[i])
+                costs[i - 1] = self._costs.get(symbols[i - 1] + symbols[i], NEVER)
             if i < len(costs):
-                costs[i] = cost(symbols[i], symbols[i + 1])
-        return self._number(_used(symbols, made_of)), merges
+                costs[i] = self._costs.get(symbols[i] + symbols[i + 1], NEVER)
+            if considered is not None:
+                considered += pairwise(symbols[max(0, i - 1) : i + 2])
+        return symbols, merges, skipped
+
+    def _used(self, symbols: Iterable[str], considered: list[tuple[str, str]]) -> Iterator[str]:
+        """The symbols, with an unused piece replaced by the last two that could have made it, and so on."""
+        made_of = {left + right: (left, right) for left, right in considered}
+        for symbol in symbols:
+            if symbol in self._unused and symbol in made_of:
+                yield from self._used(made_of[symbol], considered)
+            else:
+                yield symbol
 
     def _number(self, symbols: Iterable[str]) -> list[int]:
         """The ids of symbols; an unknown character is its bytes or, with unknown neighbours, one <unk>."""
@@ -71,12 +90,3 @@ class PieceMerges:
             elif not (ids and ids[-1] == UNK):
                 ids.append(UNK)
         return ids
-
-
-def _used(symbols: Iterable[str], made_of: dict[str, tuple[str, str]]) -> Iterator[str]:
-    """The symbols, with an unused piece replaced by the two it was made of, and so on."""
-    for symbol in symbols:
-        if symbol in made_of:
-            yield from _used(made_of[symbol], made_of)
-        else:
-            yield symbol
