@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +19,34 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a path beside `path` (file or folder) to write to; rename it to `path` when the block ends well.
 
-    An existing file is replaced; an existing folder is swapped out and removed. On an exception what was
-    written aside is deleted and `path` is untouched.
+    An existing file is replaced, an existing folder is swapped out and removed, and a symbolic link stays: what it
+    points to is replaced. On an exception everything is as it was before.
     """
+    if path.is_symlink():
+        path = path.resolve()
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     _remove(aside)
+    missing = [folder for folder in path.parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield aside
         _sync(aside)
         if path.is_dir():
-            _exchange(aside, path)  # what was there is now aside, and goes with it
+            _exchange(aside, path)  # what was there is now aside, and is removed with it
         else:
             aside.replace(path)
         _sync_folder(path.parent)
-    finally:
+    except BaseException:
         _remove(aside)
+        for folder in missing:
+            with suppress(OSError):  # something else may be in it by now
+                folder.rmdir()
+        raise
+    _remove(aside)
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Let two folders change names, at once where the system can: then there is no instant without either."""
+    """Swap the names of two folders, in one step where the system can, so that there is no instant without either."""
     try:
         exchange = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError, TypeError):
@@ -63,7 +71,7 @@ def sha256(path: Path) -> str:
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)

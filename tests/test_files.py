@@ -56,6 +56,22 @@ def test_a_failure_leaves_the_old_and_nothing_else(tmp_path, write):
     assert names(tmp_path) == ["thing"]
 
 
+def test_a_failure_leaves_no_folder_that_was_not_there(tmp_path, unchanged):
+    with unchanged(tmp_path), raises(RuntimeError), replacing(tmp_path / "deeper" / "still" / "thing"):
+        raise RuntimeError
+
+
+def test_a_symbolic_link_stays(tmp_path, write):
+    target, link = tmp_path / "there" / "thing", tmp_path / "link"
+    link.symlink_to(target)
+    for content in ("one", "two"):
+        with replacing(link) as aside:
+            write(aside, content)
+        assert link.is_symlink()
+        assert read(target) == content
+        assert names(target.parent) == ["thing"]
+
+
 def test_what_an_earlier_crash_left_aside_is_no_hindrance(tmp_path, write):
     path = tmp_path / "thing"
     write(tmp_path / f".thing.{os.getpid()}.partial", "half")

@@ -49,6 +49,8 @@ def run(arguments: argparse.Namespace) -> None:
 
     if not arguments.text.is_file():
         raise InputError(f"{arguments.text} does not exist")
+    if next(file_chunks(arguments.text, 1), None) is None:
+        raise InputError(f"{arguments.text} is empty")
     settings = settings_of(arguments)
     # Sampling trains better models than beam search (https://arxiv.org/abs/1808.09381): the beam has to be asked for.
     settings["sampling"] = "beam" not in settings
@@ -56,6 +58,11 @@ def run(arguments: argparse.Namespace) -> None:
     translator = load_translator(arguments, device)
     size = chunk_lines(arguments, translator)
     finals = _finals(arguments.out, translator)
+    for final in finals:
+        if final.is_dir():
+            raise InputError(f"{final} is a folder; choose another --out")
+        if final.exists() and final.samefile(arguments.text):
+            raise InputError(f"--out {arguments.out} would overwrite {arguments.text}; choose another name")
     # Chunks and draws do not depend on the number of ranks, so neither does the result.
     job = fingerprint(arguments.model, arguments.text, {**settings, "precision": arguments.precision, "chunk": size})
     shards = [
@@ -121,16 +128,16 @@ def _own_chunks(chunks: Iterator[list[bytes]], rank: int, world_size: int) -> It
 
 
 def _merge_if_last(text: Path, shards: list[Path], finals: tuple[Path, Path], size: int) -> None:
-    """Put the parts together when all are there; of several ranks that see them at once, one does it."""
+    """Merge the shards once all are there. The ranks look one after the other, so the last to finish sees all."""
     lock = finals[0].with_name(f".{finals[0].name}.lock")
     with lock.open("w") as held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return
+        fcntl.flock(held, fcntl.LOCK_EX)
         missing = sum(not shard.exists() for shard in shards)
+        if missing == len(shards):  # another rank has merged them
+            lock.unlink(missing_ok=True)
+            return
         if missing:
-            say(f"this part is done; {missing} of {len(shards)} are not yet")
+            say(f"this part is done; {missing} of {len(shards)} are not finished yet")
             return
         pairs, dropped = _merge(text, shards, finals, size)
         for shard in shards:

@@ -1,5 +1,6 @@
 """Validation and test sets: every pair is kept, in order, with its text as written; oddities are only reported."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from deepnmt.data.cleaning import Account, Judge, Keys, Limits, SeenKeys, keys
 from deepnmt.data.dataset import CorpusWriter
 from deepnmt.data.passes import flatten, held_out_pairs
 from deepnmt.data.text import ParallelFile, parallel_chunks
-from deepnmt.data.tokenizer import TokenizerPair, Writing
+from deepnmt.data.tokenizer import TokenizerPair, Writing, split_tag
 
 Lengths = npt.NDArray[np.integer[Any]]
 _CHUNK_PAIRS = 10_000
@@ -24,12 +25,15 @@ class HeldOut:
     split: str
     files: tuple[ParallelFile, ...]
     text: tuple[list[str], list[str]]
+    tags: list[str]
     words: tuple[list[str], list[str]]
     account: Account
     seen: tuple[SeenKeys, SeenKeys]
 
     @classmethod
-    def read(cls, split: str, files: tuple[ParallelFile, ...], writings: tuple[Writing, Writing]) -> "HeldOut":
+    def read(
+        cls, split: str, files: tuple[ParallelFile, ...], writings: tuple[Writing, Writing], tags: Sequence[str]
+    ) -> "HeldOut":
         judge = Judge(Limits(max_length=0, max_ratio=0, length_unit="words"), ("", ""))
         account = Account()
         pairs: list[tuple[str, str]] = []
@@ -40,11 +44,12 @@ class HeldOut:
                 if reason is not None:
                     account.add(reason, f"{chunk.file.source}:{number}", source, target)
         source_text, target_text = map(list, zip(*pairs, strict=True))
-        words = ([writings[0].split(line) for line in source_text], [writings[1].split(line) for line in target_text])
+        tagged = [split_tag(line, tags) for line in source_text]
+        words = ([writings[0].split(rest) for _, rest in tagged], [writings[1].split(line) for line in target_text])
         seen = (SeenKeys(), SeenKeys())
         for side, lines in zip(seen, words, strict=True):
             side.add(keys(line.encode("utf-8") for line in lines if line))
-        return cls(split, files, (source_text, target_text), words, account, seen)
+        return cls(split, files, (source_text, target_text), [tag for tag, _ in tagged], words, account, seen)
 
     def overlaps(self, source: Keys, target: Keys) -> npt.NDArray[np.bool_]:
         """True for a training pair one side of which is a sentence of this set."""
@@ -52,7 +57,9 @@ class HeldOut:
 
     def write(self, folder: Path, tokenizers: TokenizerPair, limits: Limits) -> dict[str, Any]:
         """Store ids and text; returns the entry of dataset.json."""
-        source = flatten(tokenizers.source.subwords.encode_lines(self.words[0]))
+        encoded = tokenizers.source.subwords.encode_lines(self.words[0])
+        prefixes = {tag: np.uint32(tokenizers.source.tag_id(tag)).tobytes() for tag in {*self.tags} - {""}}
+        source = flatten([prefixes.get(tag, b"") + ids for tag, ids in zip(self.tags, encoded, strict=True)])
         target = flatten(tokenizers.target.subwords.encode_lines(self.words[1]))
         sizes = (tokenizers.source.vocab_size, tokenizers.target.vocab_size)
         with CorpusWriter(folder, self.split, sizes) as writer:

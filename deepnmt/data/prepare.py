@@ -163,12 +163,13 @@ class _Preparation:
         # A tokeniser brings its own way of writing.
         pair = self.given
         self.writings = (pair.source.writing, pair.target.writing) if pair else settings.writings
+        self.known_tags = pair.source.tags if pair else self.tags
         self.tokenizer_meta: dict[str, Any] = {"given": True} if pair else {}
 
     def run(self, held_out_files: dict[str, tuple[ParallelFile, ...]]) -> dict[str, Any]:
         started = time.monotonic()
         held_out = {
-            split: HeldOut.read(split, files, self.writings) if files else None
+            split: HeldOut.read(split, files, self.writings, self.known_tags) if files else None
             for split, files in held_out_files.items()
         }
         with contextlib.ExitStack() as stack:
@@ -217,14 +218,13 @@ class _Preparation:
         if not reasons.any():
             spool.append(chunk.source, chunk.target, chunk.file, chunk.lines)
             return
-        source, target = chunk.source.splitlines(keepends=True), chunk.target.splitlines(keepends=True)
+        source, target = (side.removesuffix(b"\n").split(b"\n") for side in (chunk.source, chunk.target))
         kept = np.flatnonzero(reasons == "")
         for i in np.flatnonzero(reasons):
-            texts = (side[i].decode("utf-8").rstrip("\n") for side in (source, target))
+            texts = (side[i].decode("utf-8") for side in (source, target))
             account.add(str(reasons[i]), f"{chunk.file}:{chunk.lines[i]}", *texts)
-        spool.append(
-            b"".join(source[i] for i in kept), b"".join(target[i] for i in kept), chunk.file, chunk.lines[kept]
-        )
+        source_text, target_text = (b"".join(side[i] + b"\n" for i in kept) for side in (source, target))
+        spool.append(source_text, target_text, chunk.file, chunk.lines[kept])
 
     def _learn(self, spools: dict[str, Spool]) -> TokenizerPair:
         """Second pass: count words, and learn subwords from the counts."""

@@ -68,25 +68,13 @@ class SentencePieces:
     def encode_lines(self, lines: Iterable[str]) -> list[bytes]:
         """The ids of each line (with single spaces) as bytes of native unsigned ints."""
         split = [line.split(" ") for line in lines] if self._by_word else [[line] for line in lines]
-        encoded = list(map(self._cached, split))
-        pending = [i for i, ids in enumerate(encoded) if ids is None]
-        if pending:
-            self._remember(set().union(*(split[i] for i in pending)))
-        return [self._cached(words) or b"" if ids is None else ids for words, ids in zip(split, encoded, strict=True)]
-
-    def _cached(self, words: list[str]) -> bytes | None:
-        try:
-            return b"".join(map(self._cache.__getitem__, words))
-        except KeyError:
-            return None
-
-    def _remember(self, words: set[str]) -> None:
         if len(self._cache) > _MAX_CACHED_WORDS:
-            self._cache.clear()
-        new = list(words - self._cache.keys())
-        ours = self._ours
+            self._cache = {}  # not cleared: other threads may be reading the old one
+        cache = self._cache
+        new = list({word for words in split for word in words if word not in cache})
         for word, ids in zip(new, self._processor.encode(new, num_threads=1), strict=True):
-            self._cache[word] = array("I", [ours[number] for number in ids]).tobytes()
+            cache[word] = array("I", [self._ours[number] for number in ids]).tobytes()
+        return [b"".join(map(cache.__getitem__, words)) for words in split]
 
     def resample(self, sentences: Sequence[Sequence[int]], keys: Keys, dropout: float) -> list[list[int]]:
         """The sentences segmented again by BPE-dropout, each decided by its key. None may have an unknown symbol."""

@@ -114,6 +114,15 @@ def _without_surrogates(text: str) -> str:
     return text
 
 
+def split_tag(text: str, tags: Sequence[str]) -> tuple[str, str]:
+    """The one of the tags that a text begins with, or nothing, and the rest of the text."""
+    if tags:
+        first, _, rest = text.strip().partition(" ")
+        if first in tags:
+            return first, rest
+    return "", text
+
+
 class Tokenizer:
     """Law: decode(encode(text)) == normalise(text) for any text, unless the vocabulary has no byte fallback.
 
@@ -142,7 +151,7 @@ class Tokenizer:
 
     def normalise(self, text: str) -> str:
         """What is left of a text after encoding and decoding it."""
-        tag, rest = self._split_tag(text)
+        tag, rest = self.split_tag(text)
         return " ".join(part for part in (tag, self.writing.join(self.writing.split(rest))) if part)
 
     def encode(self, text: str) -> list[int]:
@@ -150,17 +159,14 @@ class Tokenizer:
 
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
         """The ids of each text, without eos."""
-        tagged = [self._split_tag(text) for text in texts]
+        tagged = [self.split_tag(text) for text in texts]
         lines = self.subwords.encode_lines([self.writing.split(rest) for _, rest in tagged])
         encoded = [array("I", ids).tolist() for ids in lines]
         return [[self.tag_id(tag), *ids] if tag else ids for (tag, _), ids in zip(tagged, encoded, strict=True)]
 
-    def _split_tag(self, text: str) -> tuple[str, str]:
-        if self.tags:
-            first, _, rest = text.strip().partition(" ")
-            if first in self.tags:
-                return first, rest
-        return "", text
+    def split_tag(self, text: str) -> tuple[str, str]:
+        """The tag a text begins with, or nothing, and the rest of the text."""
+        return split_tag(text, self.tags)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Readable text: up to the first eos, without padding."""

@@ -152,7 +152,9 @@ class Translator:
         for number, text in enumerate(texts):
             parts = [[ids[number] for ids in encoded]]
             if any(len(ids) > limit for ids in parts[0]):
-                cut = split_long(text, limit, self._source_length)
+                tag, rest = self.tokenizers[0].source.split_tag(text)
+                cut = split_long(rest, limit - bool(tag), self._source_length)
+                cut = [f"{tag} {part}" for part in cut] if tag else cut
                 parts = [list(ids) for ids in zip(*(p.source.encode_batch(cut) for p in self.tokenizers), strict=True)]
                 # Only what cannot be cut any further may still be too long for learned positions.
                 lost = [len(ids) for part in parts for ids in part if self._position_limits() and len(ids) > limit]

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from deepnmt.data.dataset import CorpusWriter, Dataset
 from deepnmt.data.prepare import CorpusInput, PrepareSettings, prepare
 from deepnmt.data.text import ParallelFile
 from deepnmt.errors import InputError
+from deepnmt.files import write_json
 
 Pairs = list[tuple[str, str]]
 LANGUAGES = {"source_lang": "en", "target_lang": "de"}
@@ -183,6 +185,23 @@ def test_corpora_keep_their_names_weights_and_tags(tmp_path: Path) -> None:
     assert dataset.tokenizers.shared
 
 
+def test_a_held_out_line_that_begins_with_a_tag_is_encoded_and_compared_like_a_tagged_one(tmp_path: Path) -> None:
+    pairs = english_german(60)
+    tagged = [("<bt> " + pairs[0][0], pairs[0][1]), (pairs[1][0], "<bt> " + pairs[1][1]), ("other", "anders")]
+    files = [*write_pairs(tmp_path, "train", pairs), *write_pairs(tmp_path, "valid", tagged)]
+    command = ["prepare", "--source", str(files[0]), "--target", str(files[1]), "--tag", "train=<bt>", *SMALL]
+    held_out = ["--valid-source", str(files[2]), "--valid-target", str(files[3])]
+    assert main([*command, *held_out, "--out", str(tmp_path / "d")]) == 0
+    dataset = Dataset.open(tmp_path / "d")
+    assert dataset.valid is not None
+    assert dataset.valid_text == ([source for source, _ in tagged], [target for _, target in tagged])
+    for i, (source, _) in enumerate(tagged):
+        assert dataset.valid.source(i).tolist() == dataset.tokenizers.source.encode(source)
+    tag = dataset.tokenizers.target.tag_id("<bt>")
+    assert not any(tag in dataset.valid.target(i) for i in range(3)), "a target has no tags, as in training"
+    assert dataset.meta["cleaning"]["train"]["overlap"]["count"] == 2
+
+
 def test_separate_vocabularies_have_sizes_of_their_own(tmp_path: Path) -> None:
     dataset = make(tmp_path, english_german(200), joint=False, vocab_sizes=(330, 360), min_frequency=1)
     assert not dataset.meta["shared_vocabulary"]
@@ -313,17 +332,31 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES)
 def test_bad_input_is_refused_in_one_sentence_and_leaves_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str, unchanged: Callable[[Path], Any]
 ) -> None:
-    inputs, out = tmp_path / "in", tmp_path / "out"
+    inputs, old = tmp_path / "in", tmp_path / "old"
     inputs.mkdir()
-    out.mkdir()
+    old.mkdir()
+    write_json(old / "dataset.json", {})
     arguments, message = bad_input(inputs, case)
-    assert main(["prepare", *SMALL, *arguments, "--out", str(out / "d")]) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert captured.err.splitlines()[-1].startswith("deepnmt: ")
-    assert list(out.iterdir()) == []
+    for out in (tmp_path / "deep" / "new", old):
+        with unchanged(tmp_path):
+            assert main(["prepare", *SMALL, *arguments, "--overwrite", "--out", str(out)]) == 2
+        captured = capsys.readouterr()
+        assert message in captured.err
+        assert captured.err.splitlines()[-1].startswith("deepnmt: ")
+
+
+def test_a_symbolic_link_to_a_dataset_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere" / "large").mkdir(parents=True)
+    (tmp_path / "data").symlink_to(tmp_path / "elsewhere" / "large")
+    train = write_pairs(tmp_path, "train", english_german(50))
+    command = ["prepare", "--source", str(train[0]), "--target", str(train[1]), *SMALL, "--out", str(tmp_path / "data")]
+    for options in ([], ["--overwrite"]):
+        assert main([*command, *options]) == 0
+        assert (tmp_path / "data").is_symlink()
+        assert len(Dataset.open(tmp_path / "elsewhere" / "large").train["train"]) == 50
+        assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["large"]
 
 
 def test_a_dataset_is_replaced_only_when_asked_and_other_folders_never(tmp_path: Path) -> None:
@@ -401,7 +434,7 @@ def test_ctrl_c_ends_a_call_with_workers_and_leaves_nothing(tmp_path: Path) -> N
         os.close(writer)
     assert errors.splitlines()[-1] == "deepnmt: interrupted"
     assert process.returncode == 130
-    assert list((tmp_path / "out").iterdir()) == []
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_summary_says_what_was_kept_dropped_and_what_to_do_next(

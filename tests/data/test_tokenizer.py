@@ -1,6 +1,7 @@
 import io
 import unicodedata
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +109,21 @@ def test_encoding_does_not_depend_on_what_was_encoded_before(monkeypatch: pytest
     small = SentencePieces(pieces.model)
     assert [small.encode_lines([line])[0] for line in SENTENCES[:50]] == expected
     assert small.encode_lines(SENTENCES[:50]) == expected
+
+
+def test_threads_that_share_a_tokeniser_do_not_disturb_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = MODELS["bpe"]
+    assert isinstance(pieces, SentencePieces)
+    expected = pieces.encode_lines(SENTENCES)
+    monkeypatch.setattr(sentence_pieces, "_MAX_CACHED_WORDS", 20)
+    small = SentencePieces(pieces.model)
+
+    def encode(first: int) -> bool:
+        lines = range(first, len(SENTENCES), 7)
+        return [small.encode_lines([SENTENCES[i]])[0] for i in lines] == [expected[i] for i in lines]
+
+    with ThreadPoolExecutor(8) as threads:
+        assert all(threads.map(encode, [i % 7 for i in range(40)]))
 
 
 def test_training_on_counted_words_is_training_on_the_lines(tmp_path: Path) -> None:

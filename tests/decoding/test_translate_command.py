@@ -1,15 +1,19 @@
 """`deepnmt translate`, `backtranslate` and `evaluate` as a user meets them."""
 
+import fcntl
 import io
 import json
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from digits import reversed_digits
 
 from deepnmt.cli import main
+from deepnmt.commands.backtranslate import _merge_if_last
 from deepnmt.decoding.translator import Translator
 
 PAIRS = reversed_digits(40, seed=5)
@@ -192,7 +196,49 @@ def test_backtranslation_does_not_depend_on_the_number_of_ranks(random_model, so
     for side in ("en", "de"):
         assert (tmp_path / f"three.{side}").read_bytes() == (tmp_path / f"one.{side}").read_bytes()
     assert not list(tmp_path.glob("*shard*"))
-    assert "2 of 3 are not yet" in capsys.readouterr().err
+    assert "2 of 3 are not finished yet" in capsys.readouterr().err
+
+
+def test_ranks_that_finish_together_leave_nothing_unmerged(tmp_path):
+    """The rank that finds the lock taken waits, and looks again."""
+    text, finals = tmp_path / "mono", (tmp_path / "bt.en", tmp_path / "bt.de")
+    text.write_text("eins\nzwei\n")
+    shards = [tmp_path / "shard-0", tmp_path / "shard-1"]
+    for shard, line in zip(shards, ("one\n", "two\n"), strict=True):
+        shard.write_text(line)
+    lock = (tmp_path / ".bt.en.lock").open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with ThreadPoolExecutor(2) as ranks:
+        waiting = [ranks.submit(_merge_if_last, text, shards, finals, 1) for _ in range(2)]
+        time.sleep(0.1)
+        assert not any(rank.done() for rank in waiting)
+        lock.close()
+        assert [rank.result() for rank in waiting] == [None, None]
+    assert [final.read_text() for final in finals] == ["one\ntwo\n", "eins\nzwei\n"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bt.de", "bt.en", "mono"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere", "--out", "new/bt"], "nowhere does not exist"),
+        (["mono.de", "--out", "mono"], "--out mono would overwrite mono.de"),
+        (["mono.de", "--out", "taken"], "taken.en is a folder"),
+        (["mono.de", "--out", "new/bt", "--chunk", "0"], "--chunk must be at least 1"),
+        (["mono.de", "--out", "new/bt", "--temperature", "-1"], "temperature"),
+        (["empty.de", "--out", "new/bt"], "empty.de is empty"),
+    ],
+)
+def test_backtranslate_refuses_before_it_writes(
+    digits_model, tmp_path, monkeypatch, arguments, message, capsys, unchanged
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mono.de").write_text("eins\n")
+    (tmp_path / "empty.de").touch()
+    (tmp_path / "taken.en").mkdir()
+    with unchanged(tmp_path):
+        assert run("backtranslate", digits_model, *arguments) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_backtranslation_by_beam_is_translation(digits_model, source, tmp_path):

@@ -11,6 +11,7 @@ from deepnmt.data.sentence_pieces import SentencePieces, train
 from deepnmt.data.tokenizer import Tokenizer, TokenizerPair, Writing
 from deepnmt.data.vocabulary import EOS
 from deepnmt.decoding.alignment import attention, group
+from deepnmt.decoding.config import TranslationConfig
 from deepnmt.decoding.continuous import CannotFuseError
 from deepnmt.decoding.search import beam_search
 from deepnmt.decoding.translator import Translator
@@ -121,6 +122,17 @@ def test_a_long_line_is_cut_with_a_warning_and_sinks_nothing(translator):
     assert "more than max_source_length = 12: translated in" in message
     with pytest.warns(UserWarning, match="text 1 has .* subwords, more than max_source_length = 12"):
         translator.translate([long], max_source_length=12)
+
+
+def test_every_piece_of_a_tagged_line_has_the_tag(digits_model, monkeypatch):
+    translator = Translator(digits_model)
+    source = translator.tokenizers[0].source
+    tagged = Tokenizer(source.subwords, source.writing, ["<bt>"])
+    monkeypatch.setattr(translator.tokenizers[0], "source", tagged)
+    config = TranslationConfig(max_source_length=12)
+    pieces = translator._pieces(["<bt> " + "eins zwei drei. " * 20], None, config, lambda *_: None)
+    assert len(pieces) > 5
+    assert all(piece.sources[0][0] == tagged.tag_id("<bt>") and piece.length <= 13 for piece in pieces)
 
 
 def test_a_word_of_ten_thousand_letters_does_not_crash(translator):
