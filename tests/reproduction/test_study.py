@@ -1,15 +1,14 @@
 """A study from end to end: killed in the middle, gone on with, scored later, reported; and what it refuses."""
 
 import json
-import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import two_arms
+from processes import Process
 from pytest import fixture, raises
 
 from deepnmt.cli import main
@@ -36,30 +35,20 @@ def arguments(place, out="out", *more):
     return ["reproduce", "two", *SHORT, "--scale", "tiny", "--device", "cpu", *data, *more]
 
 
-def start(words):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(ROOT / "tests/reproduction/two_arms.py"), *words]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
 def kill_in_second_run(place):
     """Runs in a process of its own until the second run has been training a while; returns both runs' folders."""
-    process = start(arguments(place))
     runs = place / "out" / "runs"
     deadline = time.monotonic() + 240
-    try:
+    with Process(two_arms.deepnmt, arguments(place)) as process:
         while True:
             folders = sorted(runs.glob("*-s1-*"), key=lambda path: path.stat().st_ctime) if runs.is_dir() else []
             second = next((f for f in folders if not (f / "train.json").exists()), None)
             finished = [f for f in folders if (f / "decode.json").exists()]
             if finished and second and len(list((second / "training" / "checkpoints").glob("step-*"))) >= 2:
                 break
-            assert process.poll() is None, "it ended before it could be killed"
+            assert process.status is None, "it ended before it could be killed"
             assert time.monotonic() < deadline
             time.sleep(0.02)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
     return finished[0], second
 
 
@@ -127,7 +116,7 @@ def test_a_study_gives_every_arm_the_same_or_refuses(place, capsys):
 
 
 def test_several_processes_share_the_runs(place, capsys):
-    words = ["reproduce", "figure5", *SHORT, "--scale", "tiny", "--device", "cpu"]
+    words = ["reproduce", "figure5", "training.max_steps=8", "training.log_every=2", "--scale", "tiny", "--device", "cpu"]
     words += ["model.encoder.dim=16", "model.encoder.ffn_dim=16", "model.encoder.num_heads=2"]
     words += ["model.decoder.dim=16", "model.decoder.ffn_dim=16", "model.decoder.num_heads=2"]
     words += ["--data", str(place / "toy" / "data"), "--out", str(place / "shared"), "--parallel", "2"]
@@ -143,13 +132,13 @@ def test_several_processes_share_the_runs(place, capsys):
 def test_workers_that_are_told_to_stop_save_and_go_on_later(place, capsys):
     endless = {"two": "figure6", "training.max_steps=40": "training.max_steps=100000"}
     words = [endless.get(word, word) for word in arguments(place, "stopped")]
-    process = start([*words, "--parallel", "2", "--seeds", "1"])
     runs, deadline = place / "stopped" / "runs", time.monotonic() + 240
-    while len(list(runs.glob("*/training/checkpoints/step-*"))) < 3:
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=120) == 143
+    with Process(two_arms.deepnmt, [*words, "--parallel", "2", "--seeds", "1"], PYTHONPATH=str(ROOT)) as process:
+        while len(list(runs.glob("*/training/checkpoints/step-*"))) < 3:
+            assert process.status is None and time.monotonic() < deadline, process.output
+            time.sleep(0.05)
+        process.send(signal.SIGTERM)
+        assert process.wait() == 143
     told = "".join(log.read_text() for log in (place / "stopped" / "workers").glob("*.log"))
     assert "and saved" in told
     assert not list(runs.glob("*/train.json")), "a run that was stopped is not done"

@@ -1,7 +1,6 @@
-"""An experiment of two arms for tests, and a small corpus; as a script, `deepnmt` with that experiment known to it."""
+"""An experiment of two arms for tests, a small corpus, and `deepnmt` with that experiment known to it."""
 
 import random
-import sys
 
 import torch
 
@@ -43,5 +42,5 @@ def write_corpus(folder):
     return folder / "data"
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def deepnmt(words):
+    return main(words)
