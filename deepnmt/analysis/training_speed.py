@@ -59,7 +59,7 @@ def measure_training(
     world = World(0, 1, torch.device(device))
     torch.manual_seed(training.seed)
     network = Transformer(model).to(device).train()
-    objective = Objective(network, training.label_smoothing, model.pad_id)
+    objective = Objective(network, training.label_smoothing, model.pad_id, training.sampled_softmax)
     engine = make_engine(objective, training, world, graphed)
     state = TrainingState.start(network, training, fp16=False, device=world.device)
 

@@ -128,6 +128,8 @@ def open_run(
 
 def settle(recipe: Recipe, dataset: Dataset, world: World, stored: Recipe | None) -> Recipe:
     """The recipe with what depends on the device: the layout of batches and the memory plan, made once for a run."""
+    if recipe.training.sampled_softmax is not None and world.device.type != "cpu":
+        raise InputError("training.sampled_softmax is for training on a CPU; leave it unset on a GPU")
     batching = recipe.batching
     if batching.layout == "auto":
         layout: Literal["packed", "padded"] = "packed" if world.device.type == "cuda" else "padded"
@@ -180,7 +182,7 @@ def build_objective(recipe: Recipe, precision: Precision, world: World, start: P
     model.to(world.device)
     if config.activation_checkpointing:
         model.checkpoint_activations()
-    objective = Objective(model, config.label_smoothing, recipe.model.pad_id)
+    objective = Objective(model, config.label_smoothing, recipe.model.pad_id, config.sampled_softmax)
     if config.parallel == "fsdp" and world.size > 1:
         shard(objective, precision)
     return objective

@@ -16,7 +16,7 @@ from deepnmt.errors import RunError
 from deepnmt.model.sequences import PackedSequences
 from deepnmt.training.config import Precision, TrainingConfig
 from deepnmt.training.distributed import World, await_gradients
-from deepnmt.training.loss import chunked_loss
+from deepnmt.training.loss import chunked_loss, sampled_loss
 from deepnmt.training.memory import Splitter, free_memory, is_out_of_memory
 from deepnmt.training.precision import autocast
 
@@ -51,14 +51,17 @@ class Noise:
 class Objective(nn.Module):
     """A model and its loss as one module: the whole of what one batch computes."""
 
-    def __init__(self, model: nn.Module, smoothing: float, pad_id: int) -> None:
+    def __init__(self, model: nn.Module, smoothing: float, pad_id: int, sampled_softmax: int | None = None) -> None:
         super().__init__()
         self.model = model
-        self.smoothing, self.pad_id = smoothing, pad_id
+        self.smoothing, self.pad_id, self.sampled_softmax = smoothing, pad_id, sampled_softmax
 
     def forward(self, batch: AnyBatch) -> tuple[Tensor, Tensor]:
         model: TranslationModel = self.model  # type: ignore[assignment]
         features = model.features(*_sequences(batch))
+        if self.model.training and self.sampled_softmax is not None:
+            given = (features, model.output_weight, batch.target_output, self.smoothing, self.pad_id)
+            return sampled_loss(*given, self.sampled_softmax)
         return chunked_loss(features, model.output_weight, batch.target_output, self.smoothing, self.pad_id)
 
 

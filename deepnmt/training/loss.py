@@ -15,6 +15,7 @@ CHUNK_ELEMENTS, CPU_CHUNK_ELEMENTS = 2**26, 2**21
 BLOCK_ELEMENTS = 2**18
 # Probabilities underflow in fp16: their gradient is lifted by this much on the way in and lowered on the way out.
 FP16_LIFT = 256.0
+NO_PADDING = -1  # the id of no symbol
 
 
 def label_smoothed_loss(logits: Tensor, targets: Tensor, smoothing: float, pad_id: int) -> tuple[Tensor, Tensor]:
@@ -25,12 +26,38 @@ def label_smoothed_loss(logits: Tensor, targets: Tensor, smoothing: float, pad_i
     return loss, nll
 
 
+def sampled_loss(
+    features: Tensor, weight: Tensor, targets: Tensor, smoothing: float, pad_id: int, num_sampled: int
+) -> tuple[Tensor, Tensor]:
+    """`chunked_loss` with a sampled softmax: the symbols of the batch's targets and `num_sampled` others.
+
+    The others are drawn evenly from the rest of the vocabulary, and each counts for rest / num_sampled symbols, so the
+    normaliser and the mean of label smoothing are unbiased estimates of those over the whole vocabulary. The products
+    shrink from V to a few hundred or thousand columns (cf. Jean et al. 2015, https://aclanthology.org/P15-1001/).
+    """
+    own, columns = targets[targets != pad_id].unique(return_inverse=True)
+    is_other = torch.ones(len(weight), dtype=torch.bool, device=weight.device).index_fill_(0, own, False)
+    others = is_other.nonzero().squeeze(1)
+    sampled = others[torch.randperm(len(others), device=weight.device)[:num_sampled]]
+    counts = torch.ones(len(own) + len(sampled), device=weight.device)
+    counts[len(own) :] = len(others) / max(len(sampled), 1)
+    flat = features.reshape(-1, features.shape[-1])[(targets != pad_id).flatten()]
+    return chunked_loss(flat, weight[torch.cat([own, sampled])], columns, smoothing, NO_PADDING, counts=counts)
+
+
 def chunked_loss(
-    features: Tensor, weight: Tensor, targets: Tensor, smoothing: float, pad_id: int, chunk: int | None = None
+    features: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    smoothing: float,
+    pad_id: int,
+    chunk: int | None = None,
+    counts: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`label_smoothed_loss` of `features @ weight.T`; features (..., d), weight (V, d), targets (...).
 
     Matrix products run in autocast's precision, the softmax and the sums in fp32. Only `loss` has a gradient.
+    `counts` (V,) makes a column of the softmax count for several symbols; on a CPU only.
     """
     chunk = chunk or max(128, (CHUNK_ELEMENTS if weight.is_cuda else CPU_CHUNK_ELEMENTS) // weight.shape[0])
     differentiate = torch.is_grad_enabled() and (features.requires_grad or weight.requires_grad)
@@ -39,7 +66,7 @@ def chunked_loss(
         real = (targets != pad_id).nonzero().squeeze(1)
         flat, targets = flat.index_select(0, real), targets.index_select(0, real)
     apply: Callable[..., tuple[Tensor, Tensor]] = _ChunkedLoss.apply
-    return apply(flat, weight, targets, smoothing, pad_id, chunk, differentiate)
+    return apply(flat, weight, targets, smoothing, pad_id, chunk, counts, differentiate)
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -52,6 +79,7 @@ class _ChunkedLoss(torch.autograd.Function):
         smoothing: float,
         pad_id: int,
         chunk: int,
+        counts: Tensor | None,
         differentiate: bool,
     ) -> tuple[Tensor, Tensor]:
         dtype = _matmul_dtype(features)
@@ -64,11 +92,12 @@ class _ChunkedLoss(torch.autograd.Function):
             lift = FP16_LIFT if dtype is torch.float16 else 1.0
             for start in range(0, f.shape[0], chunk):
                 rows = slice(start, start + chunk)
-                chunk_loss, chunk_nll, gradient = differentiated(f[rows] @ w.T, targets[rows], smoothing, pad_id, lift)
+                logits = f[rows] @ w.T
+                chunk_loss, chunk_nll = differentiate_(logits, targets[rows], smoothing, pad_id, lift, counts)
                 loss, nll = loss + chunk_loss, nll + chunk_nll
                 if grad_features is not None and grad_weight is not None:
-                    grad_features[rows] = (gradient @ w) / lift if lift != 1 else gradient @ w
-                    grad_weight += gradient.T @ (f[rows] / lift if lift != 1 else f[rows])
+                    grad_features[rows] = (logits @ w) / lift if lift != 1 else logits @ w
+                    grad_weight += logits.T @ (f[rows] / lift if lift != 1 else f[rows])
         if differentiate:
             ctx.save_for_backward(grad_features, grad_weight)
             ctx.dtypes = (features.dtype, weight.dtype)
@@ -83,23 +112,22 @@ class _ChunkedLoss(torch.autograd.Function):
         return (
             (grad_features * grad_loss).to(features_dtype),
             (grad_weight * grad_loss).to(weight_dtype),
-            *(None,) * 5,
+            *(None,) * 6,
         )
 
 
-def differentiated(
-    logits: Tensor, targets: Tensor, smoothing: float, pad_id: int, lift: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The sums of loss and nll, and `lift` times the loss's gradient, in the logits' place and type.
+def differentiate_(
+    logits: Tensor, targets: Tensor, smoothing: float, pad_id: int, lift: float, counts: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The sums of loss and nll; leaves `lift` times the loss's gradient in the logits' place and type.
 
     Only a GPU is handed padding: elsewhere it was left out before the product.
     """
     if logits.is_cuda:
         from deepnmt.model.kernels.cross_entropy_triton import cross_entropy_
 
-        loss, nll = cross_entropy_(logits, targets, smoothing, pad_id, lift)
-        return loss, nll, logits
-    return *_cross_entropy_(logits, targets, smoothing, lift), logits
+        return cross_entropy_(logits, targets, smoothing, pad_id, lift)
+    return _cross_entropy_(logits, targets, smoothing, lift, counts)
 
 
 def _matmul_dtype(features: Tensor) -> torch.dtype:
@@ -109,22 +137,30 @@ def _matmul_dtype(features: Tensor) -> torch.dtype:
     return features.dtype
 
 
-def _cross_entropy_(logits: Tensor, targets: Tensor, smoothing: float, lift: float) -> tuple[Tensor, Tensor]:
+def _cross_entropy_(
+    logits: Tensor, targets: Tensor, smoothing: float, lift: float, counts: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """`label_smoothed_loss` of real targets; leaves `lift` times its gradient in the logits' place.
 
     With log Z = max x - log max p, -log p_y = log Z - x_y, and the whole loss is eps * (x_y - mean x) more than that.
-    The gradient is softmax - (1 - eps) * onehot(y) - eps / V.
+    The gradient is softmax - (1 - eps) * onehot(y) - eps / V. A column that counts c times has log c added to its
+    logit in the softmax, and c times its share of the mean.
     """
     size = logits.shape[-1]
     rows = max(1, BLOCK_ELEMENTS // size)
     exact = logits.new_empty(rows, size, dtype=torch.promote_types(logits.dtype, torch.float32))
     loss = nll = exact.new_zeros(())
+    uniform = None if counts is None else counts.to(exact.dtype) / counts.sum()
+    lifted = None if counts is None else counts.to(exact.dtype).log()
     for block, y in zip(logits.split(rows), targets.unsqueeze(-1).split(rows), strict=True):
         x = exact[: len(block)].copy_(block)
-        x_y, top, mean = x.gather(-1, y).squeeze(-1), x.amax(-1), x.mean(-1)
+        x_y, mean = x.gather(-1, y).squeeze(-1), x.mean(-1) if uniform is None else x @ uniform
+        top = x.amax(-1) if lifted is None else x.add_(lifted).amax(-1)
         p = torch.softmax(x, -1, out=x)
         block_nll = (top - p.amax(-1).log() - x_y).sum()
         nll, loss = nll + block_nll, loss + block_nll + smoothing * (x_y - mean).sum()
-        p.sub_(smoothing / size).scatter_add_(-1, y, p.new_full(y.shape, smoothing - 1))
+        p.sub_(smoothing / size if uniform is None else smoothing * uniform).scatter_add_(
+            -1, y, p.new_full(y.shape, smoothing - 1)
+        )
         block.copy_(p.mul_(lift) if lift != 1 else p)
     return loss, nll

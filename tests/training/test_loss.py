@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from deepnmt.training import loss as loss_module
-from deepnmt.training.loss import chunked_loss, label_smoothed_loss
+from deepnmt.training.loss import chunked_loss, label_smoothed_loss, sampled_loss
 
 PAD = 1
 
@@ -116,3 +116,40 @@ def test_without_gradients_nothing_is_kept():
     with torch.no_grad():
         loss, _ = chunked_loss(features, weight, targets, 0.1, PAD)
     assert not loss.requires_grad
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_sampled_softmax_over_every_symbol_is_the_whole_softmax(smoothing):
+    features, weight, targets = problem(dtype=torch.float64)
+    expected = chunked_loss(features, weight, targets, smoothing, PAD)
+    found = sampled_loss(features, weight, targets, smoothing, PAD, num_sampled=len(weight))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    wanted = torch.autograd.grad(expected[0], (features, weight))
+    torch.testing.assert_close(torch.autograd.grad(found[0], (features, weight)), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_columns_that_count_several_times_equal_repeated_columns():
+    features, weight, targets = problem(dtype=torch.float64)
+    counts = torch.ones(len(weight), dtype=torch.float64)
+    counts[40:] = 3
+    repeated = torch.cat([weight, weight[40:], weight[40:]])
+    targets = torch.where(targets >= 40, 7, targets)
+    expected = chunked_loss(features, repeated, targets, 0.1, PAD)
+    found = chunked_loss(features, weight, targets, 0.1, PAD, counts=counts)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    wanted = torch.autograd.grad(expected[0], (features, weight))
+    torch.testing.assert_close(torch.autograd.grad(found[0], (features, weight)), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_the_normaliser_of_a_sampled_softmax_is_unbiased():
+    """Without smoothing, exp(-nll) of one target is e^x_y / Z: the mean of its inverse over many draws is that of the
+    whole softmax."""
+    features, weight, _ = problem(n=1, dtype=torch.float64)
+    target = torch.tensor([5])
+    features = features.detach() / 4
+    torch.manual_seed(0)
+    draws = [sampled_loss(features, weight, target, 0.0, PAD, num_sampled=13)[1].exp() for _ in range(4000)]
+    whole = chunked_loss(features, weight, target, 0.0, PAD)[1].exp()
+    error = torch.stack(draws).std() / len(draws) ** 0.5
+    assert abs(torch.stack(draws).mean() - whole) < 4 * error
+    assert error < 0.02 * whole
