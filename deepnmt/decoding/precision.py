@@ -1,14 +1,13 @@
 """The number formats a model can translate in. Packing and quantising happen once, when the model is loaded."""
 
-import warnings
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepnmt.decoding.engine import Engine
+from deepnmt.decoding.int8 import Int8Linear
 from deepnmt.errors import InputError
+from deepnmt.model.layers import FeedForward
 from deepnmt.model.transformer import Transformer
 
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
@@ -35,11 +34,20 @@ def prepare(model: Transformer, precision: str) -> Engine:
     return Engine(model, project, cache_dtype=torch.bfloat16 if precision == "int8" else None)
 
 
-def _replace_linears(model: Transformer, kind: Callable[[Tensor, Tensor | None], nn.Module]) -> None:
+def _replace_linears(model: Transformer, kind: "type[PackedLinear] | type[Int8Linear]") -> None:
+    """By ones of this kind, which apply the relu of a feed-forward layer themselves."""
     for parent in list(model.modules()):
+        has_relu = isinstance(parent, FeedForward) and parent.activation is F.relu
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                setattr(parent, name, kind(child.weight, child.bias))
+                relu, after_relu = has_relu and name == "expand", has_relu and name == "contract"
+                setattr(parent, name, kind(child.weight, child.bias, relu=relu, after_relu=after_relu))
+        if isinstance(parent, FeedForward) and has_relu:
+            parent.activation = _unchanged
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x
 
 
 class PackedLinear(nn.Module):
@@ -48,50 +56,22 @@ class PackedLinear(nn.Module):
     The operators are those that `torch.compile` uses when it freezes a model. Where they are missing the weights stay.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, relu: bool = False, after_relu: bool = False) -> None:
+        """relu: on the output; after_relu: the input has no negative entries (of use to int8 only)."""
         super().__init__()
         self.weight, self.bias = weight.detach(), None if bias is None else bias.detach()
+        self.activation = "relu" if relu else "none"
         try:
             packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, TYPICAL_ROWS)
-            torch.ops.mkldnn._linear_pointwise(self.weight[:1], packed, self.bias, "none", [], "")
+            torch.ops.mkldnn._linear_pointwise(self.weight[:1], packed, self.bias, self.activation, [], "")
         except (AttributeError, NotImplementedError, RuntimeError):
             self.is_packed = False
         else:
             self.weight, self.is_packed = packed, True
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.is_packed:
-            return F.linear(x, self.weight, self.bias)
-        output: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
-        return output
-
-
-class Int8Linear(nn.Module):
-    """A linear layer with int8 weights, one scale for each output; inputs are quantised as they come.
-
-    The scale of an output is the largest of its weights over 127; that of the input is chosen by the kernel from the
-    range of the whole input.
-    """
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        torch.backends.quantized.engine = _quantised_engine()
-        weight = weight.detach().float()
-        scales = (weight.abs().amax(1) / 127).clamp(min=1e-8)
-        zeros = torch.zeros(len(scales), dtype=torch.long)
-        with warnings.catch_warnings():
-            # Deprecated as a type of tensor since torch 2.13, and still the only input that the packing takes.
-            warnings.filterwarnings("ignore", message=".*quantized tensor creation functions.*")
-            quantised = torch.quantize_per_channel(weight, scales.double(), zeros, 0, torch.qint8)
-        self.packed = torch.ops.quantized.linear_prepack(quantised, None if bias is None else bias.detach().float())
-
-    def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = torch.ops.quantized.linear_dynamic(x, self.packed)
-        return output
-
-
-def _quantised_engine() -> str:
-    for engine in ("onednn", "x86", "fbgemm", "qnnpack"):
-        if engine in torch.backends.quantized.supported_engines:
-            return engine
-    raise InputError("precision int8 is not supported by this build of torch on this machine; use bf16 or fp32")
+        if self.is_packed:
+            output: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, self.activation, [], "")
+            return output
+        output = F.linear(x, self.weight, self.bias)
+        return output.relu() if self.activation == "relu" else output
