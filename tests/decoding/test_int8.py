@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import reversed_digits
+from digits import reversed_digits
 
 from deepnmt.decoding import int8
 from deepnmt.decoding.int8 import Int8Linear, full_extremes, full_scales, pair_extremes, pair_scales, scales_for
