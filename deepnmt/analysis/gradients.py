@@ -123,7 +123,7 @@ def measure_gradients(
     network = Transformer(model).train()
     world = World(0, 1, torch.device("cpu"))
     engine = EagerEngine(Objective(network, training.label_smoothing, model.pad_id), training, "fp32", world)
-    state = TrainingState.start(network, training, fp16=False, device=world.device)
+    state = TrainingState.start(network, training, fp16=False, world=world)
     batching = BatchingConfig(tokens_per_batch=trial.tokens, max_length=max_length)
     updates = iter(BatchStream(corpora, batching, seed=training.seed, tokens_per_update=trial.tokens))
 

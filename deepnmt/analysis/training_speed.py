@@ -61,7 +61,7 @@ def measure_training(
     network = Transformer(model).to(device).train()
     objective = Objective(network, training.label_smoothing, model.pad_id, training.sampled_softmax)
     engine = make_engine(objective, training, world, graphed)
-    state = TrainingState.start(network, training, fp16=False, device=world.device)
+    state = TrainingState.start(network, training, fp16=False, world=world)
 
     with corpus_of(lengths, model) as corpus, ExitStack() as opened:
         config = BatchingConfig(tokens_per_batch=trial.tokens, layout="packed" if graphed else "padded")

@@ -78,7 +78,7 @@ def open_run(
         config, precision = recipe.training, resolve(recipe.training.precision, world.device)
         objective = build_objective(recipe, precision, world, None if newest else start)
         measure = score_measure(recipe, dataset, judge)
-        state = TrainingState.start(objective.model, config, precision == "fp16", world.device, measure)
+        state = TrainingState.start(objective.model, config, precision == "fp16", world, measure)
         optimizer_tensors(state.model, state.optimizer)  # takes its memory before batches are tried for size
         if newest is not None:
             checkpoints.load(newest, state)
@@ -279,7 +279,7 @@ def _largest_batch(recipe: Recipe, dataset: Dataset, world: World, most: int) ->
     """As plain torch computes it: compiled layers keep less, but to try each size with them would take minutes."""
     precision = resolve(recipe.training.precision, world.device)
     objective = build_objective(recipe, precision, world)
-    state = TrainingState.start(objective.model, recipe.training, precision == "fp16", world.device)
+    state = TrainingState.start(objective.model, recipe.training, precision == "fp16", world)
     optimizer_tensors(state.model, state.optimizer)
     engine = EagerEngine(objective, recipe.training, precision, world)
     layout = recipe.batching.layout

@@ -79,6 +79,19 @@ class World:
             results[rank :: self.size] = part
         return results
 
+    def spread_rows(self, work: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+        """`work(rows)`, a function of each row alone, each rank computing its share; all rows on every rank."""
+        if self.size == 1:
+            return work(rows)
+        share = -(-len(rows) // self.size)
+        mine = rows[self.rank * share :][:share]
+        done = torch.zeros(share, *rows.shape[1:], dtype=rows.dtype, device=rows.device)
+        if len(mine):
+            done[: len(mine)] = work(mine)
+        parts = [torch.empty_like(done) for _ in range(self.size)]
+        dist.all_gather(parts, done)
+        return torch.cat(parts)[: len(rows)]
+
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Add up the gradients over the ranks. Sharded ones have been already, by the backward pass."""
         if self.size == 1:

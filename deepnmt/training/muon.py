@@ -41,8 +41,9 @@ def update_scale(rows: int, columns: int) -> float:
 class Muon(torch.optim.Optimizer):
     """`matrices` by M <- m M + (1 - m) G, W <- W - lr scale NS((1 - m) G + m M); the groups of `others` by AdamW.
 
-    Matrices of one shape are orthogonalised together, in `dtype`. Like torch's fused Adam, `step` divides by
-    `grad_scale` and does nothing where `found_inf`, both on the device, so that the host never waits.
+    Matrices of one shape are orthogonalised together, in `dtype`; `spread` divides that work among the ranks. Like
+    torch's fused Adam, `step` divides by `grad_scale` and does nothing where `found_inf`, both on the device, so that
+    the host never waits.
     """
 
     grad_scale: Tensor | None = None
@@ -58,6 +59,7 @@ class Muon(torch.optim.Optimizer):
         momentum: float,
         weight_decay: float,
         dtype: torch.dtype,
+        spread: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor],
         **adam: Any,
     ) -> None:
         shapes: dict[torch.Size, list[nn.Parameter]] = {}
@@ -66,7 +68,7 @@ class Muon(torch.optim.Optimizer):
         groups = [{"params": stack} for stack in shapes.values()]
         defaults = {"lr": lr * rate_factor, "rate_factor": rate_factor, "momentum": momentum}
         super().__init__(groups, {**defaults, "weight_decay": weight_decay})
-        self.stacks, self.dtype = list(self.param_groups), dtype
+        self.stacks, self.dtype, self.spread = list(self.param_groups), dtype, spread
         self.adam = torch.optim.AdamW(others, lr=lr, fused=True, **adam)
         self.param_groups += self.adam.param_groups  # the same dictionaries: a rate set here is set there
         self.state = self.adam.state
@@ -96,7 +98,8 @@ class Muon(torch.optim.Optimizer):
         states: list[Tensor] = [self.state[p]["momentum"] for p in stack]
         moments = torch.stack(states).lerp_(gradients, (1 - momentum) * good)
         torch._foreach_copy_(states, moments.unbind())
-        direction = orthogonalize(gradients.lerp(moments, momentum), self.dtype).to(gradients.dtype)
+        wanted = gradients.lerp(moments, momentum)
+        direction = self.spread(lambda part: orthogonalize(part, self.dtype).to(part.dtype), wanted)
         moved = rate * good
         if weight_decay:
             torch._foreach_mul_(stack, 1 - moved * weight_decay)

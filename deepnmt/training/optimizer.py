@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from deepnmt.training.config import TrainingConfig
+from deepnmt.training.distributed import World
 from deepnmt.training.muon import Muon
 
 ADAMS: dict[str, type[torch.optim.Adam]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
-def build_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, config: TrainingConfig, world: World) -> torch.optim.Optimizer:
     """Adam, AdamW or Muon; weight decay is for matrices, not for biases, norms or connection weights."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     matrices = {name: p for name, p in trained.items() if config.optimizer == "muon" and _is_hidden_matrix(name, p)}
@@ -31,14 +32,14 @@ def build_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Opt
     adam: dict[str, Any] = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
     if config.optimizer != "muon":
         return ADAMS[config.optimizer](groups, fused=True, **adam)
-    device = next(model.parameters()).device
     return Muon(
         matrices.values(),
         groups,
         rate_factor=1.0 if config.matrix_lr is None else config.matrix_lr / config.lr,
         momentum=config.momentum,
         weight_decay=config.weight_decay,
-        dtype=torch.bfloat16 if device.type == "cuda" or config.precision == "bf16" else torch.float32,
+        dtype=torch.bfloat16 if world.device.type == "cuda" or config.precision == "bf16" else torch.float32,
+        spread=world.spread_rows,
         **adam,
     )
 

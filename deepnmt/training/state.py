@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from deepnmt.data.batching import StreamState
 from deepnmt.training.config import TrainingConfig
+from deepnmt.training.distributed import World
 from deepnmt.training.memory import Splitter
 from deepnmt.training.optimizer import Ema, build_optimizer
 from deepnmt.training.precision import LossScale
@@ -57,15 +58,15 @@ class TrainingState:
 
     @classmethod
     def start(
-        cls, model: nn.Module, config: TrainingConfig, fp16: bool, device: torch.device, measure: str = ""
+        cls, model: nn.Module, config: TrainingConfig, fp16: bool, world: World, measure: str = ""
     ) -> "TrainingState":
         return cls(
             model=model,
-            optimizer=build_optimizer(model, config),
-            loss_scale=LossScale(dynamic=fp16, device=device),
+            optimizer=build_optimizer(model, config, world),
+            loss_scale=LossScale(dynamic=fp16, device=world.device),
             ema=None if config.ema_decay is None else Ema(model, config.ema_decay),
-            window=torch.zeros(4, dtype=torch.float64, device=device),
-            failed_at=torch.tensor(-1, device=device),
+            window=torch.zeros(4, dtype=torch.float64, device=world.device),
+            failed_at=torch.tensor(-1, device=world.device),
             measure=measure,
         )
 

@@ -62,6 +62,13 @@ def test_two_and_four_ranks_give_the_losses_of_one(tmp_path):
         assert losses(tmp_path / str(size)) == pytest.approx(losses(tmp_path / "1"), abs=1e-5)
 
 
+def test_ranks_that_share_the_work_of_muon_give_the_losses_of_one(tmp_path):
+    config = replace(FEW, optimizer="muon", max_steps=8)
+    train_alone(tmp_path / "1", config)
+    train_ranks(2, tmp_path / "2", config)
+    assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "1"), abs=1e-4)
+
+
 def test_more_ranks_than_batches_and_uneven_shares(tmp_path):
     """One batch for two ranks (shared by rows), three for two, and an epoch that ends with fewer."""
     config = replace(TRAINING, max_steps=12, log_every=1)
@@ -163,6 +170,21 @@ def spread_work():
         done = []
         results = world.spread(lambda items: [done.append(item) or item * item for item in items], list(range(7)))
         return results, done
+
+
+def spread_rows(count):
+    with join_world("cpu", 60) as world:
+        done = []
+        rows = world.spread_rows(
+            lambda part: done.append(len(part)) or part * part, torch.arange(2 * count).view(-1, 2)
+        )
+        return rows.flatten().tolist(), done
+
+
+@pytest.mark.parametrize("count, shares", [(5, ([3], [2])), (1, ([1], []))])
+def test_rows_are_spread_over_ranks_and_come_back_in_order(count, shares):
+    squares = [i * i for i in range(2 * count)]
+    assert run_ranks(2, spread_rows, count) == [(squares, share) for share in shares]
 
 
 def test_work_is_spread_over_ranks_and_comes_back_in_order():

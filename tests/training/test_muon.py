@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small import CONFIG_MODEL, TRAINING, flat, open_job, run_to_end
+from small import ALONE, CONFIG_MODEL, TRAINING, flat, open_job, run_to_end
 
 from deepnmt.model.connections.fusion import FusionConfig
 from deepnmt.model.transformer import Transformer
@@ -81,7 +81,7 @@ def test_every_parameter_moves_as_by_the_plain_twins(scale, matrix_lr):
     torch.manual_seed(0)
     model, plain = Transformer(CONFIG_MODEL), Transformer(CONFIG_MODEL).double()
     plain.load_state_dict(model.state_dict())
-    optimizer = build_optimizer(model, config)
+    optimizer = build_optimizer(model, config, ALONE)
     matrices = {name: p for name, p in plain.named_parameters() if ".layers." in name and p.ndim == 2}
     others = [p for name, p in plain.named_parameters() if name not in matrices]
     adam = torch.optim.AdamW(
@@ -116,7 +116,7 @@ def test_words_and_connections_are_not_matrices():
     """An untied output, embeddings, and a connection whose weights are a table."""
     encoder = replace(CONFIG_MODEL.encoder, connection=FusionConfig())
     model = Transformer(replace(CONFIG_MODEL, share_embeddings=False, encoder=encoder))
-    optimizer = build_optimizer(model, MUON)
+    optimizer = build_optimizer(model, MUON, ALONE)
     assert isinstance(optimizer, Muon)
     names = {name for name, p in model.named_parameters() if p in optimizer.matrices}
     assert names and all(".layers." in name and name.endswith(".weight") for name in names)
@@ -127,7 +127,7 @@ def test_words_and_connections_are_not_matrices():
 def test_bad_gradient_changes_neither_parameters_nor_the_state():
     torch.manual_seed(0)
     model = Transformer(CONFIG_MODEL)
-    optimizer = build_optimizer(model, MUON)
+    optimizer = build_optimizer(model, MUON, ALONE)
     give_gradients(model, 1)
     apply_update(optimizer, 1e-2, gradient_norms(model, ONE).total, 1.0, ONE, FALSE)
     before = [tensor.clone() for tensor in (flat(model), *optimizer_tensors(model, optimizer).values())]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import CONFIG_MODEL, TRAINING
+from small import ALONE, CONFIG_MODEL, TRAINING
 
 from deepnmt.config import Recipe
 from deepnmt.errors import InputError, RunError
@@ -47,7 +47,7 @@ def give_gradients(*models):
 def test_step_equals_torchs_own_clipping_and_adam(optimizer, clip_norm, scale):
     config = TrainingConfig(max_steps=9, optimizer=optimizer, clip_norm=clip_norm, weight_decay=0.01)
     mine, plain = two_models()
-    ours = build_optimizer(mine, config)
+    ours = build_optimizer(mine, config, ALONE)
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[optimizer]
     matrices, others = ([p for p in plain.parameters() if (p.ndim == 2) is wanted] for wanted in (True, False))
     theirs = kind([{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}], lr=1e-3)
@@ -67,7 +67,7 @@ def test_step_equals_torchs_own_clipping_and_adam(optimizer, clip_norm, scale):
 
 def test_bad_gradient_changes_neither_parameters_nor_the_optimisers_state():
     model, untouched = two_models()
-    optimizer = build_optimizer(model, TRAINING)
+    optimizer = build_optimizer(model, TRAINING, ALONE)
     give_gradients(model)
     model.output_weight.grad[0, 0] = math.nan
     norms = gradient_norms(model, ONE)
