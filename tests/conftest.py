@@ -3,10 +3,13 @@
 Only fixtures and hooks stand in a conftest.py: what tests import has a file with a name of its own.
 """
 
+import fcntl
 import hashlib
 import os
 import sys
+from collections.abc import Callable
 from contextlib import contextmanager
+from pathlib import Path
 
 # Tiny models are slower on several threads, and much slower beside other work. Set before anything imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -45,6 +48,24 @@ def unchanged():
         assert [contents(folder) for folder in folders] == before
 
     return watch
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory) -> Callable[[str, Callable[[Path], object]], Path]:
+    """Makes a folder that takes seconds to make, such as a trained model, once for all workers of this run."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+    def made(name: str, make: Callable[[Path], object]) -> Path:
+        with (shared / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (shared / name).exists():
+                aside = tmp_path_factory.mktemp("aside") / name
+                make(aside)
+                aside.rename(shared / name)
+        return shared / name
+
+    return made
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

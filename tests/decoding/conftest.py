@@ -10,14 +10,15 @@ from deepnmt.model.storage import save_model
 
 
 @pytest.fixture(scope="session")
-def digits_model(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "digits"
-    tokenizers = digit_tokenizers()
-    model = tiny_model(tokenizers)
-    train_tiny(model, tokenizers, steps=240)
-    save_model(folder, model)
-    tokenizers.save(folder)
-    return folder
+def digits_model(made_once) -> Path:
+    def make(folder: Path) -> None:
+        tokenizers = digit_tokenizers()
+        model = tiny_model(tokenizers)
+        train_tiny(model, tokenizers, steps=240)
+        save_model(folder, model)
+        tokenizers.save(folder)
+
+    return made_once("digits", make)
 
 
 @pytest.fixture(scope="session")

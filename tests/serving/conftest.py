@@ -1,10 +1,10 @@
+from functools import partial
+
 import pytest
 from phrasebook import make_model
 
 
 @pytest.fixture(scope="session")
-def phrase_folder(tmp_path_factory):
+def phrase_folder(made_once):
     """A MODEL folder that has learned the phrase book, well enough to read."""
-    folder = tmp_path_factory.mktemp("models") / "en-de"
-    make_model(folder)
-    return folder
+    return made_once("en-de", partial(make_model, layers=6))
