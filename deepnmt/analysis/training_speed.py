@@ -43,12 +43,7 @@ class TrainingSpeed:
 
 
 def measure_training(
-    model: ModelConfig,
-    training: TrainingConfig,
-    lengths: Lengths,
-    trial: TrainingTrial,
-    *,
-    device: str,
+    model: ModelConfig, training: TrainingConfig, lengths: Lengths, trial: TrainingTrial, *, device: str
 ) -> TrainingSpeed:
     """On a GPU, unless `trial.eager`, by the recorded engine on packed batches; else by the plain one on padded."""
     on_gpu = torch.device(device).type == "cuda"

@@ -54,7 +54,7 @@ def base_language(code: str | None) -> str | None:
     return code.replace("_", "-").partition("-")[0].lower() if code else None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class MetricKind:
     title: str
     about: str
@@ -76,16 +76,10 @@ def _sacrebleu(languages: Languages, lowercase: bool) -> "Metric":
         return BLEU(lowercase=lowercase, tokenize="char", force=True)
 
 
-def _multi_bleu(languages: Languages, lowercase: bool) -> "Metric":
+def _multi_bleu(words: "MosesWords", lowercase: bool) -> "Metric":
     from deepnmt.evaluation.multibleu import MultiBLEU
 
-    return MultiBLEU(languages.words, lowercase)
-
-
-def _compound_bleu(languages: Languages, lowercase: bool) -> "Metric":
-    from deepnmt.evaluation.multibleu import MultiBLEU
-
-    return MultiBLEU(languages.compound_words, lowercase)
+    return MultiBLEU(words, lowercase)
 
 
 def _chrf(lowercase: bool, word_order: int) -> "Metric":
@@ -102,68 +96,30 @@ def _ter(languages: Languages, case_sensitive: bool) -> "Metric":
 
 
 METRICS = {
-    "bleu": MetricKind(
-        title="BLEU",
-        about="sacreBLEU: report this one",
-        build=lambda languages: _sacrebleu(languages, lowercase=False),
-    ),
-    "bleu_lower": MetricKind(
-        title="BLEU, case ignored",
-        about="sacreBLEU -lc",
-        build=lambda languages: _sacrebleu(languages, lowercase=True),
-    ),
-    "multi_bleu": MetricKind(
-        title="tokenised BLEU",
-        about="multi-bleu.perl",
-        build=lambda languages: _multi_bleu(languages, lowercase=False),
-    ),
+    "bleu": MetricKind("BLEU", "sacreBLEU: report this one", lambda pair: _sacrebleu(pair, lowercase=False)),
+    "bleu_lower": MetricKind("BLEU, case ignored", "sacreBLEU -lc", lambda pair: _sacrebleu(pair, lowercase=True)),
+    "multi_bleu": MetricKind("tokenised BLEU", "multi-bleu.perl", lambda pair: _multi_bleu(pair.words, False)),
     "multi_bleu_lower": MetricKind(
-        title="tokenised BLEU, case ignored",
-        about="multi-bleu.perl -lc",
-        build=lambda languages: _multi_bleu(languages, lowercase=True),
+        "tokenised BLEU, case ignored", "multi-bleu.perl -lc", lambda pair: _multi_bleu(pair.words, True)
     ),
     "compound_bleu": MetricKind(
-        title="compound-split BLEU",
-        about="the paper's En-De figure",
-        build=lambda languages: _compound_bleu(languages, lowercase=False),
+        "compound-split BLEU", "the paper's En-De figure", lambda pair: _multi_bleu(pair.compound_words, False)
     ),
     "compound_bleu_lower": MetricKind(
-        title="compound-split BLEU, case ignored",
-        about="the paper's steps, then -lc",
-        build=lambda languages: _compound_bleu(languages, lowercase=True),
+        "compound-split BLEU, case ignored",
+        "the paper's steps, then -lc",
+        lambda pair: _multi_bleu(pair.compound_words, True),
     ),
-    "chrf": MetricKind(
-        title="chrF2",
-        about="character n-grams",
-        build=lambda languages: _chrf(lowercase=False, word_order=0),
-    ),
-    "chrf_lower": MetricKind(
-        title="chrF2, case ignored",
-        about="character n-grams",
-        build=lambda languages: _chrf(lowercase=True, word_order=0),
-    ),
-    "chrf_plus": MetricKind(
-        title="chrF2++",
-        about="character and word n-grams",
-        build=lambda languages: _chrf(lowercase=False, word_order=2),
-    ),
+    "chrf": MetricKind("chrF2", "character n-grams", lambda _: _chrf(False, word_order=0)),
+    "chrf_lower": MetricKind("chrF2, case ignored", "character n-grams", lambda _: _chrf(True, word_order=0)),
+    "chrf_plus": MetricKind("chrF2++", "character and word n-grams", lambda _: _chrf(False, word_order=2)),
     "chrf_plus_lower": MetricKind(
-        title="chrF2++, case ignored",
-        about="character and word n-grams",
-        build=lambda languages: _chrf(lowercase=True, word_order=2),
+        "chrF2++, case ignored", "character and word n-grams", lambda _: _chrf(True, word_order=2)
     ),
     "ter": MetricKind(
-        title="TER, case ignored",
-        about="edits: lower is better",
-        build=lambda languages: _ter(languages, case_sensitive=False),
-        lower_is_better=True,
+        "TER, case ignored", "edits: lower is better", lambda pair: _ter(pair, False), lower_is_better=True
     ),
-    "ter_cased": MetricKind(
-        title="TER",
-        about="edits: lower is better",
-        build=lambda languages: _ter(languages, case_sensitive=True),
-        lower_is_better=True,
-    ),
+    "ter_cased": MetricKind("TER", "edits: lower is better", lambda pair: _ter(pair, True), lower_is_better=True),
 }
 
 

@@ -1,10 +1,11 @@
 """A report as blocks, written as Markdown (charts in files beside it) or as one HTML page that loads nothing."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from deepnmt.analysis.charts import page
 from deepnmt.files import replacing
 
 
@@ -46,9 +47,7 @@ class Chart:
 Block = Heading | Paragraph | Bullets | Code | Table | Chart
 
 
-def write_report(
-    folder: Path, title: str, blocks: Sequence[Block], page: Callable[[str, Sequence[str]], str], stem: str = "report"
-) -> None:
+def write_report(folder: Path, title: str, blocks: Sequence[Block], stem: str = "report") -> None:
     for block in blocks:
         if isinstance(block, Chart):
             _write(folder / f"{block.name}.svg", block.svg + "\n")

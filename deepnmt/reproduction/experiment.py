@@ -1,19 +1,20 @@
 """What an experiment is: models to train (arms), what to measure, what the paper found, and what it claims."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
 Measure = Literal["scores", "speed", "weights"]
 Setting = Literal["scale", "base"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Arm:
     """One model: a recipe and what differs from it. `paper` has the paper's own numbers by the names in `COLUMNS`."""
 
     label: str
     recipe: str
+    _: KW_ONLY
     overrides: tuple[str, ...] = ()
     group: str = ""
     paper: Mapping[str, float | str] = field(default_factory=dict)
@@ -24,7 +25,7 @@ class Arm:
     keeps_shape: bool = False  # a scale does not resize it
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Claim:
     """What the paper says: `better` scores above `worse`; or, alone, that `fails` does not train."""
 

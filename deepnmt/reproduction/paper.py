@@ -20,8 +20,8 @@ def _depths(shallow: str, deep: str, line: str, paper: dict[int, float], small: 
         numbers = {"bleu": paper[depth]} if depth in paper else {}
         arms.append(
             Arm(
-                label=f"{line} {depth}L",
-                recipe=shallow if depth == 6 else deep,
+                f"{line} {depth}L",
+                shallow if depth == 6 else deep,
                 overrides=_layers(depth),
                 depth=depth,
                 line=line,
@@ -38,49 +38,24 @@ TABLE1 = Experiment(
     title="Table 1: English-German",
     about="Post-norm and pre-norm, shallow and deep, with and without DLCL.",
     arms=(
-        Arm(
-            label="post Base",
-            recipe="en-de-post-base",
-            group="post-norm",
-            paper={"parameters": 62, "bleu": 27.5},
-        ),
-        Arm(label="post Big", recipe="en-de-post-big", group="post-norm", paper={"parameters": 211, "bleu": 28.8}),
-        Arm(label="post 20L", recipe="en-de-post-20l", group="post-norm", paper={"parameters": 106, "bleu": FAILED}),
-        Arm(
-            label="post DLCL Base",
-            recipe="en-de-post-dlcl-base",
-            group="post-norm",
-            paper={"parameters": 62, "bleu": 27.6},
-        ),
-        Arm(
-            label="post DLCL 25L",
-            recipe="en-de-post-dlcl-25l",
-            group="post-norm",
-            paper={"parameters": 121, "bleu": 29.2},
-        ),
-        Arm(label="pre Base", recipe="en-de-pre-base", group="pre-norm", paper={"parameters": 62, "bleu": 27.1}),
-        Arm(label="pre Big", recipe="en-de-pre-big", group="pre-norm", paper={"parameters": 211, "bleu": 28.7}),
-        Arm(label="pre 20L", recipe="en-de-pre-20l", group="pre-norm", paper={"parameters": 106, "bleu": 28.9}),
-        Arm(
-            label="pre DLCL Base",
-            recipe="en-de-pre-dlcl-base",
-            group="pre-norm",
-            paper={"parameters": 62, "bleu": 27.3},
-        ),
-        Arm(
-            label="pre DLCL 30L",
-            recipe="en-de-pre-dlcl-30l",
-            group="pre-norm",
-            paper={"parameters": 137, "bleu": 29.3},
-        ),
+        Arm("post Base", "en-de-post-base", group="post-norm", paper={"parameters": 62, "bleu": 27.5}),
+        Arm("post Big", "en-de-post-big", group="post-norm", paper={"parameters": 211, "bleu": 28.8}),
+        Arm("post 20L", "en-de-post-20l", group="post-norm", paper={"parameters": 106, "bleu": FAILED}),
+        Arm("post DLCL Base", "en-de-post-dlcl-base", group="post-norm", paper={"parameters": 62, "bleu": 27.6}),
+        Arm("post DLCL 25L", "en-de-post-dlcl-25l", group="post-norm", paper={"parameters": 121, "bleu": 29.2}),
+        Arm("pre Base", "en-de-pre-base", group="pre-norm", paper={"parameters": 62, "bleu": 27.1}),
+        Arm("pre Big", "en-de-pre-big", group="pre-norm", paper={"parameters": 211, "bleu": 28.7}),
+        Arm("pre 20L", "en-de-pre-20l", group="pre-norm", paper={"parameters": 106, "bleu": 28.9}),
+        Arm("pre DLCL Base", "en-de-pre-dlcl-base", group="pre-norm", paper={"parameters": 62, "bleu": 27.3}),
+        Arm("pre DLCL 30L", "en-de-pre-dlcl-30l", group="pre-norm", paper={"parameters": 137, "bleu": 29.3}),
     ),
     claims=(
         Claim(fails="post 20L"),
-        Claim(better="post DLCL 25L", worse="post Base"),
-        Claim(better="pre 20L", worse="pre Base"),
-        Claim(better="pre DLCL 30L", worse="pre 20L"),
-        Claim(better="pre DLCL 30L", worse="pre Big"),
-        Claim(better="pre DLCL 30L", worse="pre Base"),
+        Claim("post DLCL 25L", "post Base"),
+        Claim("pre 20L", "pre Base"),
+        Claim("pre DLCL 30L", "pre 20L"),
+        Claim("pre DLCL 30L", "pre Big"),
+        Claim("pre DLCL 30L", "pre Base"),
     ),
 )
 
@@ -88,20 +63,20 @@ TABLE2 = Experiment(
     title="Table 2: connections at 16 layers",
     about="Transparent attention (Bapna et al. 2018), the plain Transformer, DLCL; fusion, dense and average beside.",
     arms=(
-        Arm(label="post transparent", recipe="en-de-post-transparent-16l", group="post-norm", paper={"bleu": 28.0}),
-        Arm(label="post Transformer", recipe="en-de-post-16l", group="post-norm", paper={"bleu": FAILED}),
-        Arm(label="post DLCL", recipe="en-de-post-dlcl-16l", group="post-norm", paper={"bleu": 28.4}),
-        Arm(label="pre Transformer", recipe="en-de-pre-16l", group="pre-norm", paper={"bleu": 28.0}),
-        Arm(label="pre DLCL", recipe="en-de-pre-dlcl-16l", group="pre-norm", paper={"bleu": 28.2}),
-        Arm(label="pre transparent", recipe="en-de-pre-transparent-16l", group="pre-norm, not in the paper"),
-        Arm(label="pre fusion", recipe="en-de-pre-fusion-16l", group="pre-norm, not in the paper"),
-        Arm(label="pre dense", recipe="en-de-pre-dense-16l", group="pre-norm, not in the paper"),
-        Arm(label="pre average", recipe="en-de-pre-average-16l", group="pre-norm, not in the paper"),
+        Arm("post transparent", "en-de-post-transparent-16l", group="post-norm", paper={"bleu": 28.0}),
+        Arm("post Transformer", "en-de-post-16l", group="post-norm", paper={"bleu": FAILED}),
+        Arm("post DLCL", "en-de-post-dlcl-16l", group="post-norm", paper={"bleu": 28.4}),
+        Arm("pre Transformer", "en-de-pre-16l", group="pre-norm", paper={"bleu": 28.0}),
+        Arm("pre DLCL", "en-de-pre-dlcl-16l", group="pre-norm", paper={"bleu": 28.2}),
+        Arm("pre transparent", "en-de-pre-transparent-16l", group="pre-norm, not in the paper"),
+        Arm("pre fusion", "en-de-pre-fusion-16l", group="pre-norm, not in the paper"),
+        Arm("pre dense", "en-de-pre-dense-16l", group="pre-norm, not in the paper"),
+        Arm("pre average", "en-de-pre-average-16l", group="pre-norm, not in the paper"),
     ),
     claims=(
         Claim(fails="post Transformer"),
-        Claim(better="post DLCL", worse="post transparent"),
-        Claim(better="pre DLCL", worse="pre Transformer"),
+        Claim("post DLCL", "post transparent"),
+        Claim("pre DLCL", "pre Transformer"),
     ),
 )
 
@@ -110,18 +85,13 @@ TABLE3 = Experiment(
     about="Separate vocabularies; case-insensitive tokenised BLEU, the mean of the test sets.",
     metric="multi_bleu_lower",
     arms=(
-        Arm(label="Base", recipe="zh-en-small-pre-base", paper={"parameters": 84, "bleu": 49.72}),
-        Arm(label="Big", recipe="zh-en-small-pre-big", paper={"parameters": 257, "bleu": 51.66}),
-        Arm(label="25L", recipe="zh-en-small-pre-25l", paper={"parameters": 144, "bleu": 51.68}),
-        Arm(label="DLCL Base", recipe="zh-en-small-pre-dlcl-base", paper={"parameters": 84, "bleu": 50.53}),
-        Arm(label="DLCL 25L", recipe="zh-en-small-pre-dlcl-25l", paper={"parameters": 144, "bleu": 52.11}),
+        Arm("Base", "zh-en-small-pre-base", paper={"parameters": 84, "bleu": 49.72}),
+        Arm("Big", "zh-en-small-pre-big", paper={"parameters": 257, "bleu": 51.66}),
+        Arm("25L", "zh-en-small-pre-25l", paper={"parameters": 144, "bleu": 51.68}),
+        Arm("DLCL Base", "zh-en-small-pre-dlcl-base", paper={"parameters": 84, "bleu": 50.53}),
+        Arm("DLCL 25L", "zh-en-small-pre-dlcl-25l", paper={"parameters": 144, "bleu": 52.11}),
     ),
-    claims=(
-        Claim(better="DLCL Base", worse="Base"),
-        Claim(better="25L", worse="Base"),
-        Claim(better="DLCL 25L", worse="25L"),
-        Claim(better="DLCL 25L", worse="Big"),
-    ),
+    claims=(Claim("DLCL Base", "Base"), Claim("25L", "Base"), Claim("DLCL 25L", "25L"), Claim("DLCL 25L", "Big")),
 )
 
 TABLE4 = Experiment(
@@ -129,12 +99,12 @@ TABLE4 = Experiment(
     about="Case-sensitive detokenised BLEU; the paper's figure is the mean of newstest2017 and newstest2018.",
     metric="bleu",
     arms=(
-        Arm(label="Base", recipe="zh-en-large-pre-base", paper={"parameters": 102.1, "bleu": 25.85}),
-        Arm(label="Big", recipe="zh-en-large-pre-big", paper={"parameters": 292.4, "bleu": 26.7}),
-        Arm(label="DLCL 25L", recipe="zh-en-large-pre-dlcl-25l", paper={"parameters": 161.5, "bleu": 26.9}),
-        Arm(label="DLCL 30L", recipe="zh-en-large-pre-dlcl-30l", paper={"parameters": 177.2, "bleu": 27.15}),
+        Arm("Base", "zh-en-large-pre-base", paper={"parameters": 102.1, "bleu": 25.85}),
+        Arm("Big", "zh-en-large-pre-big", paper={"parameters": 292.4, "bleu": 26.7}),
+        Arm("DLCL 25L", "zh-en-large-pre-dlcl-25l", paper={"parameters": 161.5, "bleu": 26.9}),
+        Arm("DLCL 30L", "zh-en-large-pre-dlcl-30l", paper={"parameters": 177.2, "bleu": 27.15}),
     ),
-    claims=(Claim(better="DLCL 25L", worse="Big"), Claim(better="DLCL 30L", worse="DLCL 25L")),
+    claims=(Claim("DLCL 25L", "Big"), Claim("DLCL 30L", "DLCL 25L")),
 )
 
 TABLE5 = Experiment(
@@ -143,53 +113,50 @@ TABLE5 = Experiment(
     measures=("scores", "speed"),
     arms=(
         Arm(
-            label="decoder 4L",
-            recipe="en-de-pre-base",
+            "decoder 4L",
+            "en-de-pre-base",
             overrides=("model.decoder.num_layers=4",),
             paper={"bleu": 27.12, "speed": 3088.3},
         ),
-        Arm(label="decoder 6L", recipe="en-de-pre-base", paper={"bleu": 27.33, "speed": 2589.2}),
+        Arm("decoder 6L", "en-de-pre-base", paper={"bleu": 27.33, "speed": 2589.2}),
         Arm(
-            label="decoder 8L",
-            recipe="en-de-pre-base",
+            "decoder 8L",
+            "en-de-pre-base",
             overrides=("model.decoder.num_layers=8",),
             paper={"bleu": 27.42, "speed": 2109.6},
         ),
     ),
-    claims=(
-        Claim(better="decoder 6L", worse="decoder 4L"),
-        Claim(better="decoder 8L", worse="decoder 6L"),
-    ),
+    claims=(Claim("decoder 6L", "decoder 4L"), Claim("decoder 8L", "decoder 6L")),
 )
 
 TABLE6 = Experiment(
     title="Table 6: ablations",
     about="DLCL-20L without its LayerNorm and with fixed weights; a big encoder; a deep and wide model.",
     arms=(
-        Arm(label="DLCL 20L", recipe="en-de-pre-dlcl-20l", group="DLCL", paper={"bleu": 28.80}),
-        Arm(label="- layer norm", recipe="en-de-pre-dlcl-20l-no-norm", group="DLCL", paper={"bleu": 28.67}),
-        Arm(label="- learned (1)", recipe="en-de-pre-dlcl-20l-fixed-one", group="DLCL", paper={"bleu": 28.22}),
-        Arm(label="- learned (1/N)", recipe="en-de-pre-dlcl-20l-fixed-average", group="DLCL", paper={"bleu": 28.51}),
+        Arm("DLCL 20L", "en-de-pre-dlcl-20l", group="DLCL", paper={"bleu": 28.80}),
+        Arm("- layer norm", "en-de-pre-dlcl-20l-no-norm", group="DLCL", paper={"bleu": 28.67}),
+        Arm("- learned (1)", "en-de-pre-dlcl-20l-fixed-one", group="DLCL", paper={"bleu": 28.22}),
+        Arm("- learned (1/N)", "en-de-pre-dlcl-20l-fixed-average", group="DLCL", paper={"bleu": 28.51}),
         Arm(
-            label="- learned (1/N) - layer norm",
-            recipe="en-de-pre-dlcl-20l-fixed-average-no-norm",
+            "- learned (1/N) - layer norm",
+            "en-de-pre-dlcl-20l-fixed-average-no-norm",
             group="DLCL",
             paper={"bleu": 28.23},
         ),
-        Arm(label="Base", recipe="en-de-pre-base", group="Base", paper={"bleu": 27.11}),
-        Arm(label="+ big encoder", recipe="en-de-pre-base-big-encoder", group="Base", paper={"bleu": 27.59}),
-        Arm(label="Big", recipe="en-de-pre-big", group="Big", paper={"bleu": 28.72}),
-        Arm(label="+ 12L encoder (DLCL)", recipe="en-de-pre-big-dlcl-12l", group="Big", paper={"bleu": 29.17}),
+        Arm("Base", "en-de-pre-base", group="Base", paper={"bleu": 27.11}),
+        Arm("+ big encoder", "en-de-pre-base-big-encoder", group="Base", paper={"bleu": 27.59}),
+        Arm("Big", "en-de-pre-big", group="Big", paper={"bleu": 28.72}),
+        Arm("+ 12L encoder (DLCL)", "en-de-pre-big-dlcl-12l", group="Big", paper={"bleu": 29.17}),
     ),
     claims=(
-        Claim(better="DLCL 20L", worse="- layer norm"),
-        Claim(better="DLCL 20L", worse="- learned (1)"),
-        Claim(better="DLCL 20L", worse="- learned (1/N)"),
-        Claim(better="- learned (1/N)", worse="- learned (1)"),
-        Claim(better="- learned (1/N)", worse="- learned (1/N) - layer norm"),
-        Claim(better="+ big encoder", worse="Base"),
-        Claim(better="+ 12L encoder (DLCL)", worse="Big"),
-        Claim(better="DLCL 20L", worse="Base"),
+        Claim("DLCL 20L", "- layer norm"),
+        Claim("DLCL 20L", "- learned (1)"),
+        Claim("DLCL 20L", "- learned (1/N)"),
+        Claim("- learned (1/N)", "- learned (1)"),
+        Claim("- learned (1/N)", "- learned (1/N) - layer norm"),
+        Claim("+ big encoder", "Base"),
+        Claim("+ 12L encoder (DLCL)", "Big"),
+        Claim("DLCL 20L", "Base"),
     ),
 )
 
@@ -200,33 +167,21 @@ TABLE7 = Experiment(
     shows_perplexity=True,
     shows_gradients=True,
     arms=(
-        Arm(label="post, base", recipe="en-de-post-base", setting="base", group="post-norm", paper={"ppl": 4.85}),
-        Arm(label="post, deep", recipe="en-de-post-base-deep-setting", group="post-norm", paper={"ppl": FAILED}),
-        Arm(
-            label="post-20L, base",
-            recipe="en-de-post-20l-base-setting",
-            setting="base",
-            group="post-norm",
-            paper={"ppl": FAILED},
-        ),
-        Arm(label="post-20L, deep", recipe="en-de-post-20l", group="post-norm", paper={"ppl": FAILED}),
-        Arm(label="pre, base", recipe="en-de-pre-base", setting="base", group="pre-norm", paper={"ppl": 4.88}),
-        Arm(label="pre, deep", recipe="en-de-pre-base-deep-setting", group="pre-norm", paper={"ppl": 4.86}),
-        Arm(
-            label="pre-20L, base",
-            recipe="en-de-pre-20l-base-setting",
-            setting="base",
-            group="pre-norm",
-            paper={"ppl": 4.68},
-        ),
-        Arm(label="pre-20L, deep", recipe="en-de-pre-20l", group="pre-norm", paper={"ppl": 4.60}),
+        Arm("post, base", "en-de-post-base", setting="base", group="post-norm", paper={"ppl": 4.85}),
+        Arm("post, deep", "en-de-post-base-deep-setting", group="post-norm", paper={"ppl": FAILED}),
+        Arm("post-20L, base", "en-de-post-20l-base-setting", setting="base", group="post-norm", paper={"ppl": FAILED}),
+        Arm("post-20L, deep", "en-de-post-20l", group="post-norm", paper={"ppl": FAILED}),
+        Arm("pre, base", "en-de-pre-base", setting="base", group="pre-norm", paper={"ppl": 4.88}),
+        Arm("pre, deep", "en-de-pre-base-deep-setting", group="pre-norm", paper={"ppl": 4.86}),
+        Arm("pre-20L, base", "en-de-pre-20l-base-setting", setting="base", group="pre-norm", paper={"ppl": 4.68}),
+        Arm("pre-20L, deep", "en-de-pre-20l", group="pre-norm", paper={"ppl": 4.60}),
     ),
     claims=(
         Claim(fails="post, deep"),
         Claim(fails="post-20L, base"),
         Claim(fails="post-20L, deep"),
-        Claim(better="pre-20L, deep", worse="pre, deep"),
-        Claim(better="pre-20L, deep", worse="pre-20L, base"),
+        Claim("pre-20L, deep", "pre, deep"),
+        Claim("pre-20L, deep", "pre-20L, base"),
     ),
 )
 
@@ -251,10 +206,10 @@ FIGURE4 = Experiment(
         ),
     ),
     claims=(
-        Claim(better="Transformer 18L", worse="Transformer 6L"),
-        Claim(better="DLCL 6L", worse="Transformer 6L"),
-        Claim(better="DLCL 30L", worse="Transformer 30L"),
-        Claim(better="DLCL 30L", worse="DLCL 6L"),
+        Claim("Transformer 18L", "Transformer 6L"),
+        Claim("DLCL 6L", "Transformer 6L"),
+        Claim("DLCL 30L", "Transformer 30L"),
+        Claim("DLCL 30L", "DLCL 6L"),
     ),
 )
 
@@ -279,10 +234,7 @@ FIGURE4_ZH_EN = Experiment(
             SMALL_DEPTHS,
         ),
     ),
-    claims=(
-        Claim(better="DLCL 6L", worse="Transformer 6L"),
-        Claim(better="DLCL 30L", worse="Transformer 30L"),
-    ),
+    claims=(Claim("DLCL 6L", "Transformer 6L"), Claim("DLCL 30L", "Transformer 30L")),
 )
 
 FIGURE5 = Experiment(
@@ -293,12 +245,12 @@ FIGURE5 = Experiment(
     plot="speed",
     trains=False,
     arms=(
-        Arm(label="Base 6L", recipe="en-de-pre-base", paper={"speed": 2589.2}, keeps_shape=True),
-        Arm(label="Big 6L", recipe="en-de-pre-big", paper={"speed": 1896}, keeps_shape=True),
+        Arm("Base 6L", "en-de-pre-base", paper={"speed": 2589.2}, keeps_shape=True),
+        Arm("Big 6L", "en-de-pre-big", paper={"speed": 1896}, keeps_shape=True),
         *(
             Arm(
-                label=f"DLCL {depth}L",
-                recipe="en-de-pre-dlcl-20l",
+                f"DLCL {depth}L",
+                "en-de-pre-dlcl-20l",
                 overrides=_layers(depth),
                 depth=depth,
                 line="DLCL",
@@ -308,14 +260,14 @@ FIGURE5 = Experiment(
             for depth, speed in {6: 2502.2, 16: 2303, 20: 2237.37, 25: 2186, 30: 2109}.items()
         ),
     ),
-    claims=(Claim(better="DLCL 30L", worse="Big 6L"), Claim(better="Base 6L", worse="DLCL 30L")),
+    claims=(Claim("DLCL 30L", "Big 6L"), Claim("Base 6L", "DLCL 30L")),
 )
 
 FIGURE6 = Experiment(
     title="Figure 6: learned weights",
     about="The connection weights that pre-norm DLCL-30L learns.",
     measures=("scores", "weights"),
-    arms=(Arm(label="pre DLCL 30L", recipe="en-de-pre-dlcl-30l", paper={"bleu": 29.3}),),
+    arms=(Arm("pre DLCL 30L", "en-de-pre-dlcl-30l", paper={"bleu": 29.3}),),
 )
 
 TRAINABILITY = Experiment(
@@ -327,8 +279,8 @@ TRAINABILITY = Experiment(
     plot="score",
     arms=tuple(
         Arm(
-            label=f"{line} {depth}L",
-            recipe=recipe,
+            f"{line} {depth}L",
+            recipe,
             overrides=_layers(depth),
             depth=depth,
             line=line,
@@ -341,8 +293,8 @@ TRAINABILITY = Experiment(
         Claim(fails="post 18L"),
         Claim(fails="post 24L"),
         Claim(fails="post 30L"),
-        Claim(better="pre 24L", worse="post 24L"),
-        Claim(better="post DLCL 24L", worse="post 24L"),
+        Claim("pre 24L", "post 24L"),
+        Claim("post DLCL 24L", "post 24L"),
     ),
 )
 
@@ -353,11 +305,11 @@ HEADLINE = Experiment(
     equal="time",
     own_setting=True,
     arms=(
-        Arm(label="Base", recipe="en-de-pre-base", paper={"parameters": 62, "bleu": 27.1, "speed": 2589.2}),
-        Arm(label="Big", recipe="en-de-pre-big", paper={"parameters": 211, "bleu": 28.7, "speed": 1896}),
-        Arm(label="DLCL 30L", recipe="en-de-pre-dlcl-30l", paper={"parameters": 137, "bleu": 29.3, "speed": 2109}),
+        Arm("Base", "en-de-pre-base", paper={"parameters": 62, "bleu": 27.1, "speed": 2589.2}),
+        Arm("Big", "en-de-pre-big", paper={"parameters": 211, "bleu": 28.7, "speed": 1896}),
+        Arm("DLCL 30L", "en-de-pre-dlcl-30l", paper={"parameters": 137, "bleu": 29.3, "speed": 2109}),
     ),
-    claims=(Claim(better="DLCL 30L", worse="Big"), Claim(better="Big", worse="Base")),
+    claims=(Claim("DLCL 30L", "Big"), Claim("Big", "Base")),
 )
 
 _TINY_TRAINING = (
@@ -386,38 +338,18 @@ MULTI30K_TINY = Experiment(
     own_setting=True,
     arms=(
         Arm(
-            label="post 4+4, d 128",
-            recipe="en-de-post-base",
+            "post 4+4, d 128",
+            "en-de-post-base",
             overrides=_tiny(4, 128, "post", "residual"),
             keeps_shape=True,
             paper={"parameters": 2.6, "bleu": 41.02},
         ),
-        Arm(
-            label="pre 4+4, d 128",
-            recipe="en-de-post-base",
-            overrides=_tiny(4, 128, "pre", "residual"),
-            keeps_shape=True,
-        ),
-        Arm(
-            label="DLCL 4+4, d 128",
-            recipe="en-de-post-base",
-            overrides=_tiny(4, 128, "pre", "dlcl"),
-            keeps_shape=True,
-        ),
-        Arm(
-            label="pre 18+4, d 96",
-            recipe="en-de-post-base",
-            overrides=_tiny(18, 96, "pre", "residual"),
-            keeps_shape=True,
-        ),
-        Arm(
-            label="DLCL 18+4, d 96",
-            recipe="en-de-post-base",
-            overrides=_tiny(18, 96, "pre", "dlcl"),
-            keeps_shape=True,
-        ),
+        Arm("pre 4+4, d 128", "en-de-post-base", overrides=_tiny(4, 128, "pre", "residual"), keeps_shape=True),
+        Arm("DLCL 4+4, d 128", "en-de-post-base", overrides=_tiny(4, 128, "pre", "dlcl"), keeps_shape=True),
+        Arm("pre 18+4, d 96", "en-de-post-base", overrides=_tiny(18, 96, "pre", "residual"), keeps_shape=True),
+        Arm("DLCL 18+4, d 96", "en-de-post-base", overrides=_tiny(18, 96, "pre", "dlcl"), keeps_shape=True),
     ),
-    claims=(Claim(better="DLCL 18+4, d 96", worse="post 4+4, d 128"),),
+    claims=(Claim("DLCL 18+4, d 96", "post 4+4, d 128"),),
 )
 
 EXPERIMENTS: dict[str, Experiment] = {

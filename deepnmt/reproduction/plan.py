@@ -5,22 +5,21 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any
 
-import torch
-
+from deepnmt.analysis.size import measure, total
+from deepnmt.config import Recipe, load_recipe
+from deepnmt.data.dataset import Dataset
 from deepnmt.errors import InputError
 from deepnmt.model.config import ModelConfig
-from deepnmt.model.transformer import Transformer
 from deepnmt.reproduction.experiment import Arm, Experiment, Measure
 from deepnmt.reproduction.paper import EXPERIMENTS
-from deepnmt.reproduction.scales import SCALES, RecipeLike, Scale, arms_of, overrides_of
+from deepnmt.reproduction.scales import SCALES, Scale, arms_of, overrides_of
 from deepnmt.settings import did_you_mean
 
 # Other places of the paper where an experiment is meant.
 ALIASES = {"appendix-a": "trainability", "section5.1": "trainability", "appendix-b": "table7", "figure2": "table2"}
-
-Load = Callable[[str, Sequence[str]], RecipeLike]
 
 # For estimates before anything was measured: arithmetic at this rate, and this long for each layer of each batch.
 RATES = {"cuda": (2.0e14, 4e-4, 15.0), "cpu": (2.0e10, 4e-3, 3.0)}  # FLOP/s, s per layer, s beside training
@@ -45,7 +44,7 @@ class PlannedRun:
     recipe_name: str
     overrides: list[str]
     seed: int
-    recipe: RecipeLike
+    recipe: Recipe
     trains: bool
     seconds: float | None  # of training, where time is what arms have the same of
     uses: list[Use] = field(default_factory=list)
@@ -86,9 +85,14 @@ def choose_arms(experiments: dict[str, Experiment], patterns: Sequence[str]) -> 
 
 
 def plan_runs(
-    experiments: dict[str, Experiment], scale_name: str, seeds: int, budget: Budget, settings: Sequence[str], load: Load
+    experiments: dict[str, Experiment],
+    scale_name: str,
+    seeds: int,
+    budget: Budget,
+    settings: Sequence[str],
+    dataset: Dataset | None = None,
 ) -> list[PlannedRun]:
-    """Every run once, seed by seed: when a study stops early, all arms have as many seeds."""
+    """Every run once, seed by seed: when a study stops early, all arms have the same number of seeds."""
     scale = SCALES[scale_name]
     runs: dict[str, PlannedRun] = {}
     for seed in range(1, seeds + 1):
@@ -96,7 +100,7 @@ def plan_runs(
             if seed > 1 and not experiment.trains:
                 continue
             for arm in arms_of(experiment, scale):
-                run = _plan(arm, experiment, scale, seed, budget, settings, load)
+                run = _plan(arm, experiment, scale, seed, budget, settings, dataset)
                 run = runs.setdefault(run.name, run)
                 run.uses.append(Use(name, arm.label))
                 run.measures |= set(experiment.measures)
@@ -104,12 +108,18 @@ def plan_runs(
 
 
 def _plan(
-    arm: Arm, experiment: Experiment, scale: Scale, seed: int, budget: Budget, settings: Sequence[str], load: Load
+    arm: Arm,
+    experiment: Experiment,
+    scale: Scale,
+    seed: int,
+    budget: Budget,
+    settings: Sequence[str],
+    dataset: Dataset | None,
 ) -> PlannedRun:
-    written = load(arm.recipe, arm.overrides)
+    written = load_recipe(arm.recipe, arm.overrides, dataset)
     of_scale = overrides_of(arm, experiment, scale, written, budget.tokens)
     overrides = [*arm.overrides, *of_scale, *settings, f"training.seed={seed}"]
-    recipe = load(arm.recipe, overrides)
+    recipe = load_recipe(arm.recipe, overrides, dataset)
     seconds = budget.seconds if experiment.equal == "time" and not scale.is_full else None
     identity = json.dumps([_chosen(recipe), experiment.trains, seconds], sort_keys=True, default=str)
     name = f"{_slug(arm, recipe)}-s{seed}-{hashlib.sha256(identity.encode()).hexdigest()[:6]}"
@@ -129,7 +139,7 @@ def _chosen(settings: Any) -> Any:
     return found
 
 
-def _slug(arm: Arm, recipe: RecipeLike) -> str:
+def _slug(arm: Arm, recipe: Recipe) -> str:
     model = recipe.model
     kind = model.encoder.connection.kind
     return f"{model.norm}-{kind}-{model.encoder.num_layers}+{model.decoder.num_layers}-d{model.encoder.dim}"
@@ -225,12 +235,6 @@ def describe_plan(runs: Sequence[PlannedRun], device: str, at_once: int) -> str:
     return "\n".join([*lines, f"{len(runs)} runs, about {total:.0f} minutes on one device{shared} (estimated)"])
 
 
-_counted: dict[Any, int] = {}
-
-
+@cache
 def count_parameters(config: ModelConfig) -> int:
-    key = repr(config)
-    if key not in _counted:
-        with torch.device("meta"):
-            _counted[key] = sum(p.numel() for p in Transformer(config).parameters())
-    return _counted[key]
+    return total(measure(config)).parameters

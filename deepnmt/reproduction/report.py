@@ -1,26 +1,17 @@
 """Our numbers beside the paper's: tables, claims and charts of one experiment."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from deepnmt.analysis.charts import Axes, Series, line_chart
+from deepnmt.analysis.weights import ConnectionWeights, draw
 from deepnmt.reproduction.document import Block, Bullets, Chart, Code, Heading, Paragraph, Table
 from deepnmt.reproduction.experiment import Claim, Experiment
 from deepnmt.reproduction.results import FAILED, ArmResult, Figure, by_arm
 from deepnmt.reproduction.scales import SCALES
 
-Line = tuple[str, Sequence[tuple[float, float]], Sequence[float], bool]  # name, points, spreads, whether dashed
 
-
-@dataclass(frozen=True)
-class Drawing:
-    """How charts are drawn: given by whoever may import the room that can."""
-
-    lines: Callable[[Sequence[Line], str, str, str, bool], str]  # lines, title, x label, y label, logarithmic
-    weights: Callable[[Sequence[Mapping[str, Any]]], Sequence[str]]  # a picture for each stack
-
-
-def report(content: Mapping[str, Any], experiment: Experiment, drawing: Drawing) -> list[Block]:
+def report(content: Mapping[str, Any], experiment: Experiment) -> list[Block]:
     arms = by_arm(content, experiment)
     scale = SCALES[content["fixed"]["scale"]]
     blocks: list[Block] = [Paragraph(experiment.about), Paragraph(_setting(content, scale.about, arms))]
@@ -30,7 +21,7 @@ def report(content: Mapping[str, Any], experiment: Experiment, drawing: Drawing)
             Heading("The paper's claims"),
             Bullets([_judge(claim, arms, experiment) for claim in experiment.claims]),
         ]
-    blocks += _charts(arms, experiment, drawing)
+    blocks += _charts(arms, experiment)
     blocks += _test_tables(arms)
     blocks += [*_failures(arms), *_provenance(content, arms)]
     return blocks
@@ -175,26 +166,26 @@ def _compared(better: ArmResult, worse: ArmResult, experiment: Experiment) -> tu
     return better.score(metric), worse.score(metric), True
 
 
-def _charts(arms: Sequence[ArmResult], experiment: Experiment, drawing: Drawing) -> list[Block]:
+def _charts(arms: Sequence[ArmResult], experiment: Experiment) -> list[Block]:
     blocks: list[Block] = []
     if experiment.plot:
-        blocks += _depth_charts(arms, experiment, drawing)
+        blocks += _depth_charts(arms, experiment)
     if experiment.shows_gradients:
-        blocks += _gradient_charts(arms, drawing)
-    curves = [(arm.arm.label, _points(arm, "valid_curve"), (), False) for arm in arms if _points(arm, "valid_curve")]
+        blocks += _gradient_charts(arms)
+    curves = [Series(arm.arm.label, points) for arm in arms if (points := _points(arm, "valid_curve"))]
     if curves:
-        svg = drawing.lines(curves, "Validation loss", "update", "nats per subword", False)
-        blocks.append(Chart("validation", svg, "Validation loss over the updates, first seed"))
+        axes = Axes(title="Validation loss", x_label="update", y_label="nats per subword")
+        blocks.append(Chart("validation", line_chart(curves, axes), "Validation loss over the updates, first seed"))
     if "weights" in experiment.measures:
         for arm in arms:
-            stored = next((run["weights"] for run in arm.runs if run["weights"]), None)
-            for number, svg in enumerate(drawing.weights(stored) if stored else [], start=1):
+            stored: list[Any] = next((run["weights"] for run in arm.runs if run["weights"]), [])
+            for number, svg in enumerate(draw([ConnectionWeights.stored(table) for table in stored]), start=1):
                 name = f"weights-{_slug(arm.arm.label)}-{number}"
                 blocks.append(Chart(name, svg, f"Learned connection weights, {arm.arm.label}"))
     return [Heading("Charts"), *blocks] if blocks else []
 
 
-def _depth_charts(arms: Sequence[ArmResult], experiment: Experiment, drawing: Drawing) -> list[Block]:
+def _depth_charts(arms: Sequence[ArmResult], experiment: Experiment) -> list[Block]:
     speed = experiment.plot == "speed"
 
     def figure(result: ArmResult) -> Figure | None:
@@ -202,60 +193,48 @@ def _depth_charts(arms: Sequence[ArmResult], experiment: Experiment, drawing: Dr
             return result.number("speed", "tokens_per_second")
         return None if result.has_failed else result.score(experiment.metric) or result.score("bleu")
 
-    ours: list[Line] = []
-    paper: list[Line] = []
+    ours, paper = [], []
     for name in dict.fromkeys(arm.arm.line for arm in arms if arm.arm.line):
         there = [(arm, figure(arm)) for arm in arms if arm.arm.line == name and arm.arm.depth is not None]
         known = [(float(arm.arm.depth or 0), found) for arm, found in there if found is not None]
         failed = [str(arm.arm.depth) for arm, _ in there if arm.has_failed]
         title = f"{name} (failed at {', '.join(failed)})" if failed else name
-        ours.append((title, [(x, f.mean) for x, f in known], [f.spread for _, f in known], False))
-        key = "speed" if speed else "bleu"
-        numbers = [(float(arm.arm.depth or 0), arm.arm.paper.get(key)) for arm, _ in there]
+        ours.append(Series(title, [(x, f.mean) for x, f in known], [f.spread for _, f in known]))
+        numbers = [(float(arm.arm.depth or 0), arm.arm.paper.get("speed" if speed else "bleu")) for arm, _ in there]
         points = [(x, float(y)) for x, y in numbers if isinstance(y, int | float)]
         if points:
-            paper.append((name, points, (), True))
+            paper.append(Series(name, points, dashed=True))
     label = "target tokens a second" if speed else "BLEU"
-    blocks: list[Block] = [
-        Chart(
-            "depth",
-            drawing.lines(ours, f"Ours: {label}", "encoder layers", label, False),
-            f"{label} against depth, ours",
-        )
-    ]
-    if paper:
-        svg = drawing.lines(paper, f"Paper: {label}", "encoder layers", label, False)
-        blocks.append(Chart("depth-paper", svg, f"{label} against depth, the paper's"))
-    return blocks
+
+    def chart(name: str, series: Sequence[Series], whose: str, about: str) -> Block:
+        axes = Axes(title=f"{whose}: {label}", x_label="encoder layers", y_label=label)
+        return Chart(name, line_chart(series, axes), f"{label} against depth, {about}")
+
+    blocks = [chart("depth", ours, "Ours", "ours")]
+    return [*blocks, chart("depth-paper", paper, "Paper", "the paper's")] if paper else blocks
 
 
-def _gradient_charts(arms: Sequence[ArmResult], drawing: Drawing) -> list[Block]:
+def _gradient_charts(arms: Sequence[ArmResult]) -> list[Block]:
     """By layer at the last logged step, and lowest over top layer while training; of the deepest models, first seed."""
     depth = max((len(_gradients(arm)[-1]["norms"]) for arm in arms if _gradients(arm)), default=0)
-    deepest = [arm for arm in arms if _gradients(arm) and len(_gradients(arm)[-1]["norms"]) == depth]
-    by_layer: list[Line] = [
-        (arm.arm.label, list(enumerate(_gradients(arm)[-1]["norms"], start=1)), (), False) for arm in deepest
-    ]
-    shares: list[Line] = [
-        (
-            arm.arm.label,
-            [(g["step"], g["norms"][0] / g["norms"][-1]) for g in _gradients(arm) if g["norms"][-1]],
-            (),
-            False,
-        )
-        for arm in arms
-        if _gradients(arm) and len(_gradients(arm)[-1]["norms"]) > 1
-    ]
+    by_layer, shares = [], []
+    for arm in arms:
+        found = _gradients(arm)
+        if found and len(found[-1]["norms"]) == depth:
+            by_layer.append(Series(arm.arm.label, list(enumerate(found[-1]["norms"], start=1))))
+        if found and len(found[-1]["norms"]) > 1:
+            points = [(g["step"], g["norms"][0] / g["norms"][-1]) for g in found if g["norms"][-1]]
+            shares.append(Series(arm.arm.label, points))
     if not by_layer:
         return []
     title = f"Gradient of each encoder layer, {depth} layers, at the last logged update"
+    ratio = "Gradient of the lowest over the top encoder layer"
+    layers = Axes(title=title, x_label="encoder layer", y_label="gradient norm", log_y=True)
+    steps = Axes(title=ratio, x_label="update", y_label="ratio", log_y=True)
+    about = "How much of the gradient reaches the lowest encoder layer while training"
     return [
-        Chart("gradients", drawing.lines(by_layer, title, "encoder layer", "gradient norm", True), title),
-        Chart(
-            "gradient-share",
-            drawing.lines(shares, "Gradient of the lowest over the top encoder layer", "update", "ratio", True),
-            "How much of the gradient reaches the lowest encoder layer while training",
-        ),
+        Chart("gradients", line_chart(by_layer, layers), title),
+        Chart("gradient-share", line_chart(shares, steps), about),
     ]
 
 

@@ -6,29 +6,13 @@ another, and all see the same tokens. Only table 7, which is about settings, has
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
 
+from deepnmt.config import Recipe
+from deepnmt.model.config import StackConfig
 from deepnmt.reproduction.experiment import Arm, Experiment
-
-if TYPE_CHECKING:
-    from deepnmt.model.config import ModelConfig, StackConfig
-    from deepnmt.training.config import TrainingConfig
 
 PAPER_DIM = 512  # of Base: twice as wide (Big) there is twice as wide here
 PAPER_TOKENS_PER_UPDATE = 32_768  # of Base, likewise
-
-
-class RecipeLike(Protocol):
-    """What this room needs of a recipe."""
-
-    @property
-    def model(self) -> "ModelConfig": ...
-    @property
-    def training(self) -> "TrainingConfig": ...
-    @property
-    def batching(self) -> Any: ...
-    @property
-    def decoding(self) -> Any: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +53,7 @@ AVERAGED_SHARE = 5
 SCALES: dict[str, Scale] = {
     "full": Scale(
         about="the paper's setting, for WMT data: recipes as they are. One run takes one GPU (accumulating what eight "
-        "would have seen at once, which is the same update), eight GPUs take eight runs at a time",
+        "would have seen at once, which is the same update), eight GPUs take eight runs at a time"
     ),
     "europarl": Scale(
         about="the paper's sizes on hundreds of thousands of pairs, one seed; minutes per run on one H200",
@@ -131,7 +115,7 @@ SCALES: dict[str, Scale] = {
 
 
 def overrides_of(
-    arm: Arm, experiment: Experiment, scale: Scale, recipe: RecipeLike, tokens: int | None, max_steps: int | None = None
+    arm: Arm, experiment: Experiment, scale: Scale, recipe: Recipe, tokens: int | None, max_steps: int | None = None
 ) -> list[str]:
     """What makes the arm's recipe one of this scale. `recipe` is the arm's as it is written; `max_steps` is for arms
     that are given the same time."""
@@ -182,7 +166,7 @@ def _one_setting(arm: Arm, scale: Scale) -> list[str]:
     ]
 
 
-def _resized(name: str, stack: "StackConfig", shape: Shape) -> list[str]:
+def _resized(name: str, stack: StackConfig, shape: Shape) -> list[str]:
     times = max(stack.dim // PAPER_DIM, 1)
     layers = stack.num_layers
     layers = layers // shape.encoder_divisor if name == "encoder" else layers - shape.fewer_decoder_layers

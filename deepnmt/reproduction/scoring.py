@@ -1,40 +1,91 @@
-"""The scores of a study's translations: a step of its own, apart from the device that made them, and anywhere."""
+"""The scores of a study's translations, and its reports: apart from the device that made them, and anywhere."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from deepnmt.files import write_json
-from deepnmt.reproduction.study import HYPOTHESES, SCORES, TestSet, read_step
+from deepnmt import devices
+from deepnmt.evaluation import metrics
+from deepnmt.evaluation.scores import score
+from deepnmt.files import replacing, write_json
+from deepnmt.progress import progress, say
+from deepnmt.reproduction.document import write_report
+from deepnmt.reproduction.paper import EXPERIMENTS
+from deepnmt.reproduction.report import report
+from deepnmt.reproduction.results import read_results, refresh
+from deepnmt.reproduction.study import HYPOTHESES, SCORES, Study, read_step
+
+Languages = tuple[str | None, str | None]  # source and target
 
 
-class NotInstalledError(Exception):
-    """A score needs a package that is not here; it can be computed later from the hypotheses."""
+def score_study(study: Study) -> None:
+    """Compute the scores that are missing; needs nothing but the study's folder."""
+    about = study.read()
+    languages = about["languages"][0], about["languages"][1]
+    names = _metrics(languages, [EXPERIMENTS[name].metric for name in about["experiments"]])
+    folders = [path for path in sorted(study.runs.glob("*")) if (path / HYPOTHESES).is_dir()]
+    missing: set[str] = set()
+    with progress("score", total=len(folders), unit="runs") as shown:
+        for found in _scored(study, folders, names, languages):
+            missing |= set(found)
+            shown.advance()
+    if missing:
+        say(f"not installed here, so still missing: {', '.join(sorted(missing))}")
 
 
-# Hypotheses, reference sets and one metric -> the figure with its signature.
-Score = Callable[[Sequence[str], Sequence[Sequence[str]], str], Mapping[str, Any]]
+def _metrics(languages: Languages, wanted: Sequence[str]) -> list[str]:
+    """The scores that suit the languages, the experiments' own first."""
+    source, target = (metrics.base_language(code) for code in languages)
+    suitable = metrics.choose(metrics.Languages(source, target), lowercase=False)
+    return list(dict.fromkeys([*(name for name in wanted if name in suitable), *suitable]))
 
 
-def score_run(folder: Path, tests: Sequence[TestSet], metrics: Sequence[str], score: Score) -> list[str]:
-    """Compute the scores that are missing, where the hypotheses are there; returns what cannot be computed here."""
+def _scored(study: Study, folders: Sequence[Path], names: Sequence[str], languages: Languages) -> Iterator[list[str]]:
+    """The missing metrics of each folder, as it is done; in several processes, for TER alone takes a minute."""
+    processes = min(devices.available_cores(), len(folders))
+    if processes < 2:
+        yield from (_score_run(study, folder, names, languages) for folder in folders)
+        return
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(_score_run, study, path, names, languages) for path in folders]):
+            yield done.result()
+
+
+def _score_run(study: Study, folder: Path, names: Sequence[str], languages: Languages) -> list[str]:
+    """Returns the metrics that need a package which is not installed; they can be computed later."""
     scores: dict[str, Any] = read_step(folder / SCORES) or {}
-    missing: list[str] = []
-    before = json.dumps(scores)
-    for test in tests:
+    before, missing = json.dumps(scores), []
+    for test in study.tests():
         path = folder / HYPOTHESES / f"{test.name}.txt"
         if not path.exists():
             continue
         hypotheses = path.read_text(encoding="utf-8").split("\n")[:-1]
         of_test = scores.setdefault(test.name, {})
-        for metric in metrics:
-            if metric in of_test:
+        for name in names:
+            if name in of_test:
                 continue
             try:
-                of_test[metric] = dict(score(hypotheses, test.references, metric))
-            except NotInstalledError:
-                missing.append(metric)
+                found = score(hypotheses, test.references, *languages, metrics=[name])[name]
+            except ImportError:
+                missing.append(name)
+                continue
+            of_test[name] = {"name": found.name, "value": round(found.value, 4), "signature": found.signature}
     if json.dumps(scores) != before or not (folder / SCORES).exists():
         write_json(folder / SCORES, scores)
     return missing
+
+
+def write_reports(study: Study, names: Sequence[str]) -> None:
+    """A report for each of these experiments, and an index of all there are."""
+    for name in names:
+        refresh(study, name)
+        experiment = EXPERIMENTS[name]
+        write_report(study.folder / name, experiment.title, report(read_results(study, name), experiment))
+        say(f"{study.folder / name / 'report.md'}, report.html")
+    written = [name for name in study.read()["experiments"] if (study.folder / name / "report.md").exists()]
+    lines = [f"- [{EXPERIMENTS[name].title}]({name}/report.md) ([HTML]({name}/report.html))" for name in written]
+    with replacing(study.folder / "index.md") as aside:
+        aside.write_text("# Reports\n\n" + "\n".join(lines) + "\n", encoding="utf-8")

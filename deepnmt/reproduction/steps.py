@@ -7,31 +7,26 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from deepnmt.analysis.config import Workload
+from deepnmt.analysis.generation_speed import measure_generation
+from deepnmt.analysis.weights import storable_weights
+from deepnmt.api.train import train
+from deepnmt.config import Recipe, load_recipe
+from deepnmt.data.dataset import Dataset
 from deepnmt.decoding.translator import Translator
 from deepnmt.files import replacing, write_json
 from deepnmt.model.config import ModelConfig
-from deepnmt.reproduction.plan import Load, PlannedRun, count_parameters
-from deepnmt.reproduction.scales import RecipeLike, Scale
-from deepnmt.reproduction.study import (
-    DECODE,
-    HYPOTHESES,
-    MODEL,
-    SPEED,
-    TRAIN,
-    TRAINING,
-    WEIGHTS,
-    Study,
-    read_step,
-)
+from deepnmt.reproduction.plan import PlannedRun, count_parameters
+from deepnmt.reproduction.scales import Scale
+from deepnmt.reproduction.study import DECODE, HYPOTHESES, MODEL, SPEED, TRAIN, TRAINING, WEIGHTS, Study, read_step
 from deepnmt.training.averaging import all_checkpoints, last_checkpoints, write_average
-from deepnmt.training.checkpoint import step_of
 from deepnmt.training.curves import read_log
 from deepnmt.training.diagnosis import TrainingError
 
@@ -46,26 +41,20 @@ class InterruptedTrainingError(Exception):
 
 
 @dataclass(frozen=True)
-class Tools:
-    """What the rooms beside this one do, given by whoever may import them."""
-
-    load: Load
-    train: Callable[[RecipeLike, Path], None]  # begins or goes on, to the end
-    speed: Callable[[ModelConfig], Mapping[str, Any]]
-    weights: Callable[[Path], Sequence[Mapping[str, Any]]]
-
-
-@dataclass(frozen=True)
 class Place:
     """Where and how the runs of a study are done."""
 
     study: Study
     scale: Scale
-    tools: Tools
+    dataset: Dataset
     device: str
-    precision: str
     keep_checkpoints: bool = False
     parallel: int = 1
+
+    @property
+    def precision(self) -> str:
+        """For decoding; training has the recipe's."""
+        return "bf16" if self.device == "cuda" else "fp32"
 
 
 def do_run(run: PlannedRun, place: Place) -> None:
@@ -74,17 +63,17 @@ def do_run(run: PlannedRun, place: Place) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         if run.trains:
-            train = _once(folder / TRAIN, lambda: _train(run, folder, place))
-            if train["status"] == "done":
+            trained = _once(folder / TRAIN, lambda: _train(run, folder, place))
+            if trained["status"] == "done":
                 _make_model(folder, place)
                 _once(folder / DECODE, lambda: _decode(run, folder, place))
                 if "weights" in run.measures:
-                    _once(folder / WEIGHTS, lambda: list(place.tools.weights(folder / MODEL)))
+                    _once(folder / WEIGHTS, lambda: storable_weights(folder / MODEL))
             if not place.keep_checkpoints:
                 shutil.rmtree(folder / TRAINING / "checkpoints", ignore_errors=True)
                 shutil.rmtree(folder / TRAINING / "model", ignore_errors=True)
         if "speed" in run.measures:
-            _once(folder / SPEED, lambda: dict(place.tools.speed(run.recipe.model)))
+            _once(folder / SPEED, lambda: _measure_speed(run.recipe.model, place))
     finally:
         _clear(place.device)
 
@@ -117,14 +106,15 @@ def _once(path: Path, make: Callable[[], Any]) -> Any:
 def _train(run: PlannedRun, folder: Path, place: Place) -> dict[str, Any]:
     recipe = run.recipe if run.seconds is None else _timed_recipe(run, folder, place)
     training = folder / TRAINING
-    status, reason = "done", ""
+    status, reason, steps = "done", "", 0
     try:
-        place.tools.train(recipe, training)
+        done = train(recipe, place.dataset, training, resume=True, device=place.device)
     except TrainingError as error:
         status, reason = "failed", str(error)
-    steps = max((step_of(path) for path in all_checkpoints(training)), default=0) if status == "done" else 0
-    if status == "done" and steps < recipe.training.max_steps:
-        raise InterruptedTrainingError
+    else:
+        if not done.is_finished:
+            raise InterruptedTrainingError
+        steps = done.step
     return {
         "status": status,
         "reason": reason,
@@ -139,7 +129,7 @@ def _train(run: PlannedRun, folder: Path, place: Place) -> dict[str, Any]:
     }
 
 
-def _timed_recipe(run: PlannedRun, folder: Path, place: Place) -> RecipeLike:
+def _timed_recipe(run: PlannedRun, folder: Path, place: Place) -> Recipe:
     """The recipe with as many updates as fit into its seconds, by the speed of a short run that is thrown away."""
     assert run.seconds is not None
     measured = _once(folder / "calibration.json", lambda: _calibrate(run, folder, place))
@@ -154,7 +144,8 @@ def _timed_recipe(run: PlannedRun, folder: Path, place: Place) -> RecipeLike:
         "save_every": max(round(before.save_every / before.max_steps * steps), 1),
         "log_every": max(min(steps // CURVE_POINTS, 100), 1),
     }
-    return place.tools.load(run.recipe_name, [*run.overrides, *(f"training.{k}={v}" for k, v in scaled.items())])
+    settings = [*run.overrides, *(f"training.{k}={v}" for k, v in scaled.items())]
+    return load_recipe(run.recipe_name, settings, place.dataset)
 
 
 def _calibrate(run: PlannedRun, folder: Path, place: Place) -> dict[str, float]:
@@ -163,7 +154,8 @@ def _calibrate(run: PlannedRun, folder: Path, place: Place) -> dict[str, float]:
     every = CALIBRATION_STEPS // 8
     overrides = {"max_steps": CALIBRATION_STEPS, "log_every": every, "validate_every": 10**9, "save_every": 10**9}
     settings = [*run.overrides, *(f"training.{k}={v}" for k, v in overrides.items()), "training.validation_lines=0"]
-    place.tools.train(place.tools.load(run.recipe_name, settings), trial)
+    recipe = load_recipe(run.recipe_name, settings, place.dataset)
+    train(recipe, place.dataset, trial, resume=True, device=place.device)
     lines = [line for line in read_log(trial) if line["kind"] == "train"]
     seconds = [line["tokens"] / line["tokens_per_second"] / every for line in lines[len(lines) // 2 :]]
     shutil.rmtree(trial)
@@ -227,6 +219,19 @@ def _decode(run: PlannedRun, folder: Path, place: Place) -> dict[str, Any]:
             text = "".join(" ".join(line.split()) + "\n" for line in lines)
             aside.write_text(text, encoding="utf-8", newline="\n")
     return {"beam": decoding.beam, "length_penalty": decoding.length_penalty, "tests": found}
+
+
+def _measure_speed(model: ModelConfig, place: Place) -> dict[str, Any]:
+    """Generation as in the paper's figure 5 and table 5."""
+    workload = Workload() if place.device == "cuda" else Workload(batch=4, length=8, repeats=1)
+    found = measure_generation(model, workload, device=place.device, precision=place.precision)
+    return {
+        **asdict(found),
+        "workload": asdict(workload),
+        "precision": place.precision,
+        "parameters": count_parameters(model),
+        "machine": describe_machine(place.device),
+    }
 
 
 def describe_machine(device: str) -> dict[str, Any]:

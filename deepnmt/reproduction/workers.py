@@ -10,26 +10,27 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from deepnmt.errors import RunError
+from deepnmt.progress import progress, say
 from deepnmt.reproduction.plan import PlannedRun
 from deepnmt.reproduction.steps import Place, do_run, is_done, share_compiled_layers
 
 POLL_SECONDS = 1.0
 
 
-def work(runs: Sequence[PlannedRun], place: Place, say: Callable[[str], None], stop_after: float | None = None) -> None:
+def work(runs: Sequence[PlannedRun], place: Place, stop_after: float | None = None) -> None:
     """Do every run that is not done and that no other process is at; begin none after `stop_after` minutes."""
     if place.device == "cuda":
         share_compiled_layers()
     started = time.monotonic()
     for number, run in enumerate(runs, start=1):
         if stop_after is not None and time.monotonic() - started > 60 * stop_after:
-            say(f"{stop_after:g} minutes have passed: no further run is begun; the same call goes on")
+            say(f"{stop_after:g} minutes have passed, so no further run starts; the same command resumes the study")
             return
         folder = place.study.runs / run.name
         if is_done(run, folder):
@@ -76,7 +77,7 @@ def start_workers(
         with log.open("ab") as output:
             workers.append((log, subprocess.Popen(command, stdout=output, stderr=output, env=environment)))
     try:
-        with _told_to_stop():
+        with _stopped_by_sigterm():
             _wait(workers, runs, study_runs)
     except BaseException:
         for _, worker in workers:
@@ -94,7 +95,7 @@ def start_workers(
 
 
 @contextmanager
-def _told_to_stop() -> Iterator[None]:
+def _stopped_by_sigterm() -> Iterator[None]:
     """SIGTERM ends this process only after its workers have saved what they have."""
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -110,8 +111,6 @@ def _told_to_stop() -> Iterator[None]:
 def _wait(
     workers: Sequence[tuple[Path, "subprocess.Popen[bytes]"]], runs: Sequence[PlannedRun], study_runs: Path
 ) -> None:
-    from deepnmt.progress import progress
-
     done = {run.name for run in runs if is_done(run, study_runs / run.name)}
     with progress("runs", total=len(runs), unit="runs") as shown:
         shown.advance(len(done))

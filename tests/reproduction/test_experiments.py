@@ -23,7 +23,7 @@ PAPER = {name: experiment for name, experiment in EXPERIMENTS.items() if name !=
 
 def planned(name, scale, seeds=1, budget=None, settings=()):
     budget = budget or Budget(SCALES[scale].tokens, None)
-    return plan_runs({name: PAPER[name]}, scale, seeds, budget, settings, load_recipe)
+    return plan_runs({name: PAPER[name]}, scale, seeds, budget, settings)
 
 
 @mark.parametrize("name", PAPER)

@@ -6,8 +6,6 @@ import xml.etree.ElementTree as ElementTree
 import two_arms
 from pytest import approx, fixture
 
-from deepnmt.analysis.charts import page
-from deepnmt.commands.study_results import drawing
 from deepnmt.reproduction.document import Bullets, Chart, Paragraph, Table, write_report
 from deepnmt.reproduction.report import report
 from deepnmt.reproduction.results import Figure
@@ -50,7 +48,7 @@ def content_of(runs, scale="multi30k"):
 @fixture
 def blocks():
     def build(runs, scale="multi30k"):
-        return report(content_of(runs, scale), two_arms.TWO, drawing())
+        return report(content_of(runs, scale), two_arms.TWO)
 
     return build
 
@@ -153,14 +151,14 @@ def test_gradients_and_curves_are_drawn(blocks):
 
 
 def test_where_it_comes_from_is_told(blocks, tmp_path):
-    write_report(tmp_path, "Two <arms>", blocks([run_of("plain", 1, 40.0)]), page)
+    write_report(tmp_path, "Two <arms>", blocks([run_of("plain", 1, 40.0)]))
     for text in ((tmp_path / "report.md").read_text(), (tmp_path / "report.html").read_text()):
         for needed in ("deepnmt reproduce two", "compound_bleu|sig", "device H200", "beam 4", "shared use"):
             assert needed in text
 
 
 def test_the_page_is_whole_and_loads_nothing(blocks, tmp_path):
-    write_report(tmp_path, "Two <arms>", blocks([run_of("plain", 1, 40.0)]), page)
+    write_report(tmp_path, "Two <arms>", blocks([run_of("plain", 1, 40.0)]))
     text = (tmp_path / "report.html").read_text()
     assert "Two &lt;arms&gt;" in text
     assert not re.search(r"(src|href)\s*=|@import|url\(", text)

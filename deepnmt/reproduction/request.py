@@ -1,0 +1,37 @@
+"""What a call of `deepnmt reproduce` asks for: pure data."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    experiments: tuple[str, ...]
+    settings: tuple[str, ...] = ()  # section.field=value, for all arms
+    scale: str = "full"
+    data: Path | None = None
+    out: Path | None = None
+    minutes: float | None = None  # of device time, for all runs together
+    tokens: int | None = None  # for every run; by default the scale's
+    stop_after: float | None = None  # minutes
+    arms: tuple[str, ...] = ()  # labels or patterns; by default all
+    seeds: int | None = None  # by default the scale's
+    tests: tuple[tuple[str, ...], ...] = ()  # name, source, references
+    parallel: int = 1  # runs at a time on one GPU
+    device: str | None = None
+    keep_checkpoints: bool = False
+
+    def words(self) -> list[str]:
+        """The call as a user would type it, without what only concerns one process."""
+        words = [*self.experiments, *self.settings, "--scale", self.scale, "--data", str(self.data)]
+        words += ["--out", str(self.out)] if self.out else []
+        for name in ("minutes", "tokens", "stop_after", "seeds", "device"):
+            value = getattr(self, name)
+            if value is not None:
+                words += [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
+        words += ["--parallel", str(self.parallel)] if self.parallel > 1 else []
+        words += ["--arms", *self.arms] if self.arms else []
+        words += ["--keep-checkpoints"] if self.keep_checkpoints else []
+        for test in self.tests:
+            words += ["--test", *test]
+        return words
