@@ -1,6 +1,7 @@
 """The models of a server: chosen by name or by languages, each with its queue and its cache of recent sentences."""
 
 import asyncio
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from typing import Any
 
 from deepnmt.decoding.translator import Translator
 from deepnmt.errors import InputError
+from deepnmt.heatmap import Colours, shown
 from deepnmt.serving.batching import BatchQueue, Options
 from deepnmt.serving.hypotheses import Hypotheses, size_of
 from deepnmt.serving.limits import Limits, RefusedError
@@ -83,17 +85,21 @@ class ServedModel:
         return {"name": self.name, "source": self.source, "target": self.target}
 
     def connections(self) -> dict[str, Any]:
-        """For each stack its scheme and the weights of earlier layers (columns) in later ones (rows), if learned."""
+        """For each stack its scheme and, if there are learned weights, a picture of them."""
         model = self.translator.models[0]
         table: dict[str, Any] = {}
         for side in ("encoder", "decoder"):
             stack, config = getattr(model, side), getattr(model.config, side)
-            matrix = stack.connection.matrix()
-            table[side] = {
-                "kind": config.connection.kind,
-                "num_layers": config.num_layers,
-                "matrix": None if matrix is None else [[round(v, 5) for v in row] for row in matrix.tolist()],
-            }
+            table[side] = {"kind": config.connection.kind, "num_layers": config.num_layers, "matrix": None}
+            if (learned := stack.connection.learned_weights()) is not None:
+                matrix = [[round(value, 5) for value in row] for row in learned.matrix.tolist()]
+                largest = Colours.of(matrix).largest
+                table[side] |= {
+                    "matrix": matrix,
+                    "readers": list(learned.readers),
+                    "shades": [[round(value / largest, 5) for value in row] for row in matrix],
+                    "faint": [[math.isnan(value) for value in row] for row in shown(matrix)],
+                }
         return table
 
 

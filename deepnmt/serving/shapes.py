@@ -120,7 +120,10 @@ class ModelAnswer(BaseModel):
 class StackAnswer(BaseModel):
     kind: str = Field(description="the connection scheme")
     num_layers: int
-    matrix: list[list[float]] | None = Field(description="row: the receiving layer; column: the output it weights")
+    matrix: list[list[float]] | None = Field(description="row: what reads it; column: the output it weights")
+    readers: list[str] = Field([], description="who reads each row: layer 3, the output, decoder layer 1")
+    shades: list[list[float]] = Field([], description="the weights over the largest, from -1 to 1: how to colour them")
+    faint: list[list[bool]] = Field([], description="whether the rule of the paper's figure 6 leaves a weight blank")
 
 
 class ConnectionsAnswer(BaseModel):

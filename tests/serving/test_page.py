@@ -52,7 +52,7 @@ class Patient(Shouter):
     def __init__(self):
         super().__init__()
         self.go = threading.Event()
-        stack = SimpleNamespace(connection=SimpleNamespace(kind="residual", matrix=lambda: None), num_layers=6)
+        stack = SimpleNamespace(connection=SimpleNamespace(kind="residual", learned_weights=lambda: None), num_layers=6)
         config = SimpleNamespace(encoder=stack, decoder=stack)
         self.models = [SimpleNamespace(encoder=stack, decoder=stack, config=config)]
 
@@ -245,10 +245,10 @@ def test_the_heat_maps_show_the_weights_by_the_papers_rule(browser, phrase_addre
     browser.point("#stack-encoder tbody tr:nth-child(8) td:nth-of-type(4)")
     readout = "document.querySelector('#stack-encoder .readout').textContent"
     value = connections["encoder"]["matrix"][7][3]
-    assert browser.evaluate(readout).startswith(f"Layer 8 listens to layer 3: {value:.3f}".replace("-", "−"))
+    assert browser.evaluate(readout).startswith(f"Layer 8 weights layer 3: {value:.3f}".replace("-", "−"))
     browser.evaluate("document.querySelector('#stack-encoder .heat').focus()")
     browser.press("ArrowUp")
-    assert browser.evaluate(readout).startswith("Layer 7 listens to layer 3: ")
+    assert browser.evaluate(readout).startswith("Layer 7 weights layer 3: ")
 
 
 def test_where_nothing_is_learned_the_page_says_so(browser, shouting):
@@ -256,7 +256,7 @@ def test_where_nothing_is_learned_the_page_says_so(browser, shouting):
     browser.open(f"{address}/#layers")
     told = browser.wait("document.getElementById('stack-encoder')?.innerText")
     assert "6 layers, residual connection" in told
-    assert "nothing learned to show" in told
+    assert "no learned weights to show" in told
 
 
 def test_colours_follow_the_system_and_the_choice_is_kept(browser, shouting):

@@ -1,19 +1,13 @@
-// What the layers listen to: the learned weights of a model's connections as a table of colours.
+// How much each layer weights the earlier ones: the learned weights of a model's connections as a table of colours.
 
 import { getJson } from "/page/api.js";
 
-// Figure 6 of the paper leaves a point blank under 0.1, or under 5 % of the largest of its row (absolute values).
-export function isFaint(value, row) {
-  return Math.abs(value) < 0.1 || Math.abs(value) < 0.05 * Math.max(...row.map(Math.abs));
-}
-
 const layer = (k) => (k === 0 ? "the embedding" : `layer ${k}`);
 
-// Who receives a row: [for the table, in a sentence].
-function receiver(stack, side, row) {
-  if (stack.kind === "transparent") return [`D${row + 1}`, `Decoder layer ${row + 1}`];
-  return row < stack.num_layers ? [`${row + 1}`, `Layer ${row + 1}`] : ["out", `The ${side}'s output`];
-}
+const capital = (text) => text[0].toUpperCase() + text.slice(1);
+
+// "layer 3" is 3, "decoder layer 1" is D1, "the output" is out.
+const short = (reader) => reader.replace("decoder layer ", "D").replace("layer ", "").replace("the output", "out");
 
 export function startLayers() {
   const stacks = document.getElementById("stacks"), faint = document.getElementById("faint");
@@ -54,10 +48,9 @@ function panel(side, stack) {
   const section = document.createElement("section");
   section.className = "stack";
   section.id = `stack-${side}`;
-  const name = side[0].toUpperCase() + side.slice(1);
-  section.append(made("h2", name), made("p", `${stack.num_layers} layers, ${stack.kind === "dlcl" ? "DLCL" : stack.kind} connection`));
+  section.append(made("h2", capital(side)), made("p", `${stack.num_layers} layers, ${stack.kind === "dlcl" ? "DLCL" : stack.kind} connection`));
   if (!stack.matrix) {
-    section.append(made("p", "Each layer listens to the one below it and nothing else: there is nothing learned to show."));
+    section.append(made("p", "This connection scheme has no learned weights to show."));
     return section;
   }
   const readout = made("p", "Point at a square, or move with the arrow keys.");
@@ -69,19 +62,18 @@ function panel(side, stack) {
 
 function table(side, stack, readout) {
   const matrix = stack.matrix, columns = matrix[0].length;
-  const largest = Math.max(...matrix.flat().map(Math.abs), 1e-9);
   const every = columns > 16 ? 5 : 1; // labels that fit
   const heat = document.createElement("table");
   heat.className = "heat";
   heat.tabIndex = 0;
   heat.style.maxWidth = `${2.1 + 4 * columns}rem`; // few layers need no large squares
-  heat.setAttribute("aria-label", `Weights of the ${side}: rows receive, columns are listened to`);
+  heat.setAttribute("aria-label", `Weights of the ${side}: a row is what reads, a column the output it weights`);
   const head = heat.createTHead().insertRow();
   head.append(header("col", "", "corner"), ...matrix[0].map((_, k) => header("col", k % every ? "" : k || "emb")));
   const body = heat.createTBody();
   for (const [r, row] of matrix.entries()) {
     const line = body.insertRow();
-    line.append(header("row", receiver(stack, side, r)[0]));
+    line.append(header("row", short(stack.readers[r])));
     for (const [k, value] of row.entries()) {
       const cell = line.insertCell();
       if (value === 0) {
@@ -89,10 +81,10 @@ function table(side, stack, readout) {
         continue;
       }
       cell.dataset.value = value;
-      cell.dataset.faint = isFaint(value, row) ? "yes" : "no";
-      cell.dataset.told = `${receiver(stack, side, r)[1]} listens to ${layer(k)}: ${value.toFixed(3).replace("-", "−")}`;
+      cell.dataset.faint = stack.faint[r][k] ? "yes" : "no";
+      cell.dataset.told = `${capital(stack.readers[r])} weights ${layer(k)}: ${value.toFixed(3).replace("-", "−")}`;
       cell.setAttribute("aria-label", cell.dataset.told);
-      cell.style.setProperty("--strength", (6 + 94 * Math.sqrt(Math.abs(value) / largest)).toFixed(1));
+      cell.style.setProperty("--strength", (6 + 94 * Math.sqrt(Math.abs(stack.shades[r][k]))).toFixed(1));
     }
   }
   let at = null;
