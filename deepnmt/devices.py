@@ -9,7 +9,7 @@ from deepnmt.progress import say
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
-_say_once = cache(say)  # however often a device is chosen
+_say_once = cache(say)  # not each time a device is chosen
 
 
 def choose_device(asked: str | None) -> str:

@@ -51,7 +51,7 @@ def to_table(settings: Any) -> dict[str, Any]:
 
 
 def to_toml(table: Mapping[str, Any], prefix: str = "") -> str:
-    """Numbers, strings, lists and tables of them: what a recipe is made of. JSON writes these as TOML does."""
+    """Numbers, strings, lists and tables of them: the parts of a recipe, which JSON writes as TOML does."""
     lines = [
         f"{_key(k)} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in table.items() if not isinstance(v, Mapping)
     ]

@@ -35,7 +35,7 @@ class Axes:
 
 
 def heat_map(matrix: heatmap.Matrix, rows: Sequence[str], columns: Sequence[str], title: str, mask: bool = True) -> str:
-    """One square a weight, small ones blank if `mask`; every weight is told under the pointer."""
+    """One square a weight, small ones blank if `mask`; every weight is shown under the pointer."""
     shown = heatmap.shown(matrix, mask)
     colours = heatmap.Colours.of(shown)
     cell = max(14, min(34, 620 // max(len(columns), 1)))

@@ -42,7 +42,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Gradients:
-    """What one model showed: `steps[0]` is at initialisation."""
+    """The measurements of one model: `steps[0]` is at initialisation."""
 
     name: str
     steps: list[Step]
@@ -55,7 +55,7 @@ class Gradients:
 
 @dataclass(frozen=True)
 class GradientReport:
-    """What every arm of a recipe showed; `model` is the recipe's, as it was measured."""
+    """The measurements of every arm; `model` is the recipe's, as it was measured."""
 
     name: str
     model: ModelConfig
@@ -83,7 +83,7 @@ def arms(model: ModelConfig) -> dict[str, ModelConfig]:
 
 
 def narrowed(model: ModelConfig, width: int) -> ModelConfig:
-    """The same depth in a width that a CPU is quick with: what the gradient does is a matter of depth."""
+    """The same depth at a width that is fast on a CPU: how the gradient behaves depends on the depth."""
     encoder, decoder = (
         replace(
             stack,
@@ -97,7 +97,7 @@ def narrowed(model: ModelConfig, width: int) -> ModelConfig:
 
 
 def hurried(training: TrainingConfig, steps: int) -> TrainingConfig:
-    """The recipe's rates with its warm-up within the first half of so many steps: what it will meet, soon."""
+    """The recipe's learning rates, with the warm-up shortened to half of `steps`."""
     return replace(training, warmup_steps=min(training.warmup_steps, max(steps // 2, 1)))
 
 
@@ -185,7 +185,7 @@ def charts(found: Sequence[Gradients]) -> list[tuple[list[Series], Axes]]:
     if last:
         series = [Series(g.name, [(s.step, g.ratio(i)) for i, s in enumerate(g.steps)]) for g in found]
         axes = Axes(
-            title="What reaches the bottom of the encoder",
+            title="Gradient that reaches the bottom of the encoder",
             x_label="step",
             y_label="norm of dE/dy, embedding over top layer",
             log_y=True,

@@ -1,4 +1,4 @@
-"""`deepnmt.inspect_size`, `inspect_weights` and `inspect_gradients`: what a model or a recipe is made of."""
+"""`deepnmt.inspect_size`, `inspect_weights` and `inspect_gradients`: look into a model or a recipe."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext

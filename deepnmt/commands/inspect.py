@@ -1,4 +1,4 @@
-"""`deepnmt inspect`: what a model or a recipe is made of."""
+"""`deepnmt inspect`: the size, the connection weights and the gradients of a model or a recipe."""
 
 import argparse
 import json

@@ -85,7 +85,7 @@ def score(
     resamples: int = 0,
     on_metric: Callable[[str], None] = lambda title: None,
 ) -> Scores:
-    """Score raw, detokenised lines against one reference or several (each a list of as many lines).
+    """Score raw, detokenised lines against one reference or several (each a list with the same number of lines).
 
     `metrics` are names of `deepnmt.evaluation.metrics.METRICS`; absent, all that suit the languages are computed, with
     `lowercase` their case-insensitive kinds. `resamples` above one adds 95 % intervals from that many resamples.

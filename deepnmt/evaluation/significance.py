@@ -39,7 +39,7 @@ def compare(
 ) -> list[tuple[str, Scores]]:
     """Score named systems; the first is the baseline, the others get p-values for their differences from it.
 
-    The interval of each score comes from as many bootstrap resamples as the bootstrap test takes by default.
+    The interval of each score comes from the default number of bootstrap resamples.
     """
     named = list(systems.items()) if isinstance(systems, Mapping) else list(systems)
     if len(named) < 2:

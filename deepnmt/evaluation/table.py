@@ -105,7 +105,7 @@ def _verdict(score: Score, baseline: Score, key: str) -> Text:
 
 
 def _signature(signature: str, width: int, indent: str = "  ") -> Text:
-    """Broken after a `|` where it does not fit."""
+    """Broken after a `|` if it does not fit."""
     folded_lines = [indent]
     for part in signature.replace("|", "|\n").split("\n"):
         if len(folded_lines[-1] + part) > width and folded_lines[-1].strip():

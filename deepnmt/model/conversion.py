@@ -107,7 +107,9 @@ def _config(foreign: ForeignModel) -> ModelConfig:
         share_embeddings=shared,
         tie_output="decoder.embed_out" not in state,
         positions="learned" if learned_positions else "sinusoidal",
-        max_positions=len(state["encoder.embed_positions.weight"]) - pad_id - 1 if learned_positions else 1024,
+        max_positions=len(state["encoder.embed_positions.weight"]) - pad_id - 1
+        if learned_positions
+        else ModelConfig.max_positions,
         activation=_activation(foreign),
         dropout=float(foreign.settings.get("dropout", 0.1)),
         attention_dropout=float(foreign.settings.get("attention_dropout", 0.0)),

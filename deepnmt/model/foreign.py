@@ -58,7 +58,7 @@ def read_npz(path: Path) -> ForeignModel:
 
 
 class _Meter:
-    """Stands for the statistics of a finished training, which fairseq pickles beside the weights: never looked at."""
+    """A placeholder for the training statistics that fairseq pickles beside the weights; never used."""
 
 
 _METERS = [

@@ -70,7 +70,7 @@ def choose_experiments(names: Sequence[str]) -> dict[str, Experiment]:
 
 
 def choose_arms(experiments: dict[str, Experiment], patterns: Sequence[str]) -> dict[str, Experiment]:
-    """Only the arms whose label is one of these patterns (`DLCL *`); all, where there are none."""
+    """Only the arms whose label is one of these patterns (`DLCL *`); by default all."""
     if not patterns:
         return experiments
     labels = [arm.label for experiment in experiments.values() for arm in experiment.arms]
@@ -177,8 +177,8 @@ def set_budget(
     if share < LEAST_SHARE:
         enough = (aside + LEAST_SHARE * needed) / SPARE / 60
         raise InputError(
-            f"--minutes {minutes:g} is too little for {len(planned)} runs of any use: give at least {enough:.0f}, or "
-            "take fewer --seeds or experiments"
+            f"--minutes {minutes:g} is too little for {len(planned)} useful runs: give at least {enough:.0f}, or choose "
+            "fewer --seeds or experiments"
         )
     return Budget(round(scale.tokens * share), None)
 

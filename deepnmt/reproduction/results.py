@@ -34,7 +34,7 @@ def collect(study: Study, name: str, runs: "Sequence[PlannedRun]") -> None:
 
 
 def refresh(study: Study, name: str) -> None:
-    """Take up what changed in the runs' own files (scores computed later), where they are still there."""
+    """Update the results from the runs' own files (scores computed later), if these still exist."""
     content = read_results(study, name)
     for run in content["runs"]:
         folder = study.runs / run["run"]
@@ -74,7 +74,7 @@ class Figure:
 
 @dataclass
 class ArmResult:
-    """What an arm came to: its runs, and its numbers over seeds."""
+    """The results of an arm: its runs, and its numbers over seeds."""
 
     arm: Arm
     runs: list[Mapping[str, Any]] = field(default_factory=list)

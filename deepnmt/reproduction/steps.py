@@ -37,7 +37,7 @@ GRADIENT_POINTS = 8
 
 
 class InterruptedTrainingError(Exception):
-    """Training was asked to stop; what there is was saved."""
+    """Training was interrupted, and saved a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Place:
 
 
 def do_run(run: PlannedRun, place: Place) -> None:
-    """All steps of a run that are not done yet."""
+    """Do all steps of a run that are not done yet."""
     folder = place.study.runs / run.name
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -79,7 +79,7 @@ def do_run(run: PlannedRun, place: Place) -> None:
 
 
 def is_done(run: PlannedRun, folder: Path) -> bool:
-    """Whether nothing is left but scores, which need no device."""
+    """Whether nothing is left to do but scoring, which needs no device."""
     needed = [SPEED] if "speed" in run.measures else []
     if run.trains:
         train = read_step(folder / TRAIN)
@@ -186,7 +186,7 @@ def read_curves(training: Path, layers: int) -> dict[str, Any]:
 
 
 def _thin(lines: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """At most so many, evenly, with the first and the last."""
+    """At most `count` lines, evenly spaced, with the first and the last."""
     if len(lines) <= count:
         return lines
     return [lines[round(i * (len(lines) - 1) / (count - 1))] for i in range(count)]

@@ -46,7 +46,7 @@ class Study:
         command: str,
         experiments: Sequence[str],
     ) -> None:
-        """Write study.json, or check that this call is of the study that is there."""
+        """Write study.json, or check that this call belongs to the study in the folder."""
         path = self.folder / STUDY
         new: dict[str, Any] = {
             "fixed": fixed,
@@ -57,13 +57,13 @@ class Study:
         }
         stored = self.read() if path.exists() else new
         if not path.exists() and self.folder.is_dir() and any(self.folder.iterdir()):
-            raise InputError(f"{self.folder} is not empty and holds no study; choose another --out")
+            raise InputError(f"{self.folder} is not empty and is not a study; choose another --out")
         for name, value in fixed.items():
             before = stored["fixed"].get(name)
             if before != value:
                 raise InputError(
-                    f"{self.folder} was begun with {name} {_plain(before)}, and now it is {_plain(value)}: all arms of "
-                    "a study must get the same; restore it, or choose another --out"
+                    f"{self.folder} was started with {name} {_plain(before)}, not {_plain(value)}: all arms of a study must "
+                    "get the same; restore it, or choose another --out"
                 )
         stored["experiments"] = list(dict.fromkeys([*stored["experiments"], *experiments]))
         stored["commands"] = list(dict.fromkeys([*stored["commands"], command]))
@@ -102,7 +102,7 @@ class Study:
 
 
 def read_step(path: Path) -> Any:
-    """What a step left, or None where it is not done."""
+    """The result of a step, or None if it is not done."""
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 

@@ -1,4 +1,4 @@
-"""Who does the runs: this process, or one or several processes per GPU. A run is claimed by a lock on its folder.
+"""Doing the runs in this process, or in one or several processes per GPU. A run is claimed by a lock on its folder.
 
 The lock is the operating system's and goes with the process, so a killed worker leaves nothing to clean, and several
 calls may work on one study at the same time.
@@ -24,7 +24,7 @@ POLL_SECONDS = 1.0
 
 
 def work(runs: Sequence[PlannedRun], place: Place, stop_after: float | None = None) -> None:
-    """Do every run that is not done and that no other process is at; begin none after `stop_after` minutes."""
+    """Do every run that is not done and not claimed by another process; start none after `stop_after` minutes."""
     if place.device == "cuda":
         share_compiled_layers()
     started = time.monotonic()
@@ -64,7 +64,7 @@ def start_workers(
     study_runs: Path,
     logs: Path,
 ) -> None:
-    """`parallel` processes for every GPU, each doing runs until none is left; this one tells what is done.
+    """`parallel` processes for every GPU, each doing runs until none is left; this process shows the progress.
 
     `arguments` are this call's own, to which the workers' flag is added.
     """

@@ -195,7 +195,7 @@ def test_refusals(place, tmp_path, capsys):
         (["two", *data], "--out is missing"),
         (["two", *data, "--out", str(tmp_path / "x"), "--scale", "tny"], "unknown scale 'tny'; did you mean tiny?"),
         (["tabel1", *data, "--out", str(tmp_path / "x")], "unknown experiment 'tabel1'; did you mean table1?"),
-        (["two", *data, "--out", str(tmp_path / "full"), "--scale", "tiny"], "is not empty and holds no study"),
+        (["two", *data, "--out", str(tmp_path / "full"), "--scale", "tiny"], "is not empty and is not a study"),
         (["two", *data, "--out", str(tmp_path / "x"), "--test", "news", "a"], "a test set is NAME SOURCE REFERENCE"),
         (["two", *data, "--out", str(tmp_path / "x"), "--minutes", "-3"], "'-3' is not a number of minutes"),
         (["two", *data, "--out", str(tmp_path / "x"), "--arms", "dlcl"], "--arms 'dlcl' is none of 'plain', 'DLCL'"),

@@ -11,7 +11,7 @@ NormPlacement = Literal["pre", "post"]
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionConfig:
-    """The options of a scheme. Each scheme has a config of its own, told apart by `kind`."""
+    """The options of a scheme. Each scheme has its own config, identified by `kind`."""
 
     kind: str
 
