@@ -8,14 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deepnmt.commands.translate import (
-    add_machine_arguments,
-    add_sampling_arguments,
-    add_search_arguments,
-    chunk_lines,
-    load_translator,
-    settings_of,
-)
+from deepnmt.commands.options import add_translation_options, settings_of
+from deepnmt.commands.translate import chunk_lines, load_translator
 from deepnmt.decoding.lines import LineWarnings, decoded, one_line
 from deepnmt.devices import limit_shape_caches
 from deepnmt.errors import InputError
@@ -37,9 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs=1, type=Path, metavar="MODEL", help="translates from the language of the text")
     parser.add_argument("text", type=Path, metavar="MONO", help="one sentence a line; .gz, .xz, .bz2, .zst unpacked")
     parser.add_argument("--out", type=Path, required=True, metavar="PREFIX", help="writes PREFIX.en and PREFIX.de")
-    add_sampling_arguments(parser, switch=False)
-    add_search_arguments(parser)
-    add_machine_arguments(parser)
+    add_translation_options(parser, "sampling")
+    parser.add_argument("--chunk", type=int, metavar="N", help="lines sorted by length and translated together")
 
 
 def run(arguments: argparse.Namespace) -> None:

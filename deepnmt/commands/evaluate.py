@@ -5,13 +5,8 @@ import json
 import sys
 from pathlib import Path
 
+from deepnmt.commands.options import add_translation_options, settings_of
 from deepnmt.commands.score import add_metric_arguments
-from deepnmt.commands.translate import (
-    add_machine_arguments,
-    add_sampling_arguments,
-    add_search_arguments,
-    settings_of,
-)
 from deepnmt.devices import limit_shape_caches, use_threads
 
 EXAMPLE = "deepnmt evaluate MODEL --source newstest2014.en --reference newstest2014.de --output newstest2014.out.de"
@@ -24,9 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, metavar="F", help="keep the translations in this file")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     add_metric_arguments(parser.add_argument_group("scores (languages: by default the model's)"))
-    add_sampling_arguments(parser)
-    add_search_arguments(parser)
-    add_machine_arguments(parser)
+    add_translation_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -6,7 +6,58 @@ from dataclasses import MISSING, fields
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from deepnmt.decoding.config import TranslationConfig
+from deepnmt.settings import from_table
+
+NEGATIONS = {"stop_early": "--no-early-stop"}  # as others call it
 METAVARS = {int: "N", float: "X", str: "NAME"}
+
+
+SEARCH = {
+    "beam": "hypotheses kept per step; 1 is greedy search",
+    "length_penalty": "alpha: a score is log probability / length**alpha",
+    "penalty_form": "gnmt: divide by ((5 + length) / 6)**alpha instead",
+    "patience": "a sentence is done after patience * beam finished hypotheses",
+    "min_length": "shortest translation",
+    "max_length": "longest translation, instead of ratio and extra",
+    "max_length_ratio": "longest translation: ratio * source + extra",
+    "max_length_extra": "subwords added to that",
+    "no_repeat_ngram": "forbid repeated sequences of N subwords; 0: allow",
+    "max_source_length": "split longer lines into sentences or clauses, with a warning",
+    "batch_tokens": "source subwords translated at once",
+    "allow_unknown": "allow <unk> in the output",
+    "stop_early": "continue after the best hypotheses are known",
+}
+SAMPLING = {
+    "sampling": "draw each subword instead of searching",
+    "temperature": "below 1 sharper, above 1 flatter",
+    "top_k": "draw from the K most probable subwords; 0: all",
+    "top_p": "draw from the fewest subwords with this share of the probability",
+    "seed": "the same seed and sentence give the same translation",
+}
+
+
+def add_translation_options(parser: argparse.ArgumentParser, *omitted: str) -> None:
+    """What `translate`, `evaluate` and `backtranslate` share. A default may be overridden by the model's own."""
+    for title, help_of in (
+        ("sampling", SAMPLING),
+        ("search (lengths in subwords; a model may have its own defaults)", SEARCH),
+    ):
+        chosen = {name: text for name, text in help_of.items() if name not in omitted}
+        add_settings(parser.add_argument_group(title), TranslationConfig, chosen, passed_on=False)
+    machine = parser.add_argument_group("machine")
+    machine.add_argument("--device", metavar="cpu|cuda", help="default: cuda if available")
+    machine.add_argument(
+        "--precision", default="fp32", metavar="fp32|bf16|fp16|int8", help="int8: CPU; fp16: GPU (default: %(default)s)"
+    )
+    machine.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all available cores)")
+
+
+def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings of the translation among the given options, checked."""
+    settings = settings_in(TranslationConfig, arguments)
+    from_table(TranslationConfig, settings)
+    return settings
 
 
 def add_settings(group: Any, config: type, help_of: Mapping[str, str], *, passed_on: bool = True) -> None:
@@ -21,7 +72,7 @@ def add_settings(group: Any, config: type, help_of: Mapping[str, str], *, passed
         flag = f"--{name.replace('_', '-')}"
         absent = default if passed_on and default is not MISSING else argparse.SUPPRESS
         if hint is bool:
-            flag = f"--no-{flag[2:]}" if default else flag
+            flag = NEGATIONS.get(name, f"--no-{flag[2:]}") if default else flag
             action = "store_false" if default else "store_true"
             group.add_argument(flag, dest=name, action=action, default=absent, help=text)
             continue

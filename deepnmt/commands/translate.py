@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deepnmt.commands.options import add_translation_options, settings_of
 from deepnmt.decoding.lines import LineWarnings, decoded, one_line
 from deepnmt.devices import limit_shape_caches, use_threads
 from deepnmt.errors import InputError
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from deepnmt.decoding.translator import Hypothesis, Translator
 
 EXAMPLE = """deepnmt translate MODEL < news.en > news.de
-  deepnmt translate MODEL --input news.en.gz --output news.de          goes on where it stopped when run again
+  deepnmt translate MODEL --input news.en.gz --output news.de          run again, it resumes
   deepnmt translate MODEL1 MODEL2 --input news.en --nbest 4 --json     an ensemble, the four best with scores"""
 
 CHUNK_LINES = {"cpu": 1024, "cuda": 16_384}
@@ -25,94 +26,26 @@ CHUNK_LINES = {"cpu": 1024, "cuda": 16_384}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="+", type=Path, metavar="MODEL", help="a model folder; several are an ensemble")
-    parser.add_argument("--input", type=_path, metavar="F", help="text, one sentence a line (default: standard input)")
-    parser.add_argument("--output", type=_path, metavar="F", help="where to (default: standard output)")
-    output = parser.add_argument_group("what is written (one line for each line, unless --nbest)")
-    output.add_argument("--scores", action="store_true", help="the score before each translation, and a tab")
+    parser.add_argument("--input", type=_path, metavar="F", help="one sentence per line (default: standard input)")
+    parser.add_argument("--output", type=_path, metavar="F", help="file to write (default: standard output)")
+    output = parser.add_argument_group("output (one line per input line, unless --nbest)")
+    output.add_argument("--scores", action="store_true", help="write the score and a tab before each translation")
     output.add_argument(
-        "--alignments", action="store_true", help="a tab and links 0-0 1-2 (source-target words) after it"
+        "--alignments", action="store_true", help="write a tab and links 0-0 1-2 (source-target words) after it"
     )
     output.add_argument(
-        "--nbest", type=int, default=argparse.SUPPRESS, metavar="N", help="line number, score, text: N each"
+        "--nbest", type=int, default=argparse.SUPPRESS, metavar="N", help="N lines each: line number, score, text"
     )
-    output.add_argument("--json", action="store_true", help="one JSON object a line, with all of these")
+    output.add_argument("--json", action="store_true", help="write one JSON object per line, with all of these")
     parser.add_argument(
-        "--prefixes", type=Path, metavar="F", help="what each translation must begin with, line by line"
+        "--prefixes", type=Path, metavar="F", help="forced beginnings of the translations, one per line"
     )
-    add_sampling_arguments(parser)
-    add_search_arguments(parser)
-    add_machine_arguments(parser)
+    add_translation_options(parser)
+    parser.add_argument("--chunk", type=int, metavar="N", help="lines sorted by length and translated together")
 
 
 def _path(text: str) -> Path | None:
     return None if text == "-" else Path(text)
-
-
-def add_search_arguments(parser: argparse.ArgumentParser) -> None:
-    """The settings of a `TranslationConfig`: what is not given is not passed on, so the defaults are its own."""
-    group = parser.add_argument_group("search (lengths count subwords)")
-    for name, kind, text in (
-        ("beam", int, "hypotheses kept at each step; 1 is greedy (the model's recipe says, else 4)"),
-        ("length-penalty", float, "alpha: the score is log probability / length**alpha (the recipe's, else 0.6)"),
-        ("patience", float, "a sentence is done after patience * beam finished hypotheses (1)"),
-        ("min-length", int, "shortest translation (0)"),
-        ("max-length", int, "longest translation, instead of ratio and extra"),
-        ("max-length-ratio", float, "longest translation: ratio * source + extra (2)"),
-        ("max-length-extra", int, "(20)"),
-        ("no-repeat-ngram", int, "no sequence of N subwords twice (0: off)"),
-        ("max-source-length", int, "longer lines are cut into sentences or clauses, with a warning (256)"),
-        ("batch-tokens", int, "source subwords translated at once"),
-    ):
-        metavar = "N" if kind is int else "X"
-        group.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS, metavar=metavar, help=text)
-    group.add_argument(
-        "--penalty-form", choices=["length", "gnmt"], default=argparse.SUPPRESS, help="gnmt: ((5 + length) / 6)**alpha"
-    )
-    group.add_argument("--allow-unknown", action="store_true", default=argparse.SUPPRESS, help="may say <unk>")
-    group.add_argument(
-        "--search-on",
-        dest="stop_early",
-        action="store_false",
-        default=argparse.SUPPRESS,
-        help="do not stop when the best is known",
-    )
-
-
-def add_sampling_arguments(parser: argparse.ArgumentParser, switch: bool = True) -> None:
-    group = parser.add_argument_group("sampling")
-    if switch:
-        group.add_argument(
-            "--sampling", action="store_true", default=argparse.SUPPRESS, help="draw each subword instead of searching"
-        )
-    for name, kind, text in (
-        ("temperature", float, "below 1 sharper, above 1 flatter (1)"),
-        ("top-k", int, "draw from the K most probable (0: all)"),
-        ("top-p", float, "draw from the fewest that hold this share of the probability (1)"),
-        ("seed", int, "the same seed and sentence give the same translation (1)"),
-    ):
-        metavar = "N" if kind is int else "X"
-        group.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS, metavar=metavar, help=text)
-
-
-def add_machine_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("machine")
-    group.add_argument("--device", default=None, metavar="cpu|cuda", help="default: cuda where there is one")
-    group.add_argument("--precision", default="fp32", metavar="fp32|bf16|fp16|int8", help="(fp32) int8: CPU; fp16: GPU")
-    group.add_argument("--threads", type=int, metavar="N", help="of the CPU (all cores that this process may use)")
-    group.add_argument("--chunk", type=int, metavar="N", help="lines read, sorted by length and translated together")
-
-
-def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The given options that are settings of the translation, checked."""
-    from dataclasses import fields
-
-    from deepnmt.decoding.config import TranslationConfig
-    from deepnmt.settings import from_table
-
-    names = {field.name for field in fields(TranslationConfig)}
-    settings = {name: value for name, value in vars(arguments).items() if name in names}
-    from_table(TranslationConfig, settings)
-    return settings
 
 
 def load_translator(arguments: argparse.Namespace, device: str | None = None) -> "Translator":

@@ -177,8 +177,8 @@ def set_budget(
     if share < LEAST_SHARE:
         enough = (aside + LEAST_SHARE * needed) / SPARE / 60
         raise InputError(
-            f"--minutes {minutes:g} is too little for {len(planned)} useful runs: give at least {enough:.0f}, or choose "
-            "fewer --seeds or experiments"
+            f"--minutes {minutes:g} is too little for {len(planned)} useful runs: give at least {enough:.0f}, or "
+            "choose fewer --seeds or experiments"
         )
     return Budget(round(scale.tokens * share), None)
 
