@@ -113,7 +113,7 @@ def test_the_tiny_models_have_as_many_parameters_as_the_published_one():
 
 def test_arms_of_several_experiments_that_are_the_same_are_one_run():
     experiments = {name: PAPER[name] for name in ("table1", "figure4", "trainability")}
-    runs = plan_runs(experiments, "multi30k", 1, Budget(SCALES["multi30k"].tokens, None), [], load_recipe)
+    runs = plan_runs(experiments, "multi30k", 1, Budget(SCALES["multi30k"].tokens, None), [])
     shared = [run for run in runs if len(run.uses) == 3]
     assert [use.label for use in shared[0].uses] == ["pre Base", "Transformer 6L", "pre 6L"]
     assert len(runs) < sum(len(arms_of(e, SCALES["multi30k"])) for e in experiments.values())
@@ -183,7 +183,7 @@ def test_refusals():
         (lambda: budget("table1", "full", 20), "--minutes is for the small scales"),
         (lambda: budget("headline", "europarl", None), "say how much in all with --minutes"),
         (lambda: budget("table1", "europarl", 1), "minutes beside training: more than --minutes 1"),
-        (lambda: budget("table1", "europarl", 4), "too little for 10 runs of any use: give at least"),
+        (lambda: budget("table1", "europarl", 4), "too little for 10 useful runs: give at least"),
         (lambda: fixed_budget({"table1": PAPER["table1"]}, "full", 9), "--tokens is for the small scales"),
         (
             lambda: fixed_budget({"headline": PAPER["headline"]}, "europarl", 9),

@@ -118,16 +118,8 @@ def test_a_study_gives_every_arm_the_same_or_refuses(place, capsys):
 
 
 def test_several_processes_share_the_runs(place, capsys):
-    words = [
-        "reproduce",
-        "figure5",
-        "training.max_steps=8",
-        "training.log_every=2",
-        "--scale",
-        "tiny",
-        "--device",
-        "cpu",
-    ]
+    words = ["reproduce", "figure5", "training.max_steps=8", "training.log_every=2", "--scale", "tiny"]
+    words += ["--device", "cpu"]
     words += ["model.encoder.dim=16", "model.encoder.ffn_dim=16", "model.encoder.num_heads=2"]
     words += ["model.decoder.dim=16", "model.decoder.ffn_dim=16", "model.decoder.num_heads=2"]
     words += ["--data", str(place / "toy" / "data"), "--out", str(place / "shared"), "--parallel", "2"]
