@@ -1,6 +1,7 @@
 """LibreTranslate's requests and answers, so that its clients work unchanged."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -8,12 +9,13 @@ from starlette.types import Receive
 
 from deepnmt.languages import language_name
 from deepnmt.serving.detection import detect_language
+from deepnmt.serving.hypotheses import ServedHypothesis
 from deepnmt.serving.limits import Limits, RefusedError
-from deepnmt.serving.markup import split_markup, texts_of, with_texts
+from deepnmt.serving.markup import MarkupText
 from deepnmt.serving.models import Models, ServedModel
 from deepnmt.serving.responses import unless_gone
 from deepnmt.serving.sentences import fitted_gaps, split_sentences
-from deepnmt.serving.service import Service
+from deepnmt.serving.service import Service, off_loop
 from deepnmt.serving.shapes import LibreTranslateRequest, checked, checked_texts
 
 
@@ -77,30 +79,39 @@ async def _translated(
     service: Service, model: ServedModel, queries: list[str], nbest: int, html: bool, receive: Receive
 ) -> list[list[str]]:
     """For each query its translation and the alternatives to it."""
-    options = model.options(beam=None, length_penalty=None, nbest=nbest, alignments=False)
-    documents = [split_markup(query) if html else [(True, query)] for query in queries]
-    texts = [texts_of(parts) if html else [query] for parts, query in zip(documents, queries, strict=True)]
-    flat = [text for of_query in texts for text in of_query]
-    leave = service.admit(flat, options)
+    plain, aligned = (
+        model.options(beam=None, length_penalty=None, nbest=nbest, alignments=alignments)
+        for alignments in (False, True)
+    )
+    size = sum(map(len, queries))
+    leave = service.admit(queries, aligned if html else plain)
     try:
-        split = [split_sentences(text) for text in flat]
-        sentences = [(sentence.text, options) for of_text in split for sentence in of_text]
+        documents = await off_loop(size, lambda: [(MarkupText if html else PlainText)(query) for query in queries])
+        sentences = [
+            (text, aligned if has_tags else plain) for document in documents for text, has_tags in document.sentences
+        ]
         found = iter(await unless_gone(receive, service.translate_all(model, sentences)))
+
+        def written(document: MarkupText | PlainText) -> list[str]:
+            own = [next(found) for _ in document.sentences]
+            ranked = ([h[min(rank, len(h) - 1)] for h in own] for rank in range(nbest))
+            return [document.written(hypotheses, model.target) for hypotheses in ranked]
+
+        return await off_loop(size, lambda: [written(document) for document in documents])
     finally:
         leave()
-    ranked_texts = []
-    for of_text in split:
-        own, gaps = [next(found) for _ in of_text], fitted_gaps(of_text, model.target)
-        ranked_texts.append(
-            [
-                "".join(h[min(rank, len(h) - 1)].text + gap for h, gap in zip(own, gaps, strict=True))
-                for rank in range(nbest)
-            ]
-        )
-    remaining = iter(ranked_texts)
-    results = []
-    for parts, of_query in zip(documents, texts, strict=True):
-        own_texts = [next(remaining) for _ in of_query]
-        rows = [[ranked[rank] for ranked in own_texts] for rank in range(nbest)]
-        results.append([with_texts(parts, row) if html else row[0] for row in rows])
-    return results
+
+
+class PlainText:
+    """A text as its sentences. Law: with every sentence translated as itself, it is the text."""
+
+    def __init__(self, text: str) -> None:
+        self._split = split_sentences(text)
+
+    @property
+    def sentences(self) -> list[tuple[str, bool]]:
+        return [(sentence.text, False) for sentence in self._split]
+
+    def written(self, hypotheses: Sequence[ServedHypothesis], language: str) -> str:
+        gaps = fitted_gaps(self._split, language)
+        return "".join(hypothesis.text + gap for hypothesis, gap in zip(hypotheses, gaps, strict=True))
