@@ -24,9 +24,9 @@ from typing import Any
 
 import sentencepiece
 
-from deepnmt.data.prepare import CorpusInput, PrepareSettings, prepare
-from deepnmt.data.text import ParallelFile, read_lines
+import deepnmt
 from deepnmt.devices import available_cores
+from deepnmt.text import iterate_lines
 
 VOCAB_SIZE = 32000
 
@@ -90,7 +90,7 @@ def compare(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def copy_lines(given: Path, path: Path, lines: int | None) -> int:
     copied = 0
     with path.open("wb") as file:
-        for line in islice(read_lines(given), lines):
+        for line in islice(iterate_lines(given), lines):
             file.write(line + b"\n")
             copied += 1
     return copied
@@ -116,10 +116,9 @@ def cpu_seconds() -> float:
 
 
 def ours(paths: tuple[Path, Path], arguments: argparse.Namespace, folder: Path) -> None:
-    source, target = arguments.languages
-    settings = PrepareSettings(source_lang=source, target_lang=target, vocab_sizes=(VOCAB_SIZE, VOCAB_SIZE))
-    corpus = CorpusInput(name="train", files=(ParallelFile(*paths),))
-    prepare([corpus], settings, folder / "dataset", num_workers=arguments.workers, overwrite=True)
+    languages = dict(zip(("source_lang", "target_lang"), arguments.languages, strict=True))
+    options = {"vocab_size": VOCAB_SIZE, "workers": arguments.workers, "overwrite": True}
+    deepnmt.prepare(source=paths[0], target=paths[1], out=folder / "dataset", **languages, **options)
 
 
 def bare(paths: tuple[Path, Path], arguments: argparse.Namespace, folder: Path) -> None:
@@ -154,7 +153,7 @@ def chain(paths: tuple[Path, Path], arguments: argparse.Namespace, folder: Path)
     for path in tokenised:
         apply = ["apply-bpe", "-c", str(codes), "--num-workers", str(arguments.workers)]
         call([*subword_nmt, *apply, "--input", str(path), "--output", f"{path}.bpe"])
-    made = [sum(1 for _ in read_lines(Path(f"{path}.bpe"))) for path in tokenised]
+    made = [sum(1 for _ in iterate_lines(Path(f"{path}.bpe"))) for path in tokenised]
     if made[0] != made[1] or not made[0]:
         raise SystemExit(f"the chain made {made} lines: it did not run as it should")
 

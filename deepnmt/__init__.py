@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from deepnmt.api.inspect import inspect_gradients as inspect_gradients
     from deepnmt.api.inspect import inspect_size as inspect_size
     from deepnmt.api.inspect import inspect_weights as inspect_weights
+    from deepnmt.api.prepare import prepare as prepare
     from deepnmt.api.train import Run as Run
     from deepnmt.api.train import train as train
     from deepnmt.config import load_recipe as load_recipe
@@ -42,6 +43,7 @@ _HOMES = {
     "inspect_weights": "api.inspect",
     "load_model": "model.storage",
     "load_recipe": "config",
+    "prepare": "api.prepare",
     "score": "evaluation.scores",
     "train": "api.train",
 }

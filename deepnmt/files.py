@@ -95,7 +95,7 @@ def _sync_folder(folder: Path) -> None:
 
 def check_out(out: Path, overwrite: bool, kind: str, *files: str) -> None:
     """Refuse a folder `out` that exists, unless it may be overwritten and holds the files of this kind of folder."""
-    if not out.exists():
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not overwrite:
         raise InputError(f"{out} exists already; choose another --out, or --overwrite it")

@@ -1,4 +1,4 @@
-"""The English names of languages, by their codes."""
+"""Language codes and the English names of languages."""
 
 NAMES = {
     "ar": "Arabic", "bg": "Bulgarian", "bn": "Bengali", "ca": "Catalan", "cs": "Czech", "da": "Danish",
@@ -13,6 +13,11 @@ NAMES = {
 }  # fmt: skip
 
 
+def base_language(code: str) -> str:
+    """de for de, de-AT, de_CH and DE."""
+    return code.replace("_", "-").partition("-")[0].lower()
+
+
 def language_name(code: str) -> str:
-    """German for de and de-AT; a code that is not known stays what it is."""
-    return NAMES.get(code.replace("_", "-").split("-")[0].lower(), code)
+    """German for de and de-AT; an unknown code stays as it is."""
+    return NAMES.get(base_language(code), code)

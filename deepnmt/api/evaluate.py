@@ -10,12 +10,12 @@ from deepnmt.decoding.config import TranslationConfig
 from deepnmt.decoding.lines import LineWarnings, one_line
 from deepnmt.decoding.translator import Translator
 from deepnmt.errors import InputError
-from deepnmt.evaluation.reading import read_lines
 from deepnmt.evaluation.scores import Scores, check_lengths, score
 from deepnmt.evaluation.significance import TESTS
 from deepnmt.files import replacing
 from deepnmt.progress import progress
 from deepnmt.settings import from_table
+from deepnmt.text import read_lines
 
 
 @dataclass(frozen=True, kw_only=True)

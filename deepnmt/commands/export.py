@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     from deepnmt.api.export import export
-    from deepnmt.evaluation.reading import read_lines
+    from deepnmt.text import read_lines
 
     sentences = read_lines(arguments.check) if arguments.check else []
     written = export(

@@ -2,13 +2,11 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from deepnmt.data.prepare_settings import AVOIDABLE, LANGUAGE_CHECKS, NORMALIZATIONS, PrepareSettings
+from deepnmt.data.pretokenizer import PRETOKENIZERS
 from deepnmt.errors import InputError
-
-if TYPE_CHECKING:
-    from deepnmt.data.prepare import CorpusInput
-    from deepnmt.data.text import ParallelFile
 
 EXAMPLE = """deepnmt prepare --source train.en --target train.de --valid-source dev.en --valid-target dev.de \\
                   --source-lang en --target-lang de --out DATASET
@@ -19,186 +17,121 @@ EXAMPLE = """deepnmt prepare --source train.en --target train.de --valid-source 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    # The defaults of what makes a dataset are those of PrepareSettings: an option that is not given is not passed on.
     text = parser.add_argument_group("text")
-    text.add_argument("--source", nargs="+", type=Path, metavar="FILE", help="training text, one sentence a line")
-    text.add_argument("--target", nargs="+", type=Path, metavar="FILE", help="its translation, line by line")
-    text.add_argument("--tsv", nargs="+", type=Path, metavar="FILE", help="training text as source, tab, target")
+    for prefix, what in (("", "training"), ("valid-", "validation"), ("test-", "test")):
+        for name, content in (
+            ("source", f"{what} text, one sentence per line"),
+            ("target", "its translation, line by line"),
+            ("tsv", f"{what} text in two columns: source, tab, target"),
+        ):
+            text.add_argument(f"--{prefix}{name}", nargs="+", default=[], metavar="FILE", help=content)
     text.add_argument(
-        "--corpus", nargs=3, action="append", default=[], metavar=("NAME", "SOURCE", "TARGET"), help="a further corpus"
+        "--corpus",
+        nargs=3,
+        action="append",
+        dest="corpora",
+        default=[],
+        metavar=("NAME", "SOURCE", "TARGET"),
+        help="another training corpus",
     )
-    text.add_argument("--weight", action="append", default=[], metavar="NAME=W", help="its weight in the mixture (1)")
-    text.add_argument("--tag", action="append", default=[], metavar="NAME=TAG", help="a tag before each of its sources")
-    for split in ("valid", "test"):
-        text.add_argument(f"--{split}-source", nargs="+", type=Path, metavar="FILE")
-        text.add_argument(f"--{split}-target", nargs="+", type=Path, metavar="FILE")
-        text.add_argument(f"--{split}-tsv", nargs="+", type=Path, metavar="FILE")
+    for name, metavar, content in (
+        ("weight", "NAME=W", "weight of a corpus in the training mixture (default: 1)"),
+        ("tag", "NAME=TAG", "tag put before every source sentence of a corpus"),
+    ):
+        text.add_argument(f"--{name}", action="append", dest=f"{name}s", default=[], metavar=metavar, help=content)
     text.add_argument("--source-lang", required=True, metavar="CODE", help="language code, such as en")
-    text.add_argument("--target-lang", required=True, metavar="CODE")
-    text.add_argument("--out", required=True, type=Path, metavar="DATASET", help="the folder to make")
+    text.add_argument("--target-lang", required=True, metavar="CODE", help="language code, such as de")
+    text.add_argument("--out", required=True, type=Path, metavar="DATASET", help="folder to write")
     text.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
     text.add_argument(
-        "--workers", type=int, default=0, metavar="N", help="processes (all cores); never changes the result"
+        "--workers", type=int, metavar="N", help="number of processes (default: all cores); never changes the result"
     )
-    _add_cleaning(parser.add_argument_group("cleaning of the training text (valid and test are never touched)"))
+    _add_cleaning(parser.add_argument_group("cleaning of the training text (validation and test sets are kept whole)"))
     _add_subwords(parser.add_argument_group("words and subwords"))
 
 
+def _option(group: Any, name: str, content: str, **how: Any) -> None:
+    """An option for a field of `PrepareSettings`, whose default it tells; if not given, it is not passed on."""
+    default = getattr(PrepareSettings, name)
+    shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
+    note = f" (default: {shown})" if shown not in ("", False) else ""
+    group.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, help=content + note, **how)
+
+
 def _add_cleaning(group: Any) -> None:
-    unset = argparse.SUPPRESS
-    group.add_argument(
-        "--max-length", type=int, default=unset, metavar="N", help="longest side kept (100; 0: no limit)"
+    _option(group, "max_length", "longest sentence kept; 0: no limit", type=int, metavar="N")
+    _option(group, "max_ratio", "largest length ratio of the two sides; 0: no limit", type=float, metavar="R")
+    _option(group, "length_unit", "unit of both", choices=["subwords", "words"])
+    _option(
+        group,
+        "language_check",
+        "drop pairs in the wrong script, or in the wrong language according to py3langid",
+        choices=LANGUAGE_CHECKS,
     )
-    group.add_argument(
-        "--max-ratio", type=float, default=unset, metavar="R", help="longer to shorter side (3; 0: no limit)"
-    )
-    group.add_argument("--length-unit", choices=["subwords", "words"], default=unset, help="what both count (subwords)")
-    group.add_argument(
-        "--language-check",
-        default=unset,
-        metavar="none|script|langid",
-        help="drop pairs in the wrong script, or in the wrong language as guessed by py3langid (none)",
-    )
-    group.add_argument(
-        "--keep",
-        nargs="+",
-        default=unset,
-        metavar="REASON",
-        help="do not drop for this reason: control identical script language too-long ratio overlap duplicate",
+    _option(
+        group, "keep", f"reasons for which pairs are not dropped: {' '.join(AVOIDABLE)}", nargs="+", metavar="REASON"
     )
 
 
 def _add_subwords(group: Any) -> None:
-    unset = argparse.SUPPRESS
-    group.add_argument(
-        "--vocab-size",
-        nargs="+",
-        type=int,
-        default=unset,
-        metavar="N",
-        help="(32000); with --separate also two numbers",
-    )
+    _option(group, "vocab_size", "vocabulary size; with --separate also two", nargs="+", type=int, metavar="N")
     sharing = group.add_mutually_exclusive_group()
-    sharing.add_argument("--joint", action="store_true", dest="joint", default=unset, help="one vocabulary (default)")
-    sharing.add_argument("--separate", action="store_false", dest="joint", default=unset, help="one per language")
-    group.add_argument("--subwords", choices=["bpe", "unigram"], default=unset, help="(bpe)")
-    group.add_argument(
-        "--min-frequency", type=int, default=unset, metavar="N", help="pieces rarer than this are split further (5)"
-    )
+    for option, joint, content in (
+        ("joint", True, "one vocabulary for both languages (default)"),
+        ("separate", False, "one vocabulary for each language"),
+    ):
+        sharing.add_argument(
+            f"--{option}", action="store_const", const=joint, dest="joint", default=argparse.SUPPRESS, help=content
+        )
+    _option(group, "subwords", "kind of subwords", choices=["bpe", "unigram"])
+    _option(group, "min_frequency", "split pieces that occur less often than this", type=int, metavar="N")
     group.add_argument(
         "--no-byte-fallback",
         action="store_false",
         dest="byte_fallback",
-        default=unset,
-        help="rare characters are <unk>",
+        default=argparse.SUPPRESS,
+        help="make rare characters <unk> instead of bytes",
     )
-    group.add_argument("--character-coverage", type=float, default=unset, metavar="P", help="(0.9999)")
-    group.add_argument(
-        "--tokenizer-lines",
-        type=int,
-        default=unset,
-        metavar="N",
-        help="learn from at most N pairs, evenly taken (1000000)",
-    )
-    group.add_argument(
-        "--tokenizer",
+    _option(group, "character_coverage", "share of the characters in the vocabulary", type=float, metavar="P")
+    _option(group, "tokenizer_lines", "learn from at most N pairs, evenly spaced", type=int, metavar="N")
+    _option(
+        group,
+        "tokenizer",
+        "use the tokenisers of a DATASET or MODEL folder, or one or two SentencePiece .model files",
         nargs="+",
-        type=Path,
-        default=unset,
         metavar="PATH",
-        help="take the tokenisers of a DATASET or MODEL folder, or one or two SentencePiece .model files",
     )
-    group.add_argument("--source-codes", type=Path, metavar="FILE", help="take merge operations of subword-nmt")
-    group.add_argument("--target-codes", type=Path, metavar="FILE")
-    group.add_argument(
-        "--pretokenizer",
+    _option(group, "codes", "use subword-nmt merge operations: one file, or one per side", nargs="+", metavar="FILE")
+    _option(
+        group,
+        "pretokenizer",
+        "word tokeniser applied before subwords: one for both sides, or source and target",
         nargs="+",
-        default=unset,
-        metavar="none|moses|jieba",
-        help="words before subwords; one for both sides, or source and target (none)",
+        choices=list(PRETOKENIZERS),
     )
-    group.add_argument("--lowercase", action="store_true", default=unset)
-    group.add_argument("--normalization", default=unset, metavar="nfc|nfkc|none", help="Unicode normal form (nfc)")
+    _option(group, "lowercase", "lowercase the text", action="store_true")
+    _option(group, "normalization", "Unicode normalisation form", choices=NORMALIZATIONS)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from deepnmt.data.prepare import PrepareSettings, prepare
+    from deepnmt.api.prepare import prepare
 
-    if arguments.workers < 0:
-        raise InputError(f"--workers is {arguments.workers}; it must be at least 1")
     given = vars(arguments)
-    plain = (
-        "max_length max_ratio length_unit language_check joint subwords min_frequency byte_fallback character_coverage"
-        " tokenizer_lines lowercase normalization"
-    )
-    values = {name: given[name] for name in plain.split() if name in given}
-    values |= {name: tuple(given[name]) for name in ("keep", "tokenizer") if name in given}
-    if "vocab_size" in given:
-        values["vocab_sizes"] = _two("--vocab-size", given["vocab_size"])
-    if "pretokenizer" in given:
-        values["pretokenizers"] = _two("--pretokenizer", given["pretokenizer"])
-    if len(values.get("tokenizer", ())) > 2:
-        raise InputError("--tokenizer takes one or two paths")
-    if (arguments.source_codes is None) != (arguments.target_codes is None):
-        raise InputError("--source-codes and --target-codes go together (they may be the same file)")
-    if arguments.source_codes is not None:
-        values["codes"] = (arguments.source_codes, arguments.target_codes)
-    settings = PrepareSettings(source_lang=arguments.source_lang, target_lang=arguments.target_lang, **values)
-    meta = prepare(
-        _corpora(arguments),
-        settings,
-        arguments.out,
-        valid=_files(arguments, "valid"),
-        test=_files(arguments, "test"),
-        num_workers=arguments.workers,
-        overwrite=arguments.overwrite,
-    )
-    show_summary(meta, arguments.out)
+    corpora = {name: (source, target) for name, source, target in arguments.corpora}
+    if len(corpora) < len(arguments.corpora):
+        raise InputError("two corpora have the same name (--corpus NAME SOURCE TARGET)")
+    weights = {name: _number(name, value) for name, value in _named("--weight", arguments.weights).items()}
+    tags = _named("--tag", arguments.tags)
+    dataset = prepare(**{**given, "corpora": corpora, "weights": weights, "tags": tags})
+    show_summary(dataset.meta, arguments.out)
 
 
-def _two(option: str, values: list[Any]) -> tuple[Any, Any]:
-    if len(values) > 2:
-        raise InputError(f"{option} takes one value, or two for source and target")
-    return values[0], values[-1]
-
-
-def _corpora(arguments: argparse.Namespace) -> "list[CorpusInput]":
-    from deepnmt.data.prepare import CorpusInput
-    from deepnmt.data.text import ParallelFile
-
-    files = {"train": _files(arguments, "")}
-    for name, source, target in arguments.corpus:
-        if files.get(name):
-            raise InputError(f"two corpora are called {name!r}")
-        files[name] = (ParallelFile(Path(source), Path(target)),)
-    files = {name: listed for name, listed in files.items() if listed}
-    weights, tags = _named("--weight", arguments.weight, files), _named("--tag", arguments.tag, files)
-    return [
-        CorpusInput(name=name, files=listed, weight=_number(name, weights.get(name, "1")), tag=tags.get(name))
-        for name, listed in files.items()
-    ]
-
-
-def _files(arguments: argparse.Namespace, split: str) -> "tuple[ParallelFile, ...]":
-    from deepnmt.data.text import ParallelFile
-
-    prefix, given = (f"{split}_", vars(arguments)) if split else ("", vars(arguments))
-    option = f"--{split}-" if split else "--"
-    source, target = given[f"{prefix}source"] or [], given[f"{prefix}target"] or []
-    if len(source) != len(target):
-        raise InputError(f"{option}source has {len(source)} files and {option}target {len(target)}; they go in pairs")
-    pairs = [ParallelFile(*pair) for pair in zip(source, target, strict=True)]
-    return (*pairs, *(ParallelFile(path) for path in given[f"{prefix}tsv"] or []))
-
-
-def _named(option: str, entries: list[str], known: dict[str, Any]) -> dict[str, str]:
+def _named(option: str, entries: list[str]) -> dict[str, str]:
     named = {}
     for entry in entries:
         name, separator, value = entry.partition("=")
-        if not separator or name not in known:
-            raise InputError(
-                f"{option} {entry!r}: write NAME=VALUE with one of the corpora {', '.join(known) or '(none)'}"
-            )
+        if not separator:
+            raise InputError(f"{option} {entry!r} must be NAME=VALUE, NAME being a corpus")
         named[name] = value
     return named
 

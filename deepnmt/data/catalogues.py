@@ -11,7 +11,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256 as new_sha256
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from deepnmt.errors import InputError, RunError
-from deepnmt.files import replacing, sha256, write_json
+from deepnmt.files import check_out, replacing, sha256, write_json
 
 HOMEASSISTANT = "homeassistant==2026.10.4"
 HOMEASSISTANT_SHA256 = "71843060980a763187d856a8ff170640f1e287a7b741334cd838c81404f1f452"
@@ -104,9 +104,9 @@ def _line_pairs(source: str, target: str) -> list[tuple[str, str]]:
     return list(zip(*sides, strict=True))
 
 
-def libreoffice(languages: tuple[str, str], packages: tuple[Path, Path] | None = None) -> Catalogue:
+def libreoffice(languages: tuple[str, str], *packages: Path) -> Catalogue:
     """The help of LibreOffice, paragraphs paired by their ids."""
-    if packages is not None:
+    if packages:
         return read_libreoffice(packages, languages)
     names = [f"libreoffice-help-{'en-us' if language == 'en' else language.lower()}" for language in languages]
     with tempfile.TemporaryDirectory() as folder:
@@ -122,7 +122,7 @@ def _only(folder: Path, pattern: str) -> Path:
     return found[0]
 
 
-def read_libreoffice(packages: tuple[Path, Path], languages: tuple[str, str]) -> Catalogue:
+def read_libreoffice(packages: Sequence[Path], languages: tuple[str, str]) -> Catalogue:
     source, target = (dict(_paragraphs(package)) for package in packages)
     parts: Pairs = {}
     for (page, number), text in source.items():
@@ -252,17 +252,22 @@ def worth_translating(source: str, target: str) -> bool:
     return all(any(letter.isalpha() for letter in _MARKUP.sub(" ", text)) for text in (source, target))
 
 
-def write(catalogue: Catalogue, languages: tuple[str, str], out: Path, overwrite: bool = False) -> dict[str, int]:
+def make_corpus(
+    name: str, languages: tuple[str, str], out: Path, packages: Sequence[Path] = (), overwrite: bool = False
+) -> tuple[Catalogue, dict[str, int]]:
+    """Write a corpus to the folder `out`, from given package files or downloaded ones; returns the numbers of pairs."""
+    if languages[0] == languages[1]:
+        raise InputError(f"both languages are {languages[0]!r}; a parallel corpus needs two")
+    read, count = _CATALOGUES[name]
+    if packages and len(packages) != count:
+        raise InputError(f"package of {name} takes {count} file{'s'[: count - 1]}, not {len(packages)}")
+    check_out(out, overwrite, "a corpus", "corpus.json")
+    catalogue = read(languages, *packages)
+    return catalogue, _write(catalogue, languages, out)
+
+
+def _write(catalogue: Catalogue, languages: tuple[str, str], out: Path) -> dict[str, int]:
     """Files {train,valid,test}.LANGUAGE with the licence and the origin beside them; returns the numbers of pairs."""
-    if out.exists() and not out.is_dir():
-        raise InputError(f"--out {out} is a file; give the name of a folder")
-    if out.is_dir() and any(out.iterdir()):
-        if not (out / "corpus.json").exists():
-            raise InputError(
-                f"--out {out} is a folder with other things in it; it is not replaced, even with --overwrite"
-            )
-        if not overwrite:
-            raise InputError(f"--out {out} is a corpus already; use --overwrite to replace it")
     pairs = split(catalogue.parts)
     counts = {name: len(listed) for name, listed in pairs.items()}
     if not counts["train"]:
@@ -290,4 +295,7 @@ def _readme(catalogue: Catalogue, languages: tuple[str, str], counts: dict[str, 
     )
 
 
-CATALOGUES = {"homeassistant": homeassistant, "libreoffice": libreoffice}
+_CATALOGUES: dict[str, tuple[Callable[..., Catalogue], int]] = {
+    "homeassistant": (homeassistant, 1),
+    "libreoffice": (libreoffice, 2),
+}

@@ -1,4 +1,4 @@
-"""Which training pairs are dropped, why, and the account of it."""
+"""Which training pairs are dropped, and the counts of why."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -9,24 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from deepnmt.data.prepare_settings import REASONS, CleaningSettings
 from deepnmt.errors import InputError
+from deepnmt.languages import base_language
 
-REASONS = {
-    "columns": "not two columns",
-    "utf8": "invalid UTF-8",
-    "empty": "a side is empty",
-    "control": "control or replacement characters",
-    "identical": "both sides identical",
-    "script": "wrong script",
-    "language": "wrong language",
-    "too-long": "too long",
-    "ratio": "lengths too different",
-    "overlap": "a side occurs in valid or test",
-    "duplicate": "exact duplicate",
-}
-UNAVOIDABLE = ("columns", "utf8", "empty")
 EXAMPLES_PER_REASON = 3
-RATIO_FREE_LENGTH = 10  # lengths of a few words say nothing: "shopping list" is one long word in German
 _EXAMPLE_CHARACTERS = 200
 _LANGUAGE_CHARACTERS = 40  # a shorter line is not judged by language: the guess would be worth little
 # Tabs, line and form feeds are spaces to us; other C0 and C1 controls and the sign of a failed conversion are dirt.
@@ -36,7 +23,7 @@ Keys = npt.NDArray[np.uint64]
 
 
 @dataclass
-class Account:
+class ReasonCounts:
     """Counts by reason, with the first examples of each as (where, source, target)."""
 
     counts: dict[str, int] = field(default_factory=dict)
@@ -48,7 +35,7 @@ class Account:
         if len(examples) < EXAMPLES_PER_REASON:
             examples.append((where, source[:_EXAMPLE_CHARACTERS], target[:_EXAMPLE_CHARACTERS]))
 
-    def merge(self, other: "Account") -> None:
+    def merge(self, other: "ReasonCounts") -> None:
         for reason, count in other.counts.items():
             self.counts[reason] = self.counts.get(reason, 0) + count
             examples = self.examples.setdefault(reason, [])
@@ -74,32 +61,12 @@ class Account:
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What a pair must satisfy. `keep` names reasons that are not acted on. Zero switches a limit off."""
-
-    max_length: int
-    max_ratio: float
-    length_unit: str
-    keep: tuple[str, ...] = ()
-    language_check: str = "none"
-
-    def judge_lengths(self, source: int, target: int) -> str | None:
-        shorter, longer = min(source, target), max(source, target)
-        if self.max_length and longer > self.max_length and "too-long" not in self.keep:
-            return "too-long"
-        unequal = longer > max(self.max_ratio * shorter, RATIO_FREE_LENGTH)
-        if self.max_ratio and unequal and "ratio" not in self.keep:
-            return "ratio"
-        return None
-
-
 class Judge:
     """Finds the reason to drop a pair of decoded, unsplit lines; None for a pair that may stay."""
 
-    def __init__(self, limits: Limits, languages: tuple[str, str]) -> None:
-        self.keep = frozenset(limits.keep)
-        self._check = LANGUAGE_CHECKS[limits.language_check](languages)
+    def __init__(self, settings: CleaningSettings, languages: tuple[str, str]) -> None:
+        self.keep = frozenset(settings.keep)
+        self._check = _CHECKS[settings.language_check](languages)
 
     def __call__(self, source: str, target: str) -> str | None:
         if not (source and target) or source.isspace() or target.isspace():
@@ -144,10 +111,10 @@ def _script_check(languages: tuple[str, str]) -> Check:
     import regex  # type: ignore[import-untyped]
 
     def foreign(language: str) -> Callable[[str], bool]:
-        scripts = _SCRIPT_OF.get(_base(language))
+        scripts = _SCRIPT_OF.get(base_language(language))
         if scripts is None:
             raise InputError(
-                f"the script of language {language!r} is not known here; leave out --language-check script"
+                f"the script of language {language!r} is not known here; leave out language_check = script"
             )
         letters = regex.compile(r"\p{L}")
         own = regex.compile("|".join(rf"[\p{{Script={script}}}&&\p{{L}}]" for script in scripts), regex.V1)
@@ -161,12 +128,12 @@ def _language_check(languages: tuple[str, str]) -> Check:
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError as error:
-        raise InputError("--language-check langid needs py3langid: pip install 'deepnmt[langid]'") from error
+        raise InputError("language_check = langid needs py3langid: pip install 'deepnmt[langid]'") from error
     identifier = LanguageIdentifier.from_model_file(MODEL_FILE)
-    expected = [_base(language) for language in languages]
+    expected = [base_language(language) for language in languages]
     for language in expected:
         if language not in identifier.labels:
-            raise InputError(f"py3langid does not know the language {language!r}; leave out --language-check langid")
+            raise InputError(f"py3langid does not know the language {language!r}; leave out language_check = langid")
 
     def wrong(text: str, language: str) -> bool:
         return len(text) >= _LANGUAGE_CHARACTERS and identifier.classify(text)[0] != language
@@ -177,11 +144,7 @@ def _language_check(languages: tuple[str, str]) -> Check:
     return check
 
 
-def _base(language: str) -> str:
-    return language.replace("_", "-").partition("-")[0].lower()
-
-
-LANGUAGE_CHECKS: dict[str, Callable[[tuple[str, str]], Check]] = {
+_CHECKS: dict[str, Callable[[tuple[str, str]], Check]] = {
     "none": _no_check,
     "script": _script_check,
     "langid": _language_check,

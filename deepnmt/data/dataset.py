@@ -342,8 +342,7 @@ def _read_json(path: Path, what: str) -> dict[str, Any]:
 
 def _read_lines(path: Path, expected: int) -> list[str]:
     try:
-        with path.open(encoding="utf-8", newline="\n") as file:
-            lines = file.read().split("\n")[:-1]
+        lines = path.read_bytes().decode("utf-8").split("\n")[:-1]  # to the byte as written, a carriage return too
     except FileNotFoundError as error:
         raise InputError(f"{path} is missing; prepare the dataset again") from error
     if len(lines) != expected:

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deepnmt.data.cleaning import Account, Judge, Keys, Limits, SeenKeys, keys
+from deepnmt.data.cleaning import Judge, Keys, ReasonCounts, SeenKeys, keys
 from deepnmt.data.dataset import CorpusWriter
+from deepnmt.data.parallel import ParallelFile, parallel_chunks
 from deepnmt.data.passes import flatten, held_out_pairs
-from deepnmt.data.text import ParallelFile, parallel_chunks
+from deepnmt.data.prepare_settings import CleaningSettings
 from deepnmt.data.tokenizer import TokenizerPair, Writing, split_tag
 
 Lengths = npt.NDArray[np.integer[Any]]
@@ -27,35 +28,35 @@ class HeldOut:
     text: tuple[list[str], list[str]]
     tags: list[str]
     words: tuple[list[str], list[str]]
-    account: Account
+    noted: ReasonCounts
     seen: tuple[SeenKeys, SeenKeys]
 
     @classmethod
     def read(
         cls, split: str, files: tuple[ParallelFile, ...], writings: tuple[Writing, Writing], tags: Sequence[str]
     ) -> "HeldOut":
-        judge = Judge(Limits(max_length=0, max_ratio=0, length_unit="words"), ("", ""))
-        account = Account()
+        judge = Judge(CleaningSettings(), ("", ""))
+        noted = ReasonCounts()
         pairs: list[tuple[str, str]] = []
         for chunk in parallel_chunks(files, _CHUNK_PAIRS):
             for number, (source, target) in enumerate(held_out_pairs(chunk), start=chunk.first_line):
                 pairs.append((source, target))
                 reason = judge(source, target)
                 if reason is not None:
-                    account.add(reason, f"{chunk.file.source}:{number}", source, target)
+                    noted.add(reason, f"{chunk.file.source}:{number}", source, target)
         source_text, target_text = map(list, zip(*pairs, strict=True))
         tagged = [split_tag(line, tags) for line in source_text]
         words = ([writings[0].split(rest) for _, rest in tagged], [writings[1].split(line) for line in target_text])
         seen = (SeenKeys(), SeenKeys())
         for side, lines in zip(seen, words, strict=True):
             side.add(keys(line.encode("utf-8") for line in lines if line))
-        return cls(split, files, (source_text, target_text), [tag for tag, _ in tagged], words, account, seen)
+        return cls(split, files, (source_text, target_text), [tag for tag, _ in tagged], words, noted, seen)
 
     def overlaps(self, source: Keys, target: Keys) -> npt.NDArray[np.bool_]:
         """True for a training pair one side of which is a sentence of this set."""
         return self.seen[0].contains(source) | self.seen[1].contains(target)
 
-    def write(self, folder: Path, tokenizers: TokenizerPair, limits: Limits) -> dict[str, Any]:
+    def write(self, folder: Path, tokenizers: TokenizerPair, settings: CleaningSettings) -> dict[str, Any]:
         """Store ids and text; returns the entry of dataset.json."""
         encoded = tokenizers.source.subwords.encode_lines(self.words[0])
         prefixes = {tag: np.uint32(tokenizers.source.tag_id(tag)).tobytes() for tag in {*self.tags} - {""}}
@@ -67,7 +68,7 @@ class HeldOut:
         for side, lines in zip(("source", "target"), self.text, strict=True):
             with (folder / f"{self.split}.{side}.txt").open("w", encoding="utf-8", newline="\n") as file:
                 file.writelines(f"{line}\n" for line in lines)
-        self._note_long(source[1], target[1], limits)
+        self._note_long(source[1], target[1], settings)
         return {
             "files": [
                 [str(file.source), str(file.target)] if file.target else [str(file.source)] for file in self.files
@@ -75,11 +76,11 @@ class HeldOut:
             "pairs": writer.pairs,
             "source_tokens": writer.source_tokens,
             "target_tokens": writer.target_tokens,
-            "noted": self.account.table(),
+            "noted": self.noted.table(),
         }
 
-    def _note_long(self, source: Lengths, target: Lengths, limits: Limits) -> None:
-        if limits.length_unit == "words":
+    def _note_long(self, source: Lengths, target: Lengths, settings: CleaningSettings) -> None:
+        if settings.length_unit == "words":
             source, target = (np.array([len(line.split()) for line in side]) for side in self.words)
-        for i in np.flatnonzero(np.maximum(source, target) > (limits.max_length or np.inf)):
-            self.account.add("too-long", f"{self.split} pair {i + 1}", self.text[0][i], self.text[1][i])
+        for i in np.flatnonzero(np.maximum(source, target) > (settings.max_length or np.inf)):
+            self.noted.add("too-long", f"{self.split} pair {i + 1}", self.text[0][i], self.text[1][i])

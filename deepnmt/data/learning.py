@@ -1,10 +1,10 @@
 """The tokenisers of a dataset: learnt from counted words, or read from what the user has."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from deepnmt.data import sentence_pieces
+from deepnmt.data.prepare_settings import SubwordSettings
 from deepnmt.data.sentence_pieces import SentencePieces
 from deepnmt.data.subword_nmt import Codes, SubwordNmt, count_symbols, vocabulary
 from deepnmt.data.tokenizer import Subwords, Tokenizer, TokenizerPair, Writing
@@ -13,26 +13,15 @@ from deepnmt.errors import InputError
 Words = Mapping[str, int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SubwordSettings:
-    """How subwords are learnt. `vocab_sizes` are of source and target; a joint vocabulary takes the first."""
-
-    subwords: str = "bpe"
-    joint: bool = True
-    vocab_sizes: tuple[int, int] = (32000, 32000)
-    min_frequency: int = 5
-    byte_fallback: bool = True
-    character_coverage: float = 0.9999
-
-
 def learn(words: tuple[Words, Words], settings: SubwordSettings) -> tuple[Subwords, Subwords]:
     """SentencePiece models of both sides, one for both if joint."""
     if settings.joint:
-        joint = _learn_one(_add(*words), settings, settings.vocab_sizes[0])
+        joint = _learn_one(_add(*words), settings, settings.vocab_size[0])
         return joint, joint
-    return _learn_one(words[0], settings, settings.vocab_sizes[0]), _learn_one(
-        words[1], settings, settings.vocab_sizes[1]
+    source, target = (
+        _learn_one(side, settings, settings.vocab_size[i]) for side, i in zip(words, (0, -1), strict=True)
     )
+    return source, target
 
 
 def _learn_one(words: Words, settings: SubwordSettings, vocab_size: int) -> Subwords:
@@ -55,7 +44,7 @@ def from_codes(
     counts = [count_symbols(one, side) for one, side in zip(codes, words, strict=True)]
     if settings.joint:
         if codes[0].lines != codes[1].lines:
-            raise InputError("a joint vocabulary needs the same codes on both sides; use --separate")
+            raise InputError("a joint vocabulary needs the same codes on both sides; use joint = false (--separate)")
         joint = SubwordNmt(codes[0], vocabulary(_add(*counts), settings.min_frequency))
         return joint, joint
     source, target = (

@@ -6,17 +6,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from deepnmt.data.cleaning import Account, Judge, Keys, Limits, keys
+from deepnmt.data.cleaning import Judge, Keys, ReasonCounts, keys
 from deepnmt.data.dataset import Flat
+from deepnmt.data.parallel import RawChunk
+from deepnmt.data.prepare_settings import CleaningSettings
 from deepnmt.data.spool import Numbers, SpoolChunk
-from deepnmt.data.text import RawChunk
 from deepnmt.data.tokenizer import Tokenizer, TokenizerPair, Writing
 from deepnmt.errors import InputError
 
 
 @dataclass(frozen=True)
 class CleanChunk:
-    """The pairs of a chunk that may stay, as subwords will see them, one per line; and the account of the others."""
+    """The pairs of a chunk that may stay, as subwords will see them, one per line; and the counts of the others."""
 
     file: str
     lines: Numbers
@@ -24,7 +25,7 @@ class CleanChunk:
     target: bytes
     source_keys: Keys
     target_keys: Keys
-    account: Account
+    dropped: ReasonCounts
     pairs_read: int
 
 
@@ -40,18 +41,18 @@ class Rejected:
 class Cleaner:
     """Decodes, judges and splits into words."""
 
-    def __init__(self, limits: Limits, writings: tuple[Writing, Writing]) -> None:
-        self.limits, self.writings = limits, writings
-        self.judge = Judge(limits, (writings[0].language, writings[1].language))
+    def __init__(self, settings: CleaningSettings, writings: tuple[Writing, Writing]) -> None:
+        self.settings, self.writings = settings, writings
+        self.judge = Judge(settings, (writings[0].language, writings[1].language))
 
     def __call__(self, chunk: RawChunk) -> CleanChunk:
-        account = Account()
+        dropped = ReasonCounts()
         numbers: list[int] = []
         sides: tuple[list[bytes], list[bytes]] = ([], [])
         for number, pair in enumerate(_raw_pairs(chunk), start=chunk.first_line):
             kept = self._clean(pair)
             if isinstance(kept, Rejected):
-                account.add(kept.reason, f"{chunk.file.source}:{number}", kept.source, kept.target)
+                dropped.add(kept.reason, f"{chunk.file.source}:{number}", kept.source, kept.target)
             else:
                 numbers.append(number)
                 sides[0].append(kept[0])
@@ -64,7 +65,7 @@ class Cleaner:
             target,
             keys(sides[0]),
             keys(sides[1]),
-            account,
+            dropped,
             len(chunk),
         )
 
@@ -86,9 +87,9 @@ class Cleaner:
     def _judge_words(self, source: str, target: str) -> str | None:
         if not source or not target:
             return "empty"
-        if self.limits.length_unit != "words":
+        if self.settings.length_unit != "words":
             return None
-        return self.limits.judge_lengths(source.count(" ") + 1, target.count(" ") + 1)
+        return self.settings.judge_lengths(source.count(" ") + 1, target.count(" ") + 1)
 
 
 def _raw_pairs(chunk: RawChunk) -> Iterable[list[bytes]]:
@@ -131,11 +132,11 @@ class WordCounter:
 
 @dataclass(frozen=True)
 class EncodedChunk:
-    """The ids of the pairs of a chunk that are not too long; and the account of the others."""
+    """The ids of the pairs of a chunk that are not too long; and the counts of the others."""
 
     source: Flat
     target: Flat
-    account: Account
+    dropped: ReasonCounts
     unknown: tuple[int, int]
     pairs_read: int
 
@@ -143,21 +144,21 @@ class EncodedChunk:
 class Encoder:
     """Cuts words into subwords and drops what is too long in subwords."""
 
-    def __init__(self, tokenizers: TokenizerPair, limits: Limits, tag: str | None) -> None:
-        self.tokenizers, self.limits, self.tag = tokenizers, limits, tag
+    def __init__(self, tokenizers: TokenizerPair, settings: CleaningSettings, tag: str | None) -> None:
+        self.tokenizers, self.settings, self.tag = tokenizers, settings, tag
 
     def __call__(self, chunk: SpoolChunk) -> EncodedChunk:
         source_lines, target_lines = chunk.read()
         source = self.tokenizers.source.subwords.encode_lines(source_lines)
         target = self.tokenizers.target.subwords.encode_lines(target_lines)
-        account = Account()
-        if self.limits.length_unit == "subwords":
+        dropped = ReasonCounts()
+        if self.settings.length_unit == "subwords":
             verdicts = [
-                self.limits.judge_lengths(len(s) // 4, len(t) // 4) for s, t in zip(source, target, strict=True)
+                self.settings.judge_lengths(len(s) // 4, len(t) // 4) for s, t in zip(source, target, strict=True)
             ]
             for i, reason in enumerate(verdicts):
                 if reason is not None:
-                    account.add(reason, f"{chunk.file}:{chunk.lines[i]}", source_lines[i], target_lines[i])
+                    dropped.add(reason, f"{chunk.file}:{chunk.lines[i]}", source_lines[i], target_lines[i])
             source = [ids for ids, reason in zip(source, verdicts, strict=True) if reason is None]
             target = [ids for ids, reason in zip(target, verdicts, strict=True) if reason is None]
         if self.tag is not None:
@@ -165,7 +166,7 @@ class Encoder:
             source = [prefix + ids for ids in source]
         sides = flatten(source), flatten(target)
         unknown = (int((sides[0][0] == Tokenizer.unk_id).sum()), int((sides[1][0] == Tokenizer.unk_id).sum()))
-        return EncodedChunk(*sides, account, unknown, chunk.pairs)
+        return EncodedChunk(*sides, dropped, unknown, chunk.pairs)
 
 
 def flatten(encoded: list[bytes]) -> Flat:

@@ -11,28 +11,29 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from deepnmt import __version__
 from deepnmt.data import learning
-from deepnmt.data.cleaning import LANGUAGE_CHECKS, REASONS, UNAVOIDABLE, Account, Limits, SeenKeys, pair_keys
-from deepnmt.data.dataset import DATASET_FORMAT, CorpusWriter, train_file_name
+from deepnmt.data.cleaning import Judge, ReasonCounts, SeenKeys, pair_keys
+from deepnmt.data.dataset import DATASET_FORMAT, CorpusWriter, Dataset, train_file_name
 from deepnmt.data.held_out import HeldOut
+from deepnmt.data.parallel import ParallelFile, parallel_chunks
 from deepnmt.data.passes import CleanChunk, Cleaner, Encoder, WordCounter
-from deepnmt.data.pretokenizer import PRETOKENIZERS
+from deepnmt.data.prepare_settings import REASONS, PrepareSettings
 from deepnmt.data.spool import Spool
 from deepnmt.data.subword_nmt import Codes
-from deepnmt.data.text import ParallelFile, parallel_chunks
-from deepnmt.data.tokenizer import NORMALIZATIONS, Tokenizer, TokenizerPair, Writing
+from deepnmt.data.tokenizer import Tokenizer, TokenizerPair, Writing
 from deepnmt.data.workers import Workers, apart
 from deepnmt.devices import available_cores
 from deepnmt.errors import InputError, RunError
-from deepnmt.files import replacing, write_json
+from deepnmt.files import check_out, replacing, write_json
 from deepnmt.progress import progress
+from deepnmt.text import check_readable
 
 CHUNK_PAIRS = 10_000
 _CHUNKS_COUNTED = 5
@@ -56,117 +57,58 @@ class CorpusInput:
             raise InputError(f"the tag of corpus {self.name} is {self.tag!r}; it must be one word")
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrepareSettings:
-    """Everything that decides what a dataset is, except the text itself. Pairs of values are (source, target)."""
-
-    source_lang: str
-    target_lang: str
-    subwords: Literal["bpe", "unigram"] = "bpe"
-    joint: bool = True
-    vocab_sizes: tuple[int, int] = (32000, 32000)
-    min_frequency: int = 5
-    byte_fallback: bool = True
-    character_coverage: float = 0.9999
-    tokenizer_lines: int = 1_000_000
-    tokenizer: tuple[Path, ...] = ()
-    codes: tuple[Path, Path] | None = None
-    pretokenizers: tuple[str, str] = ("none", "none")
-    lowercase: bool = False
-    normalization: str = "nfc"
-    max_length: int = 100
-    max_ratio: float = 3.0
-    length_unit: Literal["subwords", "words"] = "subwords"
-    language_check: str = "none"
-    keep: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        _check_choice("--pretokenizer", self.pretokenizers, PRETOKENIZERS)
-        _check_choice("--normalization", [self.normalization], NORMALIZATIONS)
-        _check_choice("--language-check", [self.language_check], LANGUAGE_CHECKS)
-        _check_choice("--keep", self.keep, [reason for reason in REASONS if reason not in UNAVOIDABLE])
-        if min(self.vocab_sizes) < 1 or self.max_length < 0 or self.min_frequency < 1 or self.tokenizer_lines < 1:
-            raise InputError(
-                "--vocab-size, --min-frequency and --tokenizer-lines must be at least 1, --max-length at least 0"
-            )
-        if self.max_ratio != 0 and self.max_ratio < 1:
-            raise InputError(f"--max-ratio is {self.max_ratio}; it must be at least 1, or 0 for no limit")
-        if not 0 < self.character_coverage <= 1:
-            raise InputError(f"--character-coverage is {self.character_coverage}; it must be above 0 and at most 1")
-        if self.tokenizer and self.codes:
-            raise InputError("--tokenizer and --source-codes exclude each other")
-
-    @property
-    def limits(self) -> Limits:
-        return Limits(
-            max_length=self.max_length,
-            max_ratio=self.max_ratio,
-            length_unit=self.length_unit,
-            keep=self.keep,
-            language_check=self.language_check,
-        )
-
-    @property
-    def writings(self) -> tuple[Writing, Writing]:
-        source, target = (
-            Writing(language, pretokenizer=name, lowercase=self.lowercase, normalization=self.normalization)
-            for language, name in zip((self.source_lang, self.target_lang), self.pretokenizers, strict=True)
-        )
-        return source, target
-
-    def table(self) -> dict[str, Any]:
-        return {
-            **asdict(self),
-            "tokenizer": [str(p) for p in self.tokenizer],
-            "codes": [str(p) for p in self.codes or ()],
-        }
-
-
-def _check_choice(option: str, values: Any, choices: Any) -> None:
-    for value in values:
-        if value not in choices:
-            raise InputError(f"{option} {value!r} is not known; one of {', '.join(choices)}")
-
-
-def prepare(
+def make_dataset(
     corpora: list[CorpusInput],
     settings: PrepareSettings,
     out: Path,
     *,
     valid: tuple[ParallelFile, ...] = (),
     test: tuple[ParallelFile, ...] = (),
-    num_workers: int = 0,
+    workers: int | None = None,
     overwrite: bool = False,
-) -> dict[str, Any]:
-    """Make the DATASET folder `out`; returns the content of its dataset.json. No workers given means all cores."""
+) -> Dataset:
+    """Write the DATASET folder `out` with this number of processes (default: all cores), and open it."""
     _check_corpora(corpora)
-    _check_out(out, overwrite)
-    _remove_leftovers(out)
+    check_out(out, overwrite, "a dataset", "dataset.json")
+    files = [*valid, *test, *(file for corpus in corpora for file in corpus.files)]
+    for path in {path for file in files for path in (file.source, file.target) if path}:
+        check_readable(path)
+    preparation = _Preparation(corpora, settings)
+    _remove_leftovers(out.resolve())
     with _explaining_full_disk(out), replacing(out) as folder:
         folder.mkdir()
-        with Workers(num_workers or available_cores()) as workers:
-            meta = _Preparation(corpora, settings, folder, workers).run({"valid": valid, "test": test})
+        with Workers(workers or available_cores()) as pool:
+            meta = preparation.run(folder, pool, {"valid": valid, "test": test})
         write_json(folder / "dataset.json", meta)
-    return meta
+    return Dataset.open(out)
 
 
 class _Preparation:
-    """One call of `prepare`: what the passes hand to each other."""
+    """One call of `make_dataset`: what the passes hand to each other. Nothing is written before `run`."""
 
-    def __init__(self, corpora: list[CorpusInput], settings: PrepareSettings, folder: Path, workers: Workers) -> None:
-        self.corpora, self.settings, self.folder, self.workers = corpora, settings, folder, workers
-        self.accounts = {corpus.name: Account() for corpus in corpora}
-        self.read = dict.fromkeys(self.accounts, 0)
+    folder: Path
+    workers: Workers
+
+    def __init__(self, corpora: list[CorpusInput], settings: PrepareSettings) -> None:
+        self.corpora, self.settings = corpora, settings
+        self.dropped = {corpus.name: ReasonCounts() for corpus in corpora}
+        self.read = dict.fromkeys(self.dropped, 0)
         self.tags = tuple(dict.fromkeys(corpus.tag for corpus in corpora if corpus.tag))
-        self.given = learning.given(settings.tokenizer, settings.writings, self.tags) if settings.tokenizer else None
-        self.codes = (Codes.read(settings.codes[0]), Codes.read(settings.codes[1])) if settings.codes else None
-        # A tokeniser brings its own way of writing.
+        writings = _writings(settings)
+        self.given = learning.given(settings.tokenizer, writings, self.tags) if settings.tokenizer else None
+        self.codes = (Codes.read(settings.codes[0]), Codes.read(settings.codes[-1])) if settings.codes else None
+        # A given tokeniser has its own normalisation and words.
         pair = self.given
-        self.writings = (pair.source.writing, pair.target.writing) if pair else settings.writings
+        self.writings = (pair.source.writing, pair.target.writing) if pair else writings
+        Judge(settings, (self.writings[0].language, self.writings[1].language))  # refuses an unknown language now
         self.known_tags = pair.source.tags if pair else self.tags
         self.tokenizer_meta: dict[str, Any] = {"given": True} if pair else {}
 
-    def run(self, held_out_files: dict[str, tuple[ParallelFile, ...]]) -> dict[str, Any]:
+    def run(
+        self, folder: Path, workers: Workers, held_out_files: dict[str, tuple[ParallelFile, ...]]
+    ) -> dict[str, Any]:
+        """Write all but dataset.json to the folder; returns the content of that."""
+        self.folder, self.workers = folder, workers
         started = time.monotonic()
         held_out = {
             split: HeldOut.read(split, files, self.writings, self.known_tags) if files else None
@@ -182,8 +124,7 @@ class _Preparation:
             tokenizers.save(self.folder)
             train = [self._encode(corpus, spools[corpus.name], tokenizers) for corpus in self.corpora]
         splits = {
-            split: one.write(self.folder, tokenizers, self.settings.limits) if one else None
-            for split, one in held_out.items()
+            split: one.write(self.folder, tokenizers, self.settings) if one else None for split, one in held_out.items()
         }
         return self._describe(tokenizers, train, splits, time.monotonic() - started)
 
@@ -193,18 +134,18 @@ class _Preparation:
         with progress("cleaning", unit="pairs") as shown:
             for corpus in self.corpora:
                 chunks = parallel_chunks(corpus.files, CHUNK_PAIRS)
-                spool, account = spools[corpus.name], self.accounts[corpus.name]
-                for chunk in self.workers.in_order(Cleaner, (self.settings.limits, self.writings), chunks):
-                    account.merge(chunk.account)
+                spool, dropped = spools[corpus.name], self.dropped[corpus.name]
+                for chunk in self.workers.in_order(Cleaner, (self.settings, self.writings), chunks):
+                    dropped.merge(chunk.dropped)
                     self.read[corpus.name] += chunk.pairs_read
-                    self._spool(chunk, spool, seen, held_out, account)
+                    self._spool(chunk, spool, seen, held_out, dropped)
                     shown.advance(chunk.pairs_read)
                 spool.finish()
                 if not spool.pairs:
-                    raise InputError(_nothing_left(corpus, account))
+                    raise InputError(_nothing_left(corpus, dropped))
 
     def _spool(
-        self, chunk: CleanChunk, spool: Spool, seen: SeenKeys, held_out: list[HeldOut], account: Account
+        self, chunk: CleanChunk, spool: Spool, seen: SeenKeys, held_out: list[HeldOut], dropped: ReasonCounts
     ) -> None:
         """Write a chunk without what occurs in the held-out sets or has been seen before."""
         keep = self.settings.keep
@@ -222,7 +163,7 @@ class _Preparation:
         kept = np.flatnonzero(reasons == "")
         for i in np.flatnonzero(reasons):
             texts = (side[i].decode("utf-8") for side in (source, target))
-            account.add(str(reasons[i]), f"{chunk.file}:{chunk.lines[i]}", *texts)
+            dropped.add(str(reasons[i]), f"{chunk.file}:{chunk.lines[i]}", *texts)
         source_text, target_text = (b"".join(side[i] + b"\n" for i in kept) for side in (source, target))
         spool.append(source_text, target_text, chunk.file, chunk.lines[kept])
 
@@ -230,27 +171,19 @@ class _Preparation:
         """Second pass: count words, and learn subwords from the counts."""
         settings = self.settings
         words, lines = self._count_words(spools)
-        how = learning.SubwordSettings(
-            subwords=settings.subwords,
-            joint=settings.joint,
-            vocab_sizes=settings.vocab_sizes,
-            min_frequency=settings.min_frequency,
-            byte_fallback=settings.byte_fallback,
-            character_coverage=settings.character_coverage,
-        )
         self.tokenizer_meta = {
             "given": False,
             "learnt_from_pairs": lines,
             "different_words": [len(side) for side in words],
         }
         if self.codes:
-            subwords = learning.from_codes(self.codes, words, how)
+            subwords = learning.from_codes(self.codes, words, settings)
         elif self.workers.num_workers == 1:
-            subwords = learning.learn(words, how)
+            subwords = learning.learn(words, settings)
         else:
             different = len(words[0]) + len(words[1])
             with progress("learning subwords", different, unit="words") as shown:
-                subwords = apart(learning.learn, words, how, waiting=lambda: shown.advance(0))
+                subwords = apart(learning.learn, words, settings, waiting=lambda: shown.advance(0))
                 shown.advance(different)
         source, target = (
             Tokenizer(side, writing, self.tags) for side, writing in zip(subwords, self.writings, strict=True)
@@ -277,20 +210,20 @@ class _Preparation:
     def _encode(self, corpus: CorpusInput, spool: Spool, tokenizers: TokenizerPair) -> dict[str, Any]:
         """Third pass: ids, flat and memory-mappable."""
         sizes = (tokenizers.source.vocab_size, tokenizers.target.vocab_size)
-        account = self.accounts[corpus.name]
+        dropped = self.dropped[corpus.name]
         unknown = np.zeros(2, np.int64)
-        arguments = (tokenizers, self.settings.limits, corpus.tag)
+        arguments = (tokenizers, self.settings, corpus.tag)
         with (
             progress(f"encoding {corpus.name}", spool.pairs, unit="pairs") as shown,
             CorpusWriter(self.folder, train_file_name(corpus.name), sizes) as writer,
         ):
             for chunk in self.workers.in_order(Encoder, arguments, spool):
                 writer.append_flat(chunk.source, chunk.target)
-                account.merge(chunk.account)
+                dropped.merge(chunk.dropped)
                 unknown += chunk.unknown
                 shown.advance(chunk.pairs_read)
             if not writer.pairs:
-                raise InputError(_nothing_left(corpus, account))
+                raise InputError(_nothing_left(corpus, dropped))
         return {
             "name": corpus.name,
             "files": [
@@ -321,36 +254,36 @@ class _Preparation:
             "tokenizer": self.tokenizer_meta,
             "train": train,
             **splits,
-            "cleaning": {name: account.table() for name, account in self.accounts.items()},
+            "cleaning": {name: dropped.table() for name, dropped in self.dropped.items()},
             "seconds": round(seconds, 1),
         }
 
 
-def _nothing_left(corpus: CorpusInput, account: Account) -> str:
-    dropped = ", ".join(f"{REASONS[reason]} {count:,}" for reason, count in account.counts.items())
-    return f"no pair of corpus {corpus.name} is left after cleaning ({dropped}): {corpus.files[0]}"
+def _nothing_left(corpus: CorpusInput, dropped: ReasonCounts) -> str:
+    reasons = ", ".join(f"{REASONS[reason]} {count:,}" for reason, count in dropped.counts.items())
+    return f"no pair of corpus {corpus.name} is left after cleaning ({reasons}): {corpus.files[0]}"
 
 
 def _check_corpora(corpora: list[CorpusInput]) -> None:
     if not corpora:
-        raise InputError("no training text: give --source and --target, --tsv or --corpus")
+        raise InputError("no training text: give source and target, tsv or a corpus")
     names = [corpus.name for corpus in corpora]
     for name in names:
         if names.count(name) > 1:
             raise InputError(f"two corpora are called {name!r}")
 
 
-def _check_out(out: Path, overwrite: bool) -> None:
-    if not out.exists():
-        return
-    if not out.is_dir():
-        raise InputError(f"--out {out} is a file; give the name of a folder")
-    if not any(out.iterdir()):
-        return
-    if not (out / "dataset.json").exists():
-        raise InputError(f"--out {out} is a folder with other things in it; it is not replaced, even with --overwrite")
-    if not overwrite:
-        raise InputError(f"--out {out} is a dataset already; use --overwrite to replace it")
+def _writings(settings: PrepareSettings) -> tuple[Writing, Writing]:
+    source, target = (
+        Writing(
+            language,
+            pretokenizer=settings.pretokenizer[i],
+            lowercase=settings.lowercase,
+            normalization=settings.normalization,
+        )
+        for language, i in ((settings.source_lang, 0), (settings.target_lang, -1))
+    )
+    return source, target
 
 
 def _remove_leftovers(out: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from deepnmt.data.bpe_dropout import Keys
+from deepnmt.data.prepare_settings import NORMALIZATIONS
 from deepnmt.data.pretokenizer import PRETOKENIZERS, Pretokenizer
 from deepnmt.data.sentence_pieces import SPACE, SentencePieces
 from deepnmt.data.subword_nmt import SubwordNmt
@@ -22,7 +23,6 @@ from deepnmt.errors import InputError
 from deepnmt.files import write_json
 
 TOKENIZER_FORMAT = 1
-NORMALIZATIONS = ("nfc", "nfkc", "none")
 
 
 class Subwords(Protocol):

@@ -12,9 +12,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from deepnmt.data.text import MAX_LINE_BYTES, read_lines
 from deepnmt.errors import InputError
 from deepnmt.files import sha256, write_json
+from deepnmt.text import MAX_LINE_BYTES, iterate_lines
 
 PIPE_WAIT_SECONDS = 0.05
 
@@ -23,7 +23,7 @@ def file_chunks(path: Path, size: int, skip: int = 0) -> Iterator[list[bytes]]:
     """The lines of a file, `size` at a time, after the first `skip`. An empty file has none."""
     if path.is_file() and path.stat().st_size == 0:
         return
-    lines = islice(read_lines(path), skip, None)
+    lines = islice(iterate_lines(path), skip, None)
     while chunk := list(islice(lines, size)):
         yield chunk
 

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Callable
 
+from deepnmt.languages import base_language
+
 # Tried in this order: ends of sentences, clauses, words; last, anywhere. A cut is after the match.
 # A run of stops is looked at from its beginning only: a line of dots must not take quadratic time.
 BOUNDARIES = (
@@ -47,5 +49,5 @@ def _refill(pieces: list[str], limit: int, length: Callable[[str], int]) -> list
 
 
 def join_translations(pieces: list[str], language: str) -> str:
-    separator = "" if language.split("-")[0].lower() in UNSPACED_LANGUAGES else " "
+    separator = "" if base_language(language) in UNSPACED_LANGUAGES else " "
     return separator.join(piece for piece in pieces if piece)

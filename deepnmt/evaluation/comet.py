@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from deepnmt.errors import InputError
-from deepnmt.evaluation.reading import read_lines
 from deepnmt.evaluation.scores import Lines, Score
+from deepnmt.text import read_lines
 
 DEFAULT_MODEL = "Unbabel/wmt22-comet-da"
 

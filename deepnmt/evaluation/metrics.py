@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from deepnmt.errors import InputError
+from deepnmt.languages import base_language
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric
@@ -23,6 +24,12 @@ class Languages:
     source: str | None = None
     target: str | None = None
     notices: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, source: str | None, target: str | None) -> "Languages":
+        """By the base of the codes (`de` for `de_AT`), which is what tokenisers are chosen by."""
+        bases = [base_language(code) if code else None for code in (source, target)]
+        return cls(bases[0], bases[1])
 
     def notice(self, sentence: str) -> None:
         if sentence not in self.notices:
@@ -47,11 +54,6 @@ class Languages:
                 f"Moses has no abbreviations for target language {self.target!r}: English's are used, as Moses does"
             )
         return words
-
-
-def base_language(code: str | None) -> str | None:
-    """`de_AT`, `zh-Hans` -> `de`, `zh`: what tokenisers are chosen by."""
-    return code.replace("_", "-").partition("-")[0].lower() if code else None
 
 
 @dataclass(frozen=True)

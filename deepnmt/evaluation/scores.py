@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from deepnmt.errors import InputError
-from deepnmt.evaluation.metrics import METRICS, Languages, base_language, build, choose
+from deepnmt.evaluation.metrics import METRICS, Languages, build, choose
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric
@@ -94,7 +94,7 @@ def score(
     check_lengths(
         [("hypotheses", hypotheses)], [(f"reference {i}", lines) for i, lines in enumerate(references, start=1)]
     )
-    languages = Languages(base_language(source_lang), base_language(target_lang))
+    languages = Languages.of(source_lang, target_lang)
     figures = {}
     for name, metric in build(metrics or choose(languages, lowercase), languages).items():
         on_metric(METRICS[name].title)

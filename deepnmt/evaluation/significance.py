@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from deepnmt.errors import InputError
-from deepnmt.evaluation.metrics import METRICS, Languages, base_language, build, choose
+from deepnmt.evaluation.metrics import METRICS, Languages, build, choose
 from deepnmt.evaluation.scores import Lines, Score, Scores, appearance, as_reference_sets, check_lengths
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def compare(
     references = as_reference_sets(references)
     check_lengths(named, [(f"reference {i}", lines) for i, lines in enumerate(references, start=1)])
 
-    languages = Languages(base_language(source_lang), base_language(target_lang))
+    languages = Languages.of(source_lang, target_lang)
     figures: list[dict[str, Score]] = [{} for _ in named]
     for name, metric in build(metrics or choose(languages, lowercase), languages).items():
         on_metric(METRICS[name].title)

@@ -6,9 +6,9 @@ from typing import Any
 
 from deepnmt.errors import InputError
 from deepnmt.evaluation.comet import DEFAULT_MODEL, check_installed, read_comet, run_comet
-from deepnmt.evaluation.reading import read_lines
 from deepnmt.evaluation.scores import Lines, Score, Scores, check_lengths, score
 from deepnmt.evaluation.significance import TESTS, compare
+from deepnmt.text import read_lines
 
 Files = Sequence[tuple[str, Lines]]
 

@@ -9,7 +9,6 @@ import torch
 from deepnmt.data.dataset import Dataset
 from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
-from deepnmt.evaluation.reading import read_lines
 from deepnmt.evaluation.scores import check_lengths
 from deepnmt.reproduction.experiment import Experiment
 from deepnmt.reproduction.paper import EXPERIMENTS
@@ -31,6 +30,7 @@ from deepnmt.reproduction.steps import InterruptedTrainingError, Place
 from deepnmt.reproduction.study import Study, TestSet
 from deepnmt.reproduction.workers import start_workers, work
 from deepnmt.settings import did_you_mean
+from deepnmt.text import read_lines
 
 Experiments = dict[str, Experiment]
 

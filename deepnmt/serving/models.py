@@ -12,6 +12,7 @@ from typing import Any
 from deepnmt.decoding.translator import Translator
 from deepnmt.errors import InputError
 from deepnmt.heatmap import Colours, shown
+from deepnmt.languages import base_language
 from deepnmt.serving.batching import BatchQueue, Options
 from deepnmt.serving.hypotheses import Hypotheses, size_of
 from deepnmt.serving.limits import Limits, RefusedError
@@ -141,7 +142,7 @@ def _covers(asked: str | None, served: str) -> bool:
     """en serves en-GB, and en-GB serves en."""
     if asked is None:
         return True
-    asked_base, served_base = (language.lower().replace("_", "-").split("-")[0] for language in (asked, served))
+    asked_base, served_base = map(base_language, (asked, served))
     return asked_base == served_base and (asked.lower() == asked_base or served.lower() == served_base)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from deepnmt.decoding.splitting import UNSPACED_LANGUAGES
+from deepnmt.languages import base_language
 
 MAX_SENTENCE = 600  # characters; longer ones are cut at a space, so that no sentence holds up a batch
 # The lookbehind matches a run of stops from its beginning only: a line of dots would take quadratic time otherwise.
@@ -89,7 +90,7 @@ def _cut(text: str, gap: str) -> Iterator[Sentence]:
 
 def fitted_gaps(sentences: Sequence[Sentence], language: str) -> list[str]:
     """The gaps as the target language writes them: sentences of one line apart by a space, or by nothing."""
-    unspaced = language.split("-")[0].lower() in UNSPACED_LANGUAGES
+    unspaced = base_language(language) in UNSPACED_LANGUAGES
     gaps = [sentence.gap for sentence in sentences]
     for i, sentence in enumerate(sentences[:-1]):
         if unspaced and sentence.gap == " ":

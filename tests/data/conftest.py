@@ -1,7 +1,8 @@
 import pytest
 from grammar import count_words, english_german
 
-from deepnmt.data.learning import SubwordSettings, learn
+from deepnmt.data.learning import learn
+from deepnmt.data.prepare_settings import SubwordSettings
 from deepnmt.data.tokenizer import Tokenizer, TokenizerPair, Writing
 
 
@@ -10,5 +11,5 @@ def tokenizers() -> TokenizerPair:
     """A joint BPE of the tiny grammar."""
     pairs = english_german(300)
     words = (count_words([source for source, _ in pairs]), count_words([target for _, target in pairs]))
-    source, target = learn(words, SubwordSettings(vocab_sizes=(420, 420), min_frequency=2))
+    source, target = learn(words, SubwordSettings(vocab_size=(420,), min_frequency=2))
     return TokenizerPair(Tokenizer(source, Writing("en"), ["<bt>"]), Tokenizer(target, Writing("de"), ["<bt>"]))

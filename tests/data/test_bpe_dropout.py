@@ -15,13 +15,13 @@ from grammar import count_words, english_german, write_pairs
 from hypothesis import given
 from hypothesis import strategies as st
 
+import deepnmt
 from deepnmt.data import bpe_dropout, sentence_pieces
 from deepnmt.data.bpe_dropout import BpeDropout, Merge, sentence_keys
-from deepnmt.data.learning import SubwordSettings, learn
-from deepnmt.data.prepare import CorpusInput, PrepareSettings, prepare
+from deepnmt.data.learning import learn
+from deepnmt.data.prepare_settings import SubwordSettings
 from deepnmt.data.sentence_pieces import SentencePieces, cut, piece_counts
 from deepnmt.data.subword_nmt import Codes, SubwordNmt, count_symbols, vocabulary
-from deepnmt.data.text import ParallelFile
 from deepnmt.data.tokenizer import Tokenizer, TokenizerPair, Writing
 from deepnmt.errors import InputError
 
@@ -124,9 +124,7 @@ def test_tags_stay_and_sentences_with_unknown_symbols_are_left_alone(tokenizers:
 
 
 def test_a_unigram_model_is_refused_by_name() -> None:
-    unigram = Tokenizer(
-        learn((WORDS, {}), SubwordSettings(subwords="unigram", vocab_sizes=(420, 420)))[0], Writing("en")
-    )
+    unigram = Tokenizer(learn((WORDS, {}), SubwordSettings(subwords="unigram", vocab_size=(420,)))[0], Writing("en"))
     with pytest.raises(InputError, match="unigram model"):
         unigram.resample([[5]], KEYS[:1], 0.1)
 
@@ -211,9 +209,16 @@ def epoch(folder, rank, world_size, position=0):
 
 
 def test_every_process_rank_and_resumed_run_sees_the_same(tmp_path: Path) -> None:
-    corpus = CorpusInput(name="train", files=(ParallelFile(*write_pairs(tmp_path, "train", english_german(300))),))
-    settings = PrepareSettings(source_lang="en", target_lang="de", vocab_sizes=(400, 400))
-    prepare([corpus], settings, tmp_path / "data", num_workers=1)
+    source, target = write_pairs(tmp_path, "train", english_german(300))
+    deepnmt.prepare(
+        source=source,
+        target=target,
+        out=tmp_path / "data",
+        source_lang="en",
+        target_lang="de",
+        vocab_size=400,
+        workers=1,
+    )
     names: dict[str, Callable[..., list[str]]] = {}
     exec(EPOCH, names)
     whole = names["epoch"](tmp_path / "data", 0, 1)

@@ -3,12 +3,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepnmt.data.cleaning import EXAMPLES_PER_REASON, REASONS, Account, Judge, Limits, SeenKeys, keys, pair_keys
+from deepnmt.data.cleaning import EXAMPLES_PER_REASON, Judge, ReasonCounts, SeenKeys, keys, pair_keys
+from deepnmt.data.prepare_settings import REASONS, CleaningSettings
 from deepnmt.errors import InputError
 
 
-def limits(**changes: object) -> Limits:
-    return Limits(**{"max_length": 40, "max_ratio": 2.0, "length_unit": "words", **changes})  # type: ignore[arg-type]
+def limits(**changes: object) -> CleaningSettings:
+    return CleaningSettings(**{"max_length": 40, "max_ratio": 2.0, "length_unit": "words", **changes})  # type: ignore[arg-type]
 
 
 @given(st.lists(st.lists(st.integers(0, 50), max_size=20), max_size=20))
@@ -106,10 +107,10 @@ def test_a_language_that_the_check_does_not_know_is_refused(check: str) -> None:
         Judge(limits(language_check=check), ("en", "xx"))
 
 
-def test_accounts_merge_counts_and_keep_the_first_examples() -> None:
-    total = Account()
+def test_counteds_merge_counts_and_keep_the_first_examples() -> None:
+    total = ReasonCounts()
     for start in (0, 2, 4):
-        part = Account()
+        part = ReasonCounts()
         for number in range(start, start + 2):
             part.add("empty", f"file:{number}", "x" * 1000, "")
         total.merge(part)
@@ -121,7 +122,7 @@ def test_accounts_merge_counts_and_keep_the_first_examples() -> None:
 
 
 def test_the_table_lists_reasons_in_their_usual_order() -> None:
-    account = Account()
+    counted = ReasonCounts()
     for reason in reversed(REASONS):
-        account.add(reason, "", "", "")
-    assert list(account.table()) == list(REASONS)
+        counted.add(reason, "", "", "")
+    assert list(counted.table()) == list(REASONS)

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 from grammar import english_german, write_pairs
 
+import deepnmt
 from deepnmt.cli import main
 from deepnmt.data import prepare as preparing
 from deepnmt.data.dataset import CorpusWriter, Dataset
-from deepnmt.data.prepare import CorpusInput, PrepareSettings, prepare
-from deepnmt.data.text import ParallelFile
+from deepnmt.data.prepare_settings import PrepareSettings
 from deepnmt.errors import InputError
 from deepnmt.files import write_json
 
@@ -28,11 +28,11 @@ SMALL = ["--source-lang", "en", "--target-lang", "de", "--vocab-size", "400", "-
 
 
 def make(folder: Path, pairs: Pairs, valid: Pairs | None = None, workers: int = 1, **settings: Any) -> Dataset:
-    corpus = CorpusInput(name="train", files=(ParallelFile(*write_pairs(folder, "train", pairs)),))
-    held_out = (ParallelFile(*write_pairs(folder, "valid", valid)),) if valid else ()
-    given = PrepareSettings(**{**LANGUAGES, "vocab_sizes": (400, 400), **settings})
-    prepare([corpus], given, folder / "data", valid=held_out, num_workers=workers)
-    return Dataset.open(folder / "data")
+    source, target = write_pairs(folder, "train", pairs)
+    held_out = write_pairs(folder, "valid", valid) if valid else ((), ())
+    options: dict[str, Any] = {**LANGUAGES, "vocab_size": 400, "workers": workers, **settings}
+    texts: dict[str, Any] = {"source": source, "target": target, "valid_source": held_out[0]}
+    return deepnmt.prepare(**texts, valid_target=held_out[1], out=folder / "data", **options)
 
 
 def text_of(dataset: Dataset, name: str = "train") -> Pairs:
@@ -106,8 +106,7 @@ def test_invalid_bytes_and_columns_are_counted(tmp_path: Path) -> None:
     lines = ["\t".join(pair).encode() for pair in good]
     path = tmp_path / "train.tsv"
     path.write_bytes(b"\n".join([*lines, b"bad \xff\tschlecht", b"one column", b"a\tb\tc"]) + b"\n")
-    corpus = CorpusInput(name="train", files=(ParallelFile(path),))
-    meta = prepare([corpus], PrepareSettings(**LANGUAGES, vocab_sizes=(400, 400)), tmp_path / "d", num_workers=1)  # type: ignore[arg-type]
+    meta = deepnmt.prepare(tsv=path, out=tmp_path / "d", vocab_size=400, workers=1, **LANGUAGES).meta
     assert {reason: entry["count"] for reason, entry in meta["cleaning"]["train"].items()} == {"columns": 2, "utf8": 1}
     assert text_of(Dataset.open(tmp_path / "d")) == good
 
@@ -141,10 +140,9 @@ def test_the_dataset_does_not_depend_on_the_number_of_workers(
         folder = tmp_path / str(workers)
         folder.mkdir()
         monkeypatch.chdir(folder)
-        corpus = CorpusInput(name="train", files=(ParallelFile(*map(Path, ("t.en", "t.de"))),))
         write_pairs(folder, "t", pairs)
-        settings = PrepareSettings(**LANGUAGES, vocab_sizes=(400, 400), pretokenizers=(pretokenizer, pretokenizer))  # type: ignore[arg-type]
-        prepare([corpus], settings, folder / "data", num_workers=workers)
+        options: dict[str, Any] = {**LANGUAGES, "vocab_size": 400, "pretokenizer": pretokenizer, "workers": workers}
+        deepnmt.prepare(source="t.en", target=["t.de"], out="data", **options)
         datasets.append(files_of(folder / "data"))
     metas = [json.loads(files.pop("dataset.json")) for files in datasets]
     for meta in metas:
@@ -203,14 +201,14 @@ def test_a_held_out_line_that_begins_with_a_tag_is_encoded_and_compared_like_a_t
 
 
 def test_separate_vocabularies_have_sizes_of_their_own(tmp_path: Path) -> None:
-    dataset = make(tmp_path, english_german(200), joint=False, vocab_sizes=(330, 360), min_frequency=1)
+    dataset = make(tmp_path, english_german(200), joint=False, vocab_size=(330, 360), min_frequency=1)
     assert not dataset.meta["shared_vocabulary"]
     assert (dataset.meta["source_vocab_size"], dataset.meta["target_vocab_size"]) == (330, 360)
 
 
 def test_the_paper_s_way_has_unknown_words_and_a_cut_off(tmp_path: Path) -> None:
     pairs = [*english_german(100), ("a rare ħ", "ein seltenes ħ")]
-    dataset = make(tmp_path, pairs, byte_fallback=False, min_frequency=5, vocab_sizes=(200, 200))
+    dataset = make(tmp_path, pairs, byte_fallback=False, min_frequency=5, vocab_size=(200, 200))
     assert dataset.meta["train"][0]["source_unknown"] >= 1
     assert "ħ" not in dataset.tokenizers.source.pieces
     corpus = dataset.train["train"]
@@ -261,7 +259,7 @@ def test_codes_of_subword_nmt_are_used(tmp_path: Path, joint: bool) -> None:
     codes = tmp_path / "codes"
     codes.write_text("#version: 0.2\nt h\nth e</w>\nd e\nde r</w>\n")
     pairs = english_german(60)
-    dataset = make(tmp_path, pairs, codes=(codes, codes), joint=joint, min_frequency=1)
+    dataset = make(tmp_path, pairs, codes=codes, joint=joint, min_frequency=1)
     assert dataset.tokenizers.shared is joint
     assert "the" in dataset.tokenizers.source.pieces
     assert ("the" in dataset.tokenizers.target.pieces) is joint
@@ -277,7 +275,7 @@ def bad_input(folder: Path, case: str) -> tuple[list[str], str]:
         odd.write_text("x\n" * 49)
         return ["--source", str(odd), "--target", str(train[1])], f"{odd} has 49 lines but {train[1]} has 50"
     if case == "directory":
-        return ["--source", str(folder), "--target", str(train[1])], f"{folder} is a directory"
+        return ["--source", str(folder), "--target", str(train[1])], f"{folder} is a folder, not a text file"
     if case == "empty":
         odd.touch()
         return [*arguments, "--valid-source", str(odd), "--valid-target", str(odd)], f"{odd} is empty"
@@ -293,20 +291,23 @@ def bad_input(folder: Path, case: str) -> tuple[list[str], str]:
             str(train[1]),
         ], "no pair of corpus train is left after cleaning (a side"
     if case == "number of files":
-        return ["--source", *map(str, train), "--target", str(train[1])], "--source has 2 files and --target 1"
+        return ["--source", *map(str, train), "--target", str(train[1])], "source has 2 files and target 1"
     return {
         "no text": ([], "no training text"),
         "missing": (["--source", "nowhere", "--target", str(train[1])], "nowhere does not exist"),
-        "ratio": ([*arguments, "--max-ratio", "0.5"], "--max-ratio is 0.5"),
-        "keep": ([*arguments, "--keep", "utf8"], "--keep 'utf8' is not known"),
-        "tag of nobody": ([*arguments, "--tag", "bt=<bt>"], "--tag 'bt=<bt>'"),
+        "ratio": ([*arguments, "--max-ratio", "0.5"], "max_ratio = 0.5 must be at least 1"),
+        "keep": ([*arguments, "--keep", "utf8"], "keep = 'utf8' is unknown; choose from control, identical"),
+        "tag of nobody": ([*arguments, "--tag", "bt=<bt>"], "tags names corpus 'bt'; the corpora are train"),
         "tag of two words": ([*arguments, "--tag", "train=a b"], "must be one word"),
         "weight": ([*arguments, "--weight", "train=much"], "'much' is not a number"),
         "negative weight": ([*arguments, "--weight", "train=-1"], "must be above zero"),
-        "one code": ([*arguments, "--source-codes", "x"], "go together"),
-        "pretokenizer": ([*arguments, "--pretokenizer", "mecab"], "'mecab' is not known"),
+        "three codes": (
+            [*arguments, "--codes", "x", "y", "z"],
+            "codes takes one value, or two",
+        ),
+        "pretokenizer": ([*arguments, "--pretokenizer", "mecab"], "invalid choice: 'mecab'"),
         "tokenizer": ([*arguments, "--tokenizer", "nowhere"], "nowhere does not exist"),
-        "workers": ([*arguments, "--workers", "-1"], "--workers is -1"),
+        "workers": ([*arguments, "--workers", "-1"], "workers = -1 must be at least 1"),
         "unknown option": ([*arguments, "--vocab", "3"], "see deepnmt prepare --help"),
         "corpus name": (["--corpus", "../up", *map(str, train)], "corpus name '../up'"),
     }[case]
@@ -325,7 +326,7 @@ CASES = [
         "ratio",
         "keep",
     ],
-    *["tag of nobody", "tag of two words", "weight", "negative weight", "one code", "pretokenizer", "tokenizer"],
+    *["tag of nobody", "tag of two words", "weight", "negative weight", "three codes", "pretokenizer", "tokenizer"],
     *["workers", "corpus name"],
 ]
 
@@ -361,12 +362,12 @@ def test_a_symbolic_link_to_a_dataset_stays_a_link(tmp_path: Path) -> None:
 
 def test_a_dataset_is_replaced_only_when_asked_and_other_folders_never(tmp_path: Path) -> None:
     make(tmp_path, english_german(50))
-    with pytest.raises(InputError, match="use --overwrite"):
+    with pytest.raises(InputError, match="exists already; choose another --out, or --overwrite it"):
         make(tmp_path, english_german(60))
     assert len(Dataset.open(tmp_path / "data").train["train"]) == 50
     (tmp_path / "data" / "dataset.json").unlink()
-    with pytest.raises(InputError, match="it is not replaced, even with --overwrite"):
-        make(tmp_path, english_german(60))
+    with pytest.raises(InputError, match="is not a dataset, so it is not overwritten"):
+        make(tmp_path, english_german(60), overwrite=True)
 
 
 @pytest.mark.parametrize(

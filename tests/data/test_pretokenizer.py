@@ -2,12 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepnmt.data.learning import SubwordSettings, learn
+from deepnmt.data.learning import learn
+from deepnmt.data.prepare_settings import SubwordSettings
 from deepnmt.data.pretokenizer import PRETOKENIZERS
 from deepnmt.data.tokenizer import Tokenizer, Writing
 from deepnmt.errors import InputError
 
-SUBWORDS = learn(({"the": 20, "dog": 10, "Hund": 10}, {}), SubwordSettings(vocab_sizes=(300, 300)))[0]
+SUBWORDS = learn(({"the": 20, "dog": 10, "Hund": 10}, {}), SubwordSettings(vocab_size=(300,)))[0]
 chinese = st.text(st.sampled_from("我们喜欢机器翻译。，“”ab1- .％　"), max_size=20)
 
 

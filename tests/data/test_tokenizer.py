@@ -12,16 +12,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from deepnmt.data import sentence_pieces
-from deepnmt.data.learning import SubwordSettings, learn
+from deepnmt.data.learning import learn
+from deepnmt.data.prepare_settings import SubwordSettings
 from deepnmt.data.sentence_pieces import SentencePieces, cut, piece_counts
 from deepnmt.data.tokenizer import Tokenizer, TokenizerPair, Writing
 from deepnmt.errors import InputError
 
 SENTENCES = [line for pair in english_german(300) for line in pair]
 WORDS = count_words(SENTENCES)
-MODELS = {
-    kind: learn((WORDS, {}), SubwordSettings(subwords=kind, vocab_sizes=(420, 420)))[0] for kind in ("bpe", "unigram")
-}
+MODELS = {kind: learn((WORDS, {}), SubwordSettings(subwords=kind, vocab_size=(420,)))[0] for kind in ("bpe", "unigram")}
 
 nasty = (
     st.text()
@@ -145,7 +144,7 @@ def test_training_on_counted_words_is_training_on_the_lines(tmp_path: Path) -> N
         unk_id=3,
         minloglevel=2,
     )
-    ours = learn((WORDS, {}), SubwordSettings(vocab_sizes=(420, 420), min_frequency=1))[0]
+    ours = learn((WORDS, {}), SubwordSettings(vocab_size=(420,), min_frequency=1))[0]
     assert SentencePieces(model.getvalue()).pieces == ours.pieces
 
 
@@ -230,4 +229,4 @@ def test_pairs_with_different_pieces_are_not_shared() -> None:
 
 def test_a_vocabulary_too_small_for_the_characters_is_refused() -> None:
     with pytest.raises(InputError, match="vocabulary of 270 is too small"):
-        learn((WORDS, {}), SubwordSettings(vocab_sizes=(270, 270), character_coverage=1.0))
+        learn((WORDS, {}), SubwordSettings(vocab_size=(270,), character_coverage=1.0))

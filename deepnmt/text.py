@@ -1,17 +1,14 @@
-"""Lines of parallel text from the files people have (plain, .gz, .xz, .bz2, .zst, two columns), and their refusals.
-
-Lines stay bytes here: whether a line is valid UTF-8 is a question of cleaning, not of reading.
-"""
+"""Lines of the text files people have (plain, .gz, .xz, .bz2, .zst), and the refusal of what is not text."""
 
 import bz2
 import gzip
 import lzma
+import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import BufferedReader, RawIOBase
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -25,72 +22,46 @@ _CONTROL_BYTES = bytes(byte for byte in range(32) if byte not in b"\t\n\v\f\r\x1
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-@dataclass(frozen=True)
-class ParallelFile:
-    """Two files line by line beside each other, or one file of two columns (`target` is None)."""
-
-    source: Path
-    target: Path | None = None
-
-    def __str__(self) -> str:
-        return str(self.source) if self.target is None else f"{self.source} and {self.target}"
+def read_lines(path: str | Path) -> list[str]:
+    """All lines of a UTF-8 file, or of standard input (`-`); an invalid byte is refused with its line."""
+    name = _name(Path(path))
+    return [_decode(line, name, number) for number, line in enumerate(iterate_lines(Path(path)), start=1)]
 
 
-@dataclass(frozen=True)
-class RawChunk:
-    """Consecutive lines of a ParallelFile, still bytes. A two-column chunk has no target lines of its own."""
-
-    file: ParallelFile
-    first_line: int
-    source: list[bytes]
-    target: list[bytes] | None
-
-    def __len__(self) -> int:
-        return len(self.source)
+def _name(path: Path) -> str:
+    return "standard input" if str(path) == "-" else str(path)
 
 
-def parallel_chunks(files: Sequence[ParallelFile], size: int) -> Iterator[RawChunk]:
-    """The lines of every file in order, `size` pairs at a time; unequal numbers of lines are refused."""
-    for file in files:
-        if file.target is None:
-            yield from _column_chunks(file, size)
-        else:
-            yield from _paired_chunks(file, file.target, size)
+def _decode(line: bytes, name: str, number: int) -> str:
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{name}, line {number:,}: not valid UTF-8 at byte {error.start + 1}; convert the file to UTF-8 first"
+        ) from None
 
 
-def _column_chunks(file: ParallelFile, size: int) -> Iterator[RawChunk]:
-    lines, first = read_lines(file.source), 1
-    while chunk := list(islice(lines, size)):
-        yield RawChunk(file, first, chunk, None)
-        first += len(chunk)
+def iterate_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a text file, decompressed by its content, without line ends or byte order mark.
 
-
-def _paired_chunks(file: ParallelFile, target: Path, size: int) -> Iterator[RawChunk]:
-    sides, first = (read_lines(file.source), read_lines(target)), 1
-    while True:
-        source_lines, target_lines = (list(islice(side, size)) for side in sides)
-        if len(source_lines) != len(target_lines):
-            done = first - 1
-            source_count = done + len(source_lines) + sum(1 for _ in sides[0])
-            target_count = done + len(target_lines) + sum(1 for _ in sides[1])
-            raise InputError(
-                f"{file.source} has {source_count:,} lines but {target} has {target_count:,}; "
-                "parallel text needs one line per line"
-            )
-        if not source_lines:
-            return
-        yield RawChunk(file, first, source_lines, target_lines)
-        first += len(source_lines)
-
-
-def read_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a text file, decompressed by its content, without line ends or byte order mark."""
+    Only a line feed ends a line (and a carriage return before it goes with it). `str.splitlines` would also split at
+    U+2028 and a dozen other characters that occur in crawled text, and shift every line after them.
+    """
     return chain.from_iterable(_line_blocks(path))
 
 
+def check_readable(path: Path) -> None:
+    """Refuse what is certainly no text file, without opening it."""
+    if path.is_dir():
+        raise InputError(f"{path} is a folder, not a text file")
+    if not path.exists():
+        raise InputError(f"{path} does not exist")
+
+
 def _line_blocks(path: Path) -> Iterator[list[bytes]]:
-    with _opened(path) as file, _refusing_damage(path):
-        rest = _first_block(path, file)
+    name = _name(path)
+    with _opened(path) as file, _refusing_damage(name):
+        rest = _first_block(name, file)
         number = 1
         while True:
             block = file.read(_BLOCK_BYTES)
@@ -98,40 +69,40 @@ def _line_blocks(path: Path) -> Iterator[list[bytes]]:
             if not block and rest:
                 lines.append(rest)
             if max(map(len, lines), default=0) > MAX_LINE_BYTES or len(rest) > MAX_LINE_BYTES:
-                raise InputError(_too_long(path, number, lines))
+                raise InputError(_too_long(name, number, lines))
             yield [line[:-1] if line.endswith(b"\r") else line for line in lines]
             number += len(lines)
             if not block:
                 return
 
 
-def _too_long(path: Path, first: int, lines: list[bytes]) -> str:
+def _too_long(name: str, first: int, lines: list[bytes]) -> str:
     number = first + next((i for i, line in enumerate(lines) if len(line) > MAX_LINE_BYTES), len(lines))
-    return f"line {number:,} of {path} is longer than {MAX_LINE_BYTES:,} bytes; is it text with one sentence per line?"
+    return f"line {number:,} of {name} is longer than {MAX_LINE_BYTES:,} bytes; is it text with one sentence per line?"
 
 
-def _first_block(path: Path, file: BinaryIO) -> bytes:
+def _first_block(name: str, file: BinaryIO) -> bytes:
     block = file.read(_SNIFF_BYTES)
     if not block:
-        raise InputError(f"{path} is empty")
+        raise InputError(f"{name} is empty")
     if block.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise InputError(f"{path} is UTF-16; convert it with `iconv -f UTF-16 -t UTF-8`")
+        raise InputError(f"{name} is UTF-16; convert it with `iconv -f UTF-16 -t UTF-8`")
     controls = len(block) - len(block.translate(None, _CONTROL_BYTES))
     if controls > _MAX_BINARY_SHARE * len(block):
-        raise InputError(f"{path} is a binary file, not text (many control bytes)")
+        raise InputError(f"{name} is a binary file, not text (many control bytes)")
     return block.removeprefix(_BYTE_ORDER_MARK)
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    if path.is_dir():
-        raise InputError(f"{path} is a directory, not a text file")
+    if str(path) == "-":
+        yield sys.stdin.buffer
+        return
+    check_readable(path)
     try:
         file = path.open("rb")
-    except FileNotFoundError as error:
-        raise InputError(f"{path} does not exist") from error
     except PermissionError as error:
-        raise InputError(f"{path} may not be read: permission denied") from error
+        raise InputError(f"{path} cannot be read: permission denied") from error
     with file:
         start = file.peek(8)
         for magic, opener in _OPENERS.items():
@@ -143,16 +114,16 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def _refusing_damage(path: Path) -> Iterator[None]:
+def _refusing_damage(name: str) -> Iterator[None]:
     try:
         yield
     except EOFError as error:
-        raise InputError(f"{path} is cut short: the compressed data ends too early") from error
+        raise InputError(f"{name} is cut short: the compressed data ends too early") from error
     except (gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        raise InputError(f"{path} is damaged: {error}") from error
+        raise InputError(f"{name} is damaged: {error}") from error
     except OSError as error:
         if error.errno is None:  # bz2 has no exception of its own
-            raise InputError(f"{path} is damaged: {error}") from error
+            raise InputError(f"{name} is damaged: {error}") from error
         raise
 
 

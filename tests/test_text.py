@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from deepnmt.data import text
-from deepnmt.data.text import ParallelFile, parallel_chunks, read_lines
+from deepnmt import text
+from deepnmt.data.parallel import ParallelFile, parallel_chunks
 from deepnmt.errors import InputError
+from deepnmt.text import iterate_lines
 
 LINES = [f"Zeile {i}, schön".encode() for i in range(5000)]
 CONTENT = b"\n".join(LINES) + b"\n"
@@ -29,13 +30,13 @@ def written(folder: Path, content: bytes, name: str = "file") -> Path:
 
 @pytest.mark.parametrize("kind", PACKERS)
 def test_the_lines_are_the_same_however_the_file_is_packed(tmp_path: Path, kind: str) -> None:
-    assert list(read_lines(written(tmp_path, PACKERS[kind](CONTENT)))) == LINES
+    assert list(iterate_lines(written(tmp_path, PACKERS[kind](CONTENT)))) == LINES
 
 
 @pytest.mark.parametrize("kind", [kind for kind in PACKERS if kind != "plain"])
 def test_parts_packed_one_by_one_and_put_end_to_end_are_one_text(tmp_path: Path, kind: str) -> None:
     packed = PACKERS[kind](CONTENT) + PACKERS[kind](b"more\n")
-    assert list(read_lines(written(tmp_path, packed))) == [*LINES, b"more"]
+    assert list(iterate_lines(written(tmp_path, packed))) == [*LINES, b"more"]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in PACKERS if kind != "plain"])
@@ -43,7 +44,7 @@ def test_parts_packed_one_by_one_and_put_end_to_end_are_one_text(tmp_path: Path,
 def test_a_packed_file_cut_short_is_refused(tmp_path: Path, kind: str, share: float) -> None:
     packed = PACKERS[kind](CONTENT)
     with pytest.raises(InputError, match=r"file is (cut short|damaged)"):
-        list(read_lines(written(tmp_path, packed[: int(share * len(packed))])))
+        list(iterate_lines(written(tmp_path, packed[: int(share * len(packed))])))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in PACKERS if kind != "plain"])
@@ -52,7 +53,7 @@ def test_a_packed_file_with_a_wrong_byte_is_refused_or_read_right(tmp_path: Path
     for at in range(8, 20):
         packed[at] ^= 0xFF
     with pytest.raises(InputError, match="file is"):
-        list(read_lines(written(tmp_path, bytes(packed))))
+        list(iterate_lines(written(tmp_path, bytes(packed))))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_a_packed_file_with_a_wrong_byte_is_refused_or_read_right(tmp_path: Path
     ids=["crlf", "byte order mark, no last line end", "blank line", "only a line end", "other separators stay inside"],
 )
 def test_line_ends_and_byte_order_marks_are_understood(tmp_path: Path, content: bytes, lines: list[bytes]) -> None:
-    assert list(read_lines(written(tmp_path, content))) == lines
+    assert list(iterate_lines(written(tmp_path, content))) == lines
 
 
 @pytest.mark.parametrize(
@@ -84,12 +85,12 @@ def test_line_ends_and_byte_order_marks_are_understood(tmp_path: Path, content: 
 def test_what_is_not_text_is_refused_by_name(tmp_path: Path, content: bytes, message: str) -> None:
     path = written(tmp_path, content)
     with pytest.raises(InputError, match=message) as refusal:
-        list(read_lines(path))
+        list(iterate_lines(path))
     assert str(path) in str(refusal.value)
 
 
 def test_a_single_nul_in_much_text_is_left_to_cleaning(tmp_path: Path) -> None:
-    assert list(read_lines(written(tmp_path, CONTENT + b"a\x00b\n")))[-1] == b"a\x00b"
+    assert list(iterate_lines(written(tmp_path, CONTENT + b"a\x00b\n")))[-1] == b"a\x00b"
 
 
 @pytest.mark.parametrize("ended", [b"", b"\nmore\n"], ids=["last line", "middle line"])
@@ -99,7 +100,7 @@ def test_a_gigantic_line_is_refused_with_its_number(
     monkeypatch.setattr(text, "MAX_LINE_BYTES", 70_000)
     path = written(tmp_path, b"a\nb\n" + b"x" * 80_000 + ended)
     with pytest.raises(InputError, match=r"line 3 of .* is longer than 70,000 bytes"):
-        list(read_lines(path))
+        list(iterate_lines(path))
 
 
 def test_a_gigantic_file_without_line_ends_is_refused_before_it_is_all_in_memory(tmp_path: Path) -> None:
@@ -114,9 +115,9 @@ def test_a_gigantic_file_without_line_ends_is_refused_before_it_is_all_in_memory
 
 def test_a_missing_file_and_a_directory_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nowhere does not exist"):
-        list(read_lines(tmp_path / "nowhere"))
-    with pytest.raises(InputError, match="is a directory"):
-        list(read_lines(tmp_path))
+        list(iterate_lines(tmp_path / "nowhere"))
+    with pytest.raises(InputError, match="is a folder"):
+        list(iterate_lines(tmp_path))
 
 
 @pytest.mark.parametrize(("first", "second"), [(5000, 4999), (10, 5000), (4000, 4001)])

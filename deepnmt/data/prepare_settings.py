@@ -1,0 +1,109 @@
+"""What decides a dataset besides its text: the settings of `prepare`, with their defaults and checks."""
+
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from deepnmt.data.pretokenizer import PRETOKENIZERS
+from deepnmt.errors import InputError
+
+NORMALIZATIONS = ("nfc", "nfkc", "none")
+LANGUAGE_CHECKS = ("none", "script", "langid")
+REASONS = {
+    "columns": "not two columns",
+    "utf8": "invalid UTF-8",
+    "empty": "a side is empty",
+    "control": "control or replacement characters",
+    "identical": "both sides identical",
+    "script": "wrong script",
+    "language": "wrong language",
+    "too-long": "too long",
+    "ratio": "lengths too different",
+    "overlap": "a side occurs in valid or test",
+    "duplicate": "exact duplicate",
+}
+AVOIDABLE = [reason for reason in REASONS if reason not in ("columns", "utf8", "empty")]
+RATIO_FREE_LENGTH = 10  # the ratio of a few words means nothing: "shopping list" is one long word in German
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleaningSettings:
+    """Which training pairs are dropped. `keep` names reasons to ignore; 0 switches a limit off."""
+
+    max_length: int = 100
+    max_ratio: float = 3.0
+    length_unit: Literal["subwords", "words"] = "subwords"
+    language_check: str = "none"
+    keep: tuple[str, ...] = ()
+
+    def judge_lengths(self, source: int, target: int) -> str | None:
+        shorter, longer = min(source, target), max(source, target)
+        if self.max_length and longer > self.max_length and "too-long" not in self.keep:
+            return "too-long"
+        unequal = longer > max(self.max_ratio * shorter, RATIO_FREE_LENGTH)
+        if self.max_ratio and unequal and "ratio" not in self.keep:
+            return "ratio"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubwordSettings:
+    """How subwords are learnt. `vocab_size` is one number, or one each for source and target if not `joint`."""
+
+    subwords: Literal["bpe", "unigram"] = "bpe"
+    joint: bool = True
+    vocab_size: tuple[int, ...] = (32000,)
+    min_frequency: int = 5
+    byte_fallback: bool = True
+    character_coverage: float = 0.9999
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareSettings(CleaningSettings, SubwordSettings):
+    """Everything but the text. Tuples of open length hold one value for both sides, or one each."""
+
+    source_lang: str
+    target_lang: str
+    tokenizer_lines: int = 1_000_000
+    tokenizer: tuple[Path, ...] = ()
+    codes: tuple[Path, ...] = ()
+    pretokenizer: tuple[str, ...] = ("none",)
+    lowercase: bool = False
+    normalization: str = "nfc"
+
+    def __post_init__(self) -> None:
+        _check_choice("pretokenizer", self.pretokenizer, PRETOKENIZERS)
+        _check_choice("normalization", [self.normalization], NORMALIZATIONS)
+        _check_choice("language_check", [self.language_check], LANGUAGE_CHECKS)
+        _check_choice("keep", self.keep, AVOIDABLE)
+        for name in ("vocab_size", "tokenizer", "codes", "pretokenizer"):
+            if len(getattr(self, name)) > 2:
+                raise InputError(
+                    f"{name} takes one value, or two for source and target, not {len(getattr(self, name))}"
+                )
+        for name, value, least in (
+            ("vocab_size", min(self.vocab_size), 1),
+            ("min_frequency", self.min_frequency, 1),
+            ("tokenizer_lines", self.tokenizer_lines, 1),
+            ("max_length", self.max_length, 0),
+        ):
+            if value < least:
+                raise InputError(f"{name} = {value} must be at least {least}")
+        if self.max_ratio != 0 and self.max_ratio < 1:
+            raise InputError(f"max_ratio = {self.max_ratio} must be at least 1, or 0 for no limit")
+        if not 0 < self.character_coverage <= 1:
+            raise InputError(f"character_coverage = {self.character_coverage} must be above 0 and at most 1")
+        if self.tokenizer and self.codes:
+            raise InputError("tokenizer and codes exclude each other")
+
+    def table(self) -> dict[str, Any]:
+        """Plain values for dataset.json."""
+        paths = {name: [str(path) for path in getattr(self, name)] for name in ("tokenizer", "codes")}
+        return {**asdict(self), **paths}
+
+
+def _check_choice(name: str, values: Iterable[str], choices: Sequence[str] | Container[str]) -> None:
+    for value in values:
+        if value not in choices:
+            raise InputError(f"{name} = {value!r} is unknown; choose from {', '.join(choices)}")  # type: ignore[arg-type]
