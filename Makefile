@@ -1,20 +1,39 @@
-# Two commands: `make demo` shows what deepnmt does, `make test` checks it. Each sets itself up.
+# `make demo` shows what deepnmt does and `make test` tests it; `make check` is quick, for while you edit.
+# Each sets itself up. `make demo MINUTES=4 TARGET=fr` takes another time and language.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test format clean anew
+# A file of tests stays on one worker, which shares its models; tests/conftest.py puts the long files first.
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+LAWS := tests/test_architecture.py tests/test_settings.py tests/test_recipes.py tests/test_files.py \
+	tests/model/test_laws.py tests/model/test_connections.py tests/model/test_layers.py tests/model/test_parity.py \
+	tests/training/test_loss.py tests/training/test_schedule.py tests/data/test_batching.py tests/data/test_text.py \
+	tests/decoding/test_search.py tests/evaluation/test_scores.py
+# What depends on the instructions that the CPU has.
+NUMERICS := tests/model tests/decoding tests/training/test_loss.py tests/training/test_trainer.py \
+	tests/training/test_resume.py tests/training/test_muon.py tests/serving/test_batch_queue.py
+
+.PHONY: demo test check numerics lint format clean anew
 
 demo: $(VENV)/installed
-	$(BIN)/deepnmt demo $(if $(TARGET),--target $(TARGET))
+	$(BIN)/deepnmt demo $(if $(TARGET),--target $(TARGET)) $(if $(MINUTES),--minutes $(MINUTES))
 
-test: $(VENV)/installed
+test: lint
+	$(PYTEST)
+
+check: lint
+	$(PYTEST) $(LAWS)
+
+numerics: $(VENV)/installed
+	$(PYTEST) $(NUMERICS)
+
+lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 format: $(VENV)/installed
 	$(BIN)/ruff format .
