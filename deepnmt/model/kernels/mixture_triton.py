@@ -50,6 +50,7 @@ def _mix(History, W, Partial, Out, size, first, row, num_columns, PARTIAL: tl.co
     """Out = sum_{first <= k <= row} W[row, k] * History[k], on top of a partial sum"""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < size
+    size = tl.cast(size, tl.int64)  # a whole history may have more than 2**31 elements
     mixed = tl.zeros((BLOCK,), tl.float32)
     if PARTIAL:
         mixed = tl.load(Partial + place, mask=inside, other=0.0)
@@ -64,6 +65,7 @@ def _mix_ahead(History, W, Partial, size, row, num_columns, J: tl.constexpr, BLO
     """Partial[j] = sum_{k <= row} W[row + j, k] * History[k] for the rows from `row` on"""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < size
+    size = tl.cast(size, tl.int64)
     ahead = tl.arange(0, J)
     exists = row + ahead < num_columns
     mixed = tl.zeros((J, BLOCK), tl.float32)

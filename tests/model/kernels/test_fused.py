@@ -179,3 +179,27 @@ def test_the_gradient_of_a_table_equals_torchs_and_repeats(dim: int) -> None:
     assert not found[[0, padding, 45]].any()
     assert torch.equal(found, sum_rows(rows, numbers, size, padding))
     assert not sum_rows(rows[:0], numbers[:0], size, padding).any()
+
+
+@pytest.mark.skipif(INTERPRETED, reason="needs a GPU and 30 GiB of its memory")
+@pytest.mark.parametrize("rows", [5, 18])
+def test_mixtures_of_a_history_beyond_32_bits(rows: int) -> None:
+    """Without and with the look ahead. The last tokens are compared: their offsets would wrap around first."""
+    from deepnmt.model.kernels.mixture_triton import FusedMixtureTape
+
+    dim, last = 512, 1000
+    count = 2**31 // (dim * (rows - 2)) + last
+    matrix = torch.rand(rows, rows, device=DEVICE).tril().requires_grad_()
+    tape = FusedMixtureTape(matrix)
+    output = torch.randn(count, dim, device=DEVICE, dtype=torch.bfloat16)
+    kept = []  # of every layer's output, the last tokens
+    history = []
+    for row in range(rows):
+        kept.append(output[-last:].detach().float().requires_grad_())
+        history.append(tape.enter(output.requires_grad_(), nn.Identity()))
+        mixed = tape.mix(history, row)
+        plain = sum(matrix[row, k] * kept[k] for k in range(row + 1))
+        assert distance(mixed[-last:], plain) < 1e-2, row
+        output = mixed.detach().roll(1, -1) / mixed.detach().float().std()
+        output = output.to(torch.bfloat16)
+    assert history[0].numel() * (rows - 1) > 2**31
