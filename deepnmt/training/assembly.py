@@ -128,8 +128,6 @@ def open_run(
 
 def settle(recipe: Recipe, dataset: Dataset, world: World, stored: Recipe | None) -> Recipe:
     """The recipe with what depends on the device: the layout of batches and the memory plan, made once for a run."""
-    if recipe.training.sampled_softmax is not None and world.device.type != "cpu":
-        raise InputError("training.sampled_softmax is for training on a CPU; leave it unset on a GPU")
     batching = recipe.batching
     if batching.layout == "auto":
         layout: Literal["packed", "padded"] = "packed" if world.device.type == "cuda" else "padded"
@@ -191,10 +189,11 @@ def build_objective(recipe: Recipe, precision: Precision, world: World, start: P
 def build_engine(
     recipe: Recipe, objective: Objective, precision: Precision, world: World, splitter: Splitter
 ) -> Engine:
-    """A CUDA graph for packed batches on a GPU; plain torch for all else, and for sharded models."""
+    """A CUDA graph for packed batches on a GPU; plain torch for all else: sharded models, and a sampled softmax, whose
+    shapes depend on the batch."""
     config = recipe.training
-    sharded = config.parallel == "fsdp" and world.size > 1
-    if world.device.type == "cuda" and recipe.batching.layout == "packed" and not sharded:
+    is_plain = (config.parallel == "fsdp" and world.size > 1) or config.sampled_softmax > 0
+    if world.device.type == "cuda" and recipe.batching.layout == "packed" and not is_plain:
         return GraphEngine(objective, config, precision, world, splitter)
     return EagerEngine(objective, config, precision, world, splitter)
 

@@ -28,7 +28,7 @@ class TrainingConfig:
     matrix_lr: float | None = None  # of the matrices that muon moves, in lr's schedule; else lr
     clip_norm: float | None = None
     label_smoothing: float = 0.1
-    sampled_softmax: int | None = None  # symbols besides the batch's own, instead of the whole vocabulary; CPU only
+    sampled_softmax: int = 0  # symbols besides the batch's own in the softmax; 0: the whole vocabulary
 
     schedule: Schedule = "inverse_sqrt"
     lr: float = 7e-4
@@ -83,12 +83,13 @@ class TrainingConfig:
             "keep_best",
             "keep_epochs",
             "rollbacks",
+            "sampled_softmax",
             "weight_decay",
             "warmup_start_lr",
             "min_lr",
         ):
             _at_least(name, getattr(self, name), 0)
-        for name in ("max_epochs", "patience", "average_last", "decay_steps", "sampled_softmax"):
+        for name in ("max_epochs", "patience", "average_last", "decay_steps"):
             _at_least(name, getattr(self, name), 1)
         _between("label_smoothing", self.label_smoothing, 0, 1)
         _between("rollback_factor", self.rollback_factor, 0, 1)

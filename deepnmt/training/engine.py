@@ -51,7 +51,7 @@ class Noise:
 class Objective(nn.Module):
     """A model and its loss as one module: the whole of what one batch computes."""
 
-    def __init__(self, model: nn.Module, smoothing: float, pad_id: int, sampled_softmax: int | None = None) -> None:
+    def __init__(self, model: nn.Module, smoothing: float, pad_id: int, sampled_softmax: int = 0) -> None:
         super().__init__()
         self.model = model
         self.smoothing, self.pad_id, self.sampled_softmax = smoothing, pad_id, sampled_softmax
@@ -59,7 +59,7 @@ class Objective(nn.Module):
     def forward(self, batch: AnyBatch) -> tuple[Tensor, Tensor]:
         model: TranslationModel = self.model  # type: ignore[assignment]
         features = model.features(*_sequences(batch))
-        if self.model.training and self.sampled_softmax is not None:
+        if self.model.training and self.sampled_softmax:
             given = (features, model.output_weight, batch.target_output, self.smoothing, self.pad_id)
             return sampled_loss(*given, self.sampled_softmax)
         return chunked_loss(features, model.output_weight, batch.target_output, self.smoothing, self.pad_id)

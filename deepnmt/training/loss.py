@@ -57,7 +57,7 @@ def chunked_loss(
     """`label_smoothed_loss` of `features @ weight.T`; features (..., d), weight (V, d), targets (...).
 
     Matrix products run in autocast's precision, the softmax and the sums in fp32. Only `loss` has a gradient.
-    `counts` (V,) makes a column of the softmax count for several symbols; on a CPU only.
+    `counts` (V,) makes a column of the softmax count for several symbols.
     """
     chunk = chunk or max(128, (CHUNK_ELEMENTS if weight.is_cuda else CPU_CHUNK_ELEMENTS) // weight.shape[0])
     differentiate = torch.is_grad_enabled() and (features.requires_grad or weight.requires_grad)
@@ -121,9 +121,9 @@ def differentiate_(
 ) -> tuple[Tensor, Tensor]:
     """The sums of loss and nll; leaves `lift` times the loss's gradient in the logits' place and type.
 
-    Only a GPU is handed padding: elsewhere it was left out before the product.
+    Only the kernel of a GPU is handed padding: elsewhere it was left out before the product.
     """
-    if logits.is_cuda:
+    if logits.is_cuda and counts is None:
         from deepnmt.model.kernels.cross_entropy_triton import cross_entropy_
 
         return cross_entropy_(logits, targets, smoothing, pad_id, lift)

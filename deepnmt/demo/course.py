@@ -1,0 +1,212 @@
+"""The course of the demo. What is there already is not made again, so that an interrupted demo resumes."""
+
+import json
+import shlex
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from deepnmt.demo import baseline as baselines
+from deepnmt.demo.baseline import Baseline
+from deepnmt.demo.plan import MAX_PROCESSES, MINUTES, Plan, launch, make_plan, seconds_per_step, try_speed
+from deepnmt.devices import choose_device
+from deepnmt.errors import InputError
+from deepnmt.files import write_json
+from deepnmt.progress import say
+
+RECIPES = {"cpu": "demo", "cuda": "demo-gpu"}
+# The target text as its own source, this much of it in every epoch: from it a small model learns to copy names it has
+# never seen (Currey et al. 2017, https://aclanthology.org/W17-4715/).
+COPIED = 0.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoSettings:
+    target: str = "de"
+    out: Path = Path("demo")
+    minutes: float | None = None  # for everything after the downloads; None: what suits the device
+    recipe: str | None = None  # instead of the demo's own
+    with_baseline: bool = False
+    device: str | None = None
+    vocab_size: int = 8000
+    max_processes: int = MAX_PROCESSES
+
+    def __post_init__(self) -> None:
+        if self.target == "en":
+            raise InputError("--target en: the demo translates from English; choose another language, such as de")
+        if self.minutes is not None and not 0 < self.minutes < 10_000:
+            raise InputError(f"--minutes {self.minutes:g}: give the minutes the demo may take, such as 12")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo:
+    """What the demo made, and where."""
+
+    target: str
+    folder: Path
+    scores: dict[str, dict[str, Any]]  # by name: value, signature, confidence interval
+    num_lines: int
+    baseline: Baseline | None
+
+    @property
+    def corpus(self) -> Path:
+        return self.folder / f"corpus-{self.target}"
+
+    @property
+    def run(self) -> Path:
+        return self.folder / f"run-{self.target}"
+
+    @property
+    def model(self) -> Path:
+        return self.run / "model"
+
+    @property
+    def hypotheses(self) -> Path:
+        return self.run / f"test.{self.target}"
+
+
+def run_demo(settings: DemoSettings) -> Demo:
+    """Download, prepare, train within the time, translate the test set and score it."""
+    device = "cuda" if choose_device(settings.device).startswith("cuda") else "cpu"
+    target, out = settings.target, settings.out
+    corpus, data = out / f"corpus-{target}", out / f"data-{target}"
+    run, run_beside = out / f"run-{target}", out / f"run-{target}-baseline"
+    plan_path, beside_path = out / f"plan-{target}.json", out / f"plan-{target}-baseline.json"
+    speed_path = out / f"baseline-speed-{target}.json"
+    _check_plan(plan_path, settings, device)
+
+    if not (corpus / "corpus.json").is_file():
+        from deepnmt.data.catalogues import make_corpus
+
+        _show("corpus", "homeassistant", "--languages", "en", target, "--out", corpus)
+        make_corpus("homeassistant", ("en", target), corpus)
+    if not (data / "dataset.json").is_file():
+        _prepare(corpus, data, target, settings.vocab_size)
+    if not plan_path.is_file():
+        minutes = settings.minutes or MINUTES[device]
+        recipe = settings.recipe or RECIPES[device]
+        make_plan(recipe, device, minutes, data, out / "trial", settings.max_processes).write(plan_path)
+    if not settings.with_baseline and not speed_path.is_file():
+        _measure_baseline(Plan.read(plan_path), data, out / "trial", speed_path)
+    plan = _train(plan_path, data, run)
+    scores = _evaluate(run, corpus, target, device)
+    if settings.with_baseline and not beside_path.is_file():
+        recipe = baselines.RECIPES[device]
+        make_plan(recipe, device, plan.minutes, data, out / "trial", settings.max_processes).write(beside_path)
+    baseline = None
+    if beside_path.is_file():
+        steps = _train(beside_path, data, run_beside).steps
+        bleu = _evaluate(run_beside, corpus, target, device)["scores"]["bleu"]
+        baseline = Baseline(bleu=bleu["value"], steps=steps, signature=bleu["signature"])
+    elif speed_path.is_file():
+        ratio = json.loads(speed_path.read_text(encoding="utf-8"))["seconds_over_demo"]
+        baseline = baselines.stored_baseline(target, plan.precision, round(plan.steps / ratio))
+    return Demo(target=target, folder=out, scores=scores["scores"], num_lines=scores["num_lines"], baseline=baseline)
+
+
+def _check_plan(path: Path, settings: DemoSettings, device: str) -> None:
+    """Refuse other settings than those of the demo that is there."""
+    if not path.is_file():
+        return
+    plan = Plan.read(path)
+    wanted = {"--minutes": settings.minutes, "--recipe": settings.recipe, "--device": settings.device and device}
+    there = {"--minutes": plan.minutes, "--recipe": plan.recipe, "--device": plan.device}
+    for option, value in wanted.items():
+        if value is not None and value != there[option]:
+            raise InputError(
+                f"{settings.out} holds a demo with {option} {there[option]}, not {value}; choose another --out, or "
+                f"remove {path} and {settings.out / f'run-{settings.target}'}"
+            )
+
+
+def _prepare(corpus: Path, data: Path, target: str, vocab_size: int) -> None:
+    from deepnmt.api.prepare import prepare
+
+    options: dict[str, Any] = {}
+    for split, prefix in (("train", ""), ("valid", "valid_"), ("test", "test_")):
+        options[f"{prefix}source"] = corpus / f"{split}.en"
+        options[f"{prefix}target"] = corpus / f"{split}.{target}"
+    options |= {"source_lang": "en", "target_lang": target, "vocab_size": vocab_size, "min_frequency": 2, "out": data}
+    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
+    copied = corpus / f"train.{target}"
+    _show("prepare", *words, "--joint", "--corpus", "copied", copied, copied, "--weight", f"copied={COPIED}",
+          "--keep", "identical")  # fmt: skip
+    prepare(
+        **options, joint=True, corpora={"copied": (copied, copied)}, weights={"copied": COPIED}, keep=("identical",)
+    )
+
+
+def _train(path: Path, data: Path, run: Path) -> Plan:
+    """In two parts: the first shows how fast the machine is, and so how long the second can be."""
+    plan = Plan.read(path)
+    if _trained_steps(run) == plan.steps:
+        return plan
+    started = time.monotonic()
+    compiling = ", after compiling the GPU's kernels" if plan.device == "cuda" else ""
+    say(f"training {plan.recipe} for about {duration(plan.seconds)}{compiling}")
+    if plan.first:
+        _train_to(plan.first, 1, plan, data, run)
+        shutil.rmtree(run / "model")
+        plan = plan.with_rest(seconds_per_step(run))
+        plan.write(path)
+        say(f"{plan.steps - plan.decay:,} updates done; {plan.decay:,} more in about {duration(plan.seconds)}")
+    _train_to(plan.steps, plan.decay, plan, data, run)
+    say(f"trained in {duration(time.monotonic() - started)}")
+    return plan
+
+
+def _train_to(steps: int, decay: int, plan: Plan, data: Path, run: Path) -> None:
+    words = [plan.recipe, *plan.overrides(steps, decay), "--data", data, "--out", run, "--device", plan.device]
+    status = launch(plan.processes, [*words, "--resume"])
+    if status or _trained_steps(run) != steps:
+        raise SystemExit(status or 1)  # it failed or was stopped, and has said so
+
+
+def _trained_steps(run: Path) -> int:
+    """Of a run that has finished and left a model."""
+    from deepnmt.training.checkpoint import step_of
+
+    if not (run / "model" / "meta.json").is_file():
+        return 0
+    return step_of(run / json.loads((run / "last.json").read_text(encoding="utf-8"))["checkpoint"])
+
+
+def _measure_baseline(plan: Plan, data: Path, trial: Path, path: Path) -> None:
+    """How long an update of the baseline takes beside one of the demo's own recipe, tried in a row on this machine."""
+    if plan.recipe != RECIPES["cpu"] or plan.seconds_per_step is None:
+        return
+    recipe = baselines.RECIPES["cpu"]
+    say(f"measuring how fast this machine trains {recipe}")
+    seconds = try_speed(recipe, plan.precision, plan.processes, data, trial)
+    if seconds is not None:
+        write_json(path, {"seconds_over_demo": seconds / plan.seconds_per_step})
+
+
+def _evaluate(run: Path, corpus: Path, target: str, device: str) -> dict[str, Any]:
+    """The scores on the test set, kept beside the model."""
+    path = run / "scores.json"
+    if not path.is_file():
+        from deepnmt.api.evaluate import evaluate
+
+        source, reference, output = corpus / "test.en", corpus / f"test.{target}", run / f"test.{target}"
+        _show("evaluate", run / "model", "--source", source, "--reference", reference, "--output", output,
+              "--metrics", "bleu", "chrf", "--confidence")  # fmt: skip
+        found = evaluate(
+            run / "model", source, reference, output=output, device=device, metrics=["bleu", "chrf"], confidence=True
+        )
+        write_json(path, {"num_lines": found.scores.num_lines, "scores": found.scores.as_dict()})
+    stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return stored
+
+
+def _show(command: str, *words: object) -> None:
+    """The command that does what is done next, as a user would type it."""
+    print(f"\n$ deepnmt {command} {shlex.join(map(str, words))}", file=sys.stderr, flush=True)
+
+
+def duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

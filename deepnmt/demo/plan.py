@@ -1,0 +1,212 @@
+"""How the demo's model is trained within its time: how many updates, in which precision and in how many processes."""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from deepnmt.config import load_recipe
+from deepnmt.devices import available_cores
+from deepnmt.errors import InputError
+from deepnmt.files import write_json
+from deepnmt.progress import say
+from deepnmt.training.curves import read_log
+
+MINUTES = {"cpu": 12.0, "cuda": 1.0}
+# Seconds for everything but training: preparing the data, trying the speed, translating and scoring the test set.
+RESERVE = {"cpu": 90.0, "cuda": 35.0}
+LEAST_SHARE = 0.4  # of the time, for training
+STEPS = {"cpu": (100, 12_000), "cuda": (2000, 30_000)}  # at least and at most
+FIRST_ON_GPU = 1000  # updates, which take less time than a trial
+OVERHEAD = 1.05  # a long run also saves and validates
+TRIAL_STEPS, TRIAL_LOG_EVERY = 20, 5
+VALIDATIONS = {"cpu": 2, "cuda": 1}  # up to the end of each part
+MAX_PROCESSES = 2  # an update has two batches
+
+
+def training_seconds(minutes: float, device: str) -> float:
+    """How much of the whole time is for training."""
+    return max(60 * minutes - RESERVE[device], LEAST_SHARE * 60 * minutes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How a model is trained; made once and stored, so that an interrupted demo resumes."""
+
+    recipe: str
+    device: str
+    minutes: float  # for the whole demo
+    precision: str
+    processes: int
+    steps: int
+    first: int  # updates before the rest is planned by the speed so far; 0 once that is done
+    decay: int  # updates at the end in which the learning rate falls to zero
+    warmup: int
+    seconds: float  # expected for the rest
+    seconds_per_step: float | None = None  # in a trial before training; None on a GPU
+
+    @classmethod
+    def read(cls, path: Path) -> "Plan":
+        try:
+            return cls(**json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError):
+            raise InputError(
+                f"{path} is damaged or was written by another version; remove {path.parent}, or choose another --out"
+            ) from None
+
+    def write(self, path: Path) -> None:
+        write_json(path, asdict(self))
+
+    def with_rest(self, seconds_per_step: float) -> "Plan":
+        """The rest of the run, given the speed of its first part: as many updates as the time has room for."""
+        per_step = OVERHEAD * seconds_per_step
+        budget = training_seconds(self.minutes, self.device)
+        rest = max(budget / per_step - self.first, self.first // 2)  # the decay needs some updates
+        steps = _within(self.first + rest, self.device)
+        decay = steps - self.first
+        return replace(self, first=0, steps=steps, decay=decay, seconds=decay * per_step)
+
+    def overrides(self, steps: int, decay: int) -> list[str]:
+        """The rate falls in a straight line to zero over the last `decay` updates, wherever the time puts the end."""
+        settings: dict[str, Any] = {"max_steps": steps, "warmup_steps": self.warmup, "decay_steps": decay}
+        settings |= {"validate_every": max(steps // VALIDATIONS[self.device], 1), "precision": self.precision}
+        return [f"training.{name}={value}" for name, value in settings.items()]
+
+
+def _within(steps: float, device: str) -> int:
+    least, most = STEPS[device]
+    return int(max(least, min(most, steps))) // 4 * 4  # parts are halves, and so are the intervals of validation
+
+
+def make_plan(
+    recipe: str, device: str, minutes: float, data: Path, trial: Path, max_processes: int = MAX_PROCESSES
+) -> Plan:
+    """On a CPU the speed is tried in the folder `trial`, which is removed; a GPU is measured in the first part."""
+    training = load_recipe(recipe).training
+    precision = training.precision
+    if device == "cpu" and precision == "bf16" and not multiplies_bf16():
+        precision = "fp32"
+    seconds = training_seconds(minutes, device)
+    per_step = None
+    if device == "cuda":
+        processes, steps, first = 1, STEPS[device][1], FIRST_ON_GPU
+    else:
+        say(f"measuring how fast this machine trains {recipe}")
+        processes = min(available_cores(), max_processes)
+        per_step = try_speed(recipe, precision, processes, data, trial)
+        if per_step is None:  # on some machines processes cannot connect; one process always works
+            processes = 1
+            per_step = try_speed(recipe, precision, processes, data, trial)
+        if per_step is None:
+            raise SystemExit(1)  # training has said why
+        steps = _within(seconds / (OVERHEAD * per_step), device)
+        first = steps // 2
+    return Plan(
+        recipe=recipe,
+        device=device,
+        minutes=minutes,
+        precision=precision,
+        processes=processes,
+        steps=steps,
+        first=first,
+        decay=steps // 2,
+        warmup=min(training.warmup_steps, steps // 6),  # a short run has no time for a long one
+        seconds=seconds,
+        seconds_per_step=per_step,
+    )
+
+
+def try_speed(recipe: str, precision: str, processes: int, data: Path, trial: Path) -> float | None:
+    """Seconds per update in a short training that is thrown away; None if it fails."""
+    settings: dict[str, Any] = {"max_steps": TRIAL_STEPS, "warmup_steps": 1, "decay_steps": 1, "validation_lines": 0}
+    settings |= {"log_every": TRIAL_LOG_EVERY, "validate_every": 10**6, "save_every": 10**6, "precision": precision}
+    overrides = [f"training.{key}={value}" for key, value in settings.items()]
+    shutil.rmtree(trial, ignore_errors=True)
+    try:
+        words = [recipe, *overrides, "--data", data, "--out", trial, "--device", "cpu"]
+        if launch(processes, words, quietly=True):
+            return None
+        return statistics.median(_intervals(trial)[1:]) / TRIAL_LOG_EVERY
+    finally:
+        shutil.rmtree(trial, ignore_errors=True)
+
+
+def _intervals(run: Path) -> list[float]:
+    """Seconds of training from one line of the log to the next."""
+    return [line["tokens"] / line["tokens_per_second"] for line in read_log(run) if line["kind"] == "train"]
+
+
+def seconds_per_step(run: Path) -> float:
+    """Without the updates up to the first line of the log, in which kernels are compiled."""
+    steps = [line["step"] for line in read_log(run) if line["kind"] == "train"]
+    if len(steps) == 1:
+        return _intervals(run)[0] / steps[0]
+    return sum(_intervals(run)[1:]) / (steps[-1] - steps[0])
+
+
+# torchrun without its warnings and traceback when it is asked to stop: training has said everything.
+TORCHRUN = """import logging, sys
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.run import main
+logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
+try:
+    main()
+except SignalException as stopped:
+    sys.exit(128 + stopped.sigval)
+"""
+
+
+def launch(processes: int, words: Sequence[object], quietly: bool = False) -> int:
+    """`deepnmt train` in one or several processes of its own, shown as a user would type it; the exit status.
+
+    Several processes, each with its share of the cores, wait for each other once per update, and threads in every
+    operation: for a small model processes are faster, above all on a busy machine.
+    """
+    given = [str(word) for word in words]
+    start = ["-m"]
+    shown = f"deepnmt train {shlex.join(given)}"
+    if processes > 1:
+        start = ["-c", TORCHRUN, "--standalone", "--nproc-per-node", str(processes), "-m"]
+        shown = f"torchrun --standalone --nproc-per-node {processes} --no-python {shown}"
+    if not quietly:
+        print(f"\n$ {shown}", file=sys.stderr, flush=True)
+    output = subprocess.DEVNULL if quietly else None
+    with subprocess.Popen(
+        [sys.executable, *start, "deepnmt", "train", *given],
+        env={**os.environ, "OMP_NUM_THREADS": str(max(available_cores() // processes, 1))},
+        stdout=output,
+        stderr=output,
+    ) as process:
+        before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.wait()  # it was interrupted as well, and saves first
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+
+def multiplies_bf16() -> bool:
+    """Whether this CPU has instructions for it: emulated, it is slower than fp32."""
+    import torch
+
+    def seconds(dtype: torch.dtype) -> float:
+        matrix = torch.ones(512, 512, dtype=dtype)
+        times = []
+        for _ in range(5):
+            started = time.perf_counter()
+            matrix @ matrix
+            times.append(time.perf_counter() - started)
+        return min(times)
+
+    return seconds(torch.bfloat16) < seconds(torch.float32)

@@ -1,0 +1,256 @@
+"""The demo from end to end in small: it shows what it made, makes only what is missing, and resumes."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from deepnmt.cli import main
+from deepnmt.config import load_recipe
+from deepnmt.demo import baseline, course, plan
+from deepnmt.demo.course import DemoSettings, run_demo
+from deepnmt.demo.plan import Plan, training_seconds
+from deepnmt.demo.report import examples, show, write_report
+from deepnmt.errors import InputError
+from deepnmt.training.schedule import learning_rate
+
+RECIPE = """
+[model]
+source_vocab_size = 10
+target_vocab_size = 10
+share_embeddings = true
+[model.encoder]
+num_layers = 3
+dim = 16
+ffn_dim = 32
+num_heads = 2
+connection = "dlcl"
+[model.decoder]
+num_layers = 1
+dim = 16
+ffn_dim = 32
+num_heads = 2
+[batching]
+tokens_per_batch = 256
+[training]
+max_steps = 100
+schedule = "warmup_stable_decay"
+tokens_per_update = 256
+warmup_steps = 30
+decay_steps = 15
+log_every = 5
+validate_every = 30
+save_every = 30
+tensorboard = false
+"""
+NAMES = {"light": "Licht", "door": "Tor", "window": "Fenster", "switch": "Schalter", "sensor": "Sensor"}
+PLAN = Plan(
+    recipe="demo", device="cpu", minutes=9.0, precision="fp32", processes=1, steps=1200, first=600, decay=600,
+    warmup=100, seconds=450.0, seconds_per_step=0.4,
+)  # fmt: skip
+
+
+@pytest.fixture
+def settings(tmp_path, monkeypatch):
+    """A demo whose corpus is already there, so that nothing is downloaded, and which trains in this process."""
+    corpus = tmp_path / "demo" / "corpus-de"
+    corpus.mkdir(parents=True)
+    for split, numbers in {"train": range(200), "valid": range(300, 310), "test": range(400, 420)}.items():
+        lines = [(n, *list(NAMES.items())[n % 5]) for n in numbers]
+        english = [f"Turn the {name} number {n} on or off now" for n, name, _ in lines]
+        german = [f"Schalte das {name} Nummer {n} jetzt ein oder aus" for n, _, name in lines]
+        (corpus / f"{split}.en").write_text("\n".join(english) + "\n", encoding="utf-8")
+        (corpus / f"{split}.de").write_text("\n".join(german) + "\n", encoding="utf-8")
+    (corpus / "corpus.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "tiny.toml").write_text(RECIPE, encoding="utf-8")
+    monkeypatch.setattr(course, "launch", train_here)
+    monkeypatch.setattr(plan, "launch", train_here)
+    return DemoSettings(
+        out=tmp_path / "demo", minutes=0.02, recipe=str(tmp_path / "tiny.toml"), device="cpu", vocab_size=300,
+        max_processes=1,
+    )  # fmt: skip
+
+
+def train_here(processes, words, quietly=False):
+    assert processes == 1
+    return main(["train", *map(str, words)])
+
+
+def test_the_whole_way_with_its_baseline_and_then_only_what_is_missing(settings, monkeypatch, capsys):
+    beside = settings.out.parent / "beside.toml"
+    beside.write_text(RECIPE.replace('connection = "dlcl"\n', ""), encoding="utf-8")
+    monkeypatch.setitem(baseline.RECIPES, "cpu", str(beside))
+    demo = run_demo(replace(settings, with_baseline=True))
+    shown = capsys.readouterr().err
+    assert "$ deepnmt prepare" in shown and "$ deepnmt evaluate" in shown
+    assert demo.num_lines == 20 and "|tok:13a|" in demo.scores["bleu"]["signature"]
+    assert demo.baseline is not None and demo.baseline.steps >= 100 and demo.baseline.points == ()
+    assert not (settings.out / "trial").exists()
+
+    show(demo, 4)
+    printed = capsys.readouterr().out
+    assert printed.count("\n  > ") == 4 and "updates, trained here)" in printed
+    report = write_report(demo, 4).read_text(encoding="utf-8")
+    assert "Which layers each layer uses" in report and report.count("<svg") == 3
+    assert "http://" not in report.replace("http://www.w3.org/2000/svg", "") and "<script src" not in report
+
+    monkeypatch.setattr(course, "launch", lambda *_, **__: pytest.fail("trained again"))
+    assert run_demo(settings) == demo
+    assert "$ deepnmt" not in capsys.readouterr().err
+
+
+def test_an_interrupted_demo_resumes_its_plan(settings, capsys):
+    run_demo(settings)
+    path = settings.out / "plan-de.json"
+    before = path.read_text(encoding="utf-8")
+    shutil.rmtree(settings.out / "run-de" / "model")  # as if it had been stopped after training
+    (settings.out / "run-de" / "scores.json").unlink()
+    run_demo(settings)
+    assert path.read_text(encoding="utf-8") == before
+
+
+def test_a_demo_that_is_stopped_ends_there(settings, monkeypatch):
+    started = []
+    path = settings.out / "plan-de.json"
+    replace(PLAN, recipe=settings.recipe, minutes=settings.minutes, seconds_per_step=None).write(path)
+    monkeypatch.setattr(course, "launch", lambda _, words: started.append(words[1]) or 130)
+    with pytest.raises(SystemExit) as stopped:
+        run_demo(settings)
+    assert stopped.value.code == 130
+    assert started == ["training.max_steps=600"], "the second part does not start without the first"
+
+
+def test_processes_train_together_and_one_does_where_they_cannot_connect(settings, monkeypatch):
+    tried = []
+
+    def launch(processes, words, quietly=False):
+        tried.append(processes)
+        return 1 if processes > 1 else train_here(processes, words)
+
+    monkeypatch.setattr(plan, "launch", launch)
+    monkeypatch.setattr(plan, "available_cores", lambda: 8)
+    run_demo(replace(settings, max_processes=2))
+    assert tried == [2, 1] and Plan.read(settings.out / "plan-de.json").processes == 1
+
+
+def test_two_processes_really_train(settings, monkeypatch, capfd):
+    monkeypatch.undo()
+    monkeypatch.setattr(plan, "available_cores", lambda: 2)
+    run_demo(replace(settings, max_processes=2))
+    assert Plan.read(settings.out / "plan-de.json").processes == 2
+    assert "$ torchrun --standalone --nproc-per-node 2 --no-python deepnmt train" in capfd.readouterr().err
+    assert (settings.out / "run-de" / "model" / "meta.json").is_file()
+
+
+@pytest.mark.parametrize("text", ['{"recipe": ', '{"recipe": "demo", "steps": 2020}', "[]"])
+def test_a_plan_that_cannot_be_read_is_refused_in_a_sentence(settings, text):
+    (settings.out / "plan-de.json").write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=r"plan-de.json is damaged or was written by another version; remove"):
+        run_demo(settings)
+
+
+@pytest.mark.parametrize(("per_step", "steps"), [(1 / 6, 2568), (1 / 3, 1284), (1 / 2, 900)])
+def test_the_second_part_fills_the_time_that_the_first_has_left(per_step, steps):
+    found = PLAN.with_rest(per_step)
+    assert found.steps == steps and (found.first, found.decay) == (0, steps - 600)
+    assert found.seconds == pytest.approx(plan.OVERHEAD * per_step * found.decay)
+
+
+@pytest.mark.parametrize(("minutes", "device", "seconds"), [(12, "cpu", 630), (2, "cpu", 48), (1, "cuda", 25)])
+def test_training_gets_what_the_rest_does_not_need(minutes, device, seconds):
+    assert training_seconds(minutes, device) == pytest.approx(seconds)
+
+
+def test_compiling_at_the_start_does_not_count_as_the_speed(tmp_path):
+    def log(*seconds):
+        lines = [{"kind": "train", "step": 50 * (number + 1), "tokens": 1000, "tokens_per_second": 1000 / taken}
+                 for number, taken in enumerate(seconds)]  # fmt: skip
+        text = "".join(json.dumps(line) + "\n" for line in [*lines, {"kind": "validation", "step": 100}])
+        (tmp_path / "log.jsonl").write_text(text, encoding="utf-8")
+        return plan.seconds_per_step(tmp_path)
+
+    assert log(40.0, 0.5, 1.5) == pytest.approx(0.02)
+    assert log(40.0) == pytest.approx(0.8), "all that is known"
+
+
+def test_a_gpu_is_measured_in_the_first_part_instead_of_a_trial(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan, "try_speed", lambda *_: pytest.fail("a trial"))
+    made = plan.make_plan("demo-gpu", "cuda", 1.0, tmp_path, tmp_path / "trial")
+    assert made.first == plan.FIRST_ON_GPU and made.processes == 1
+    assert made.with_rest(0.005).steps == 4760
+
+
+def test_the_learning_rate_stays_in_the_first_part_and_falls_in_the_second():
+    first = load_recipe("demo", PLAN.overrides(500, 1)).training
+    second = load_recipe("demo", PLAN.overrides(1000, 500)).training
+    assert {learning_rate(step, first) for step in range(100, 500)} == {first.lr}
+    assert learning_rate(500, second) == second.lr
+    assert learning_rate(999, second) == pytest.approx(second.lr / 500)
+
+
+@pytest.mark.parametrize(("fast", "precision"), [(True, "bf16"), (False, "fp32")])
+def test_half_precision_is_avoided_where_it_is_emulated(tmp_path, monkeypatch, fast, precision):
+    monkeypatch.setattr(plan, "multiplies_bf16", lambda: fast)
+    monkeypatch.setattr(plan, "try_speed", lambda *_: 0.5)
+    made = plan.make_plan("demo", "cpu", 12.0, tmp_path, tmp_path / "trial")
+    assert made.precision == precision
+    assert (made.steps, made.first) == (1200, 600)
+
+
+def test_the_baseline_is_read_off_between_stored_runs_of_the_same_precision(tmp_path, monkeypatch):
+    stored = {
+        "signature": "BLEU|x",
+        "machine": "H200",
+        "bleu": {"de": {"fp32": [[400, 10.0], [800, 16.0], [1600, 20.0]]}},
+    }
+    monkeypatch.setattr(baseline, "STORED", tmp_path / "baseline.json")
+    assert baseline.stored_baseline("de", "fp32", 800) is None, "nothing is stored"
+    (tmp_path / "baseline.json").write_text(json.dumps(stored), encoding="utf-8")
+    between = baseline.stored_baseline("de", "fp32", 566)
+    assert between is not None and between.bleu == pytest.approx(13.0, abs=0.01)
+    assert between.points == ((400, 10.0), (800, 16.0)) and "stored runs of 400 and 800 updates" in str(between)
+    for target, precision, steps in [
+        ("fr", "fp32", 566),
+        ("de", "bf16", 566),
+        ("de", "fp32", 399),
+        ("de", "fp32", 1601),
+    ]:
+        assert baseline.stored_baseline(target, precision, steps) is None
+
+
+def test_the_number_of_updates_of_the_baseline_comes_from_its_speed_here(settings, tmp_path, monkeypatch):
+    speeds = {"demo": 0.5, "demo-baseline": 0.4}
+    monkeypatch.setattr(course, "try_speed", lambda recipe, *_: speeds[recipe])
+    course._measure_baseline(replace(PLAN, seconds_per_step=0.5), tmp_path, tmp_path / "trial", tmp_path / "speed.json")
+    assert json.loads((tmp_path / "speed.json").read_text())["seconds_over_demo"] == pytest.approx(0.8)
+    course._measure_baseline(replace(PLAN, recipe="other"), tmp_path, tmp_path / "trial", tmp_path / "none.json")
+    assert not (tmp_path / "none.json").exists(), "another recipe is not compared"
+
+
+def test_other_settings_than_those_of_the_demo_that_is_there_are_refused(settings):
+    PLAN.write(settings.out / "plan-de.json")
+    with pytest.raises(InputError, match=r"holds a demo with --minutes 9.0, not 0.02; choose another --out"):
+        run_demo(settings)
+
+
+def test_impossible_settings_are_refused_before_anything_is_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.chdir(tmp_path)
+    for words, message in [
+        (["--target", "en"], "--target en"),
+        (["--minutes", "0"], "--minutes 0: give the minutes"),
+        (["--device", "cuda"], "device cuda: torch sees no GPU"),
+    ]:
+        assert main(["demo", *words]) == 2
+        assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_examples_are_spread_over_sentences_of_middling_length(settings):
+    corpus, run = settings.out / "corpus-de", settings.out / "run-de"
+    run.mkdir()
+    shutil.copy(corpus / "test.de", run / "test.de")
+    demo = course.Demo(target="de", folder=settings.out, scores={}, num_lines=20, baseline=None)
+    chosen = examples(demo, 5)
+    assert len(chosen) == 5 and chosen[0][1] == chosen[0][2] and len({source for source, _, _ in chosen}) == 5
