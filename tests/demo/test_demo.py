@@ -136,11 +136,14 @@ def test_processes_train_together_and_one_does_where_they_cannot_connect(setting
 
 def test_two_processes_really_train(settings, monkeypatch, capfd):
     monkeypatch.undo()
-    monkeypatch.setattr(plan, "available_cores", lambda: 2)
-    run_demo(replace(settings, max_processes=2))
-    assert Plan.read(settings.out / "plan-de.json").processes == 2
+    data, run = settings.out / "data-de", settings.out / "run-de"
+    course._prepare(settings.out / "corpus-de", data, "de", settings.vocab_size)
+    overrides = [
+        f"training.{name}" for name in ("max_steps=4", "warmup_steps=1", "decay_steps=1", "validation_lines=0")
+    ]
+    assert plan.launch(2, [settings.recipe, *overrides, "--data", data, "--out", run, "--device", "cpu"]) == 0
     assert "$ torchrun --standalone --nproc-per-node 2 --no-python deepnmt train" in capfd.readouterr().err
-    assert (settings.out / "run-de" / "model" / "meta.json").is_file()
+    assert (run / "model" / "meta.json").is_file()
 
 
 @pytest.mark.parametrize("text", ['{"recipe": ', '{"recipe": "demo", "steps": 2020}', "[]"])
