@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from deepnmt.api.average import average as average
+    from deepnmt.api.backtranslate import backtranslate as backtranslate
     from deepnmt.api.bench import bench_generation as bench_generation
     from deepnmt.api.bench import bench_training as bench_training
     from deepnmt.api.convert import convert as convert
@@ -32,6 +33,7 @@ _HOMES = {
     "Run": "api.train",
     "Translator": "decoding.translator",
     "average": "api.average",
+    "backtranslate": "api.backtranslate",
     "bench_generation": "api.bench",
     "bench_training": "api.bench",
     "compare": "evaluation.significance",

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -10,7 +11,7 @@ from deepnmt.decoding.config import TranslationConfig
 from deepnmt.settings import from_table
 
 NEGATIONS = {"stop_early": "--no-early-stop"}  # as others call it
-METAVARS = {int: "N", float: "X", str: "NAME"}
+METAVARS = {int: "N", float: "X", str: "NAME", Path: "PATH"}
 
 
 SEARCH = {
@@ -76,13 +77,23 @@ def add_settings(group: Any, config: type, help_of: Mapping[str, str], *, passed
             action = "store_false" if default else "store_true"
             group.add_argument(flag, dest=name, action=action, default=absent, help=text)
             continue
-        shown = "" if default is None or default is MISSING else f" (default: {default:g})" if hint is float else (
-            f" (default: {default})"
-        )  # fmt: skip
-        kind: dict[str, Any] = {"type": hint, "metavar": METAVARS[hint]} if hint in METAVARS else {}
+        kind: dict[str, Any] = {}
+        if get_origin(hint) is tuple:
+            hint, kind = get_args(hint)[0], {"nargs": "+"}
         if get_origin(hint) is Literal:
-            kind = {"choices": get_args(hint)}
-        group.add_argument(flag, dest=name, default=absent, help=(text + shown).lstrip(), **kind)
+            if kind:  # argparse would list the choices twice
+                kind["metavar"], text = "NAME", f"{text}: {' '.join(get_args(hint))}"
+            kind["choices"] = get_args(hint)
+        elif hint in METAVARS:
+            kind |= {"type": hint, "metavar": METAVARS[hint]}
+        group.add_argument(flag, dest=name, default=absent, help=(text + _shown(default)).lstrip(), **kind)
+
+
+def _shown(default: Any) -> str:
+    if default is None or default is MISSING or default == ():
+        return ""
+    values = default if isinstance(default, tuple) else (default,)
+    return f" (default: {' '.join(f'{value:g}' if isinstance(value, float) else str(value) for value in values)})"
 
 
 def settings_in(config: type, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from deepnmt.data.prepare_settings import AVOIDABLE, LANGUAGE_CHECKS, NORMALIZATIONS, PrepareSettings
-from deepnmt.data.pretokenizer import PRETOKENIZERS
+from deepnmt.commands.options import add_settings
+from deepnmt.data.prepare_settings import PrepareSettings
 from deepnmt.errors import InputError
 
 EXAMPLE = """deepnmt prepare --source train.en --target train.de --valid-source dev.en --valid-target dev.de \\
@@ -14,6 +14,26 @@ EXAMPLE = """deepnmt prepare --source train.en --target train.de --valid-source 
   Files may be plain text or .gz, .xz, .bz2, .zst. Several corpora, one of them back-translated and tagged:
   deepnmt prepare --corpus news news.en.gz news.de.gz --corpus bt bt.en.zst bt.de.zst --tag 'bt=<bt>' --weight bt=0.5 \\
                   --valid-tsv dev.tsv --source-lang en --target-lang de --out DATASET"""
+CLEANING = {
+    "max_length": "longest sentence kept; 0: no limit",
+    "max_ratio": "largest length ratio of the two sides; 0: no limit",
+    "length_unit": "unit of both",
+    "language_check": "drop pairs in the wrong script, or in the wrong language according to py3langid",
+    "keep": "reasons for which pairs are not dropped",
+}
+SUBWORDS = {
+    "vocab_size": "vocabulary size; with --separate also two",
+    "subwords": "kind of subwords",
+    "min_frequency": "split pieces that occur less often than this",
+    "byte_fallback": "make rare characters <unk> instead of bytes",
+    "character_coverage": "share of the characters in the vocabulary",
+    "tokenizer_lines": "learn from at most N pairs, evenly spaced",
+    "tokenizer": "use the tokenisers of a DATASET or MODEL folder, or one or two SentencePiece .model files",
+    "codes": "use subword-nmt merge operations: one file, or one per side",
+    "pretokenizer": "word tokeniser applied before subwords: one for both sides, or source and target",
+    "lowercase": "lowercase the text",
+    "normalization": "Unicode normalisation form",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,36 +66,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text.add_argument(
         "--workers", type=int, metavar="N", help="number of processes (default: all cores); never changes the result"
     )
-    _add_cleaning(parser.add_argument_group("cleaning of the training text (validation and test sets are kept whole)"))
-    _add_subwords(parser.add_argument_group("words and subwords"))
-
-
-def _option(group: Any, name: str, content: str, **how: Any) -> None:
-    """An option for a field of `PrepareSettings`, whose default it tells; if not given, it is not passed on."""
-    default = getattr(PrepareSettings, name)
-    shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
-    note = f" (default: {shown})" if shown not in ("", False) else ""
-    group.add_argument(f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, help=content + note, **how)
-
-
-def _add_cleaning(group: Any) -> None:
-    _option(group, "max_length", "longest sentence kept; 0: no limit", type=int, metavar="N")
-    _option(group, "max_ratio", "largest length ratio of the two sides; 0: no limit", type=float, metavar="R")
-    _option(group, "length_unit", "unit of both", choices=["subwords", "words"])
-    _option(
-        group,
-        "language_check",
-        "drop pairs in the wrong script, or in the wrong language according to py3langid",
-        choices=LANGUAGE_CHECKS,
-    )
-    _option(
-        group, "keep", f"reasons for which pairs are not dropped: {' '.join(AVOIDABLE)}", nargs="+", metavar="REASON"
-    )
-
-
-def _add_subwords(group: Any) -> None:
-    _option(group, "vocab_size", "vocabulary size; with --separate also two", nargs="+", type=int, metavar="N")
-    sharing = group.add_mutually_exclusive_group()
+    cleaning = parser.add_argument_group("cleaning of the training text (validation and test sets are kept whole)")
+    add_settings(cleaning, PrepareSettings, CLEANING, passed_on=False)
+    subwords = parser.add_argument_group("words and subwords")
+    sharing = subwords.add_mutually_exclusive_group()
     for option, joint, content in (
         ("joint", True, "one vocabulary for both languages (default)"),
         ("separate", False, "one vocabulary for each language"),
@@ -83,34 +77,7 @@ def _add_subwords(group: Any) -> None:
         sharing.add_argument(
             f"--{option}", action="store_const", const=joint, dest="joint", default=argparse.SUPPRESS, help=content
         )
-    _option(group, "subwords", "kind of subwords", choices=["bpe", "unigram"])
-    _option(group, "min_frequency", "split pieces that occur less often than this", type=int, metavar="N")
-    group.add_argument(
-        "--no-byte-fallback",
-        action="store_false",
-        dest="byte_fallback",
-        default=argparse.SUPPRESS,
-        help="make rare characters <unk> instead of bytes",
-    )
-    _option(group, "character_coverage", "share of the characters in the vocabulary", type=float, metavar="P")
-    _option(group, "tokenizer_lines", "learn from at most N pairs, evenly spaced", type=int, metavar="N")
-    _option(
-        group,
-        "tokenizer",
-        "use the tokenisers of a DATASET or MODEL folder, or one or two SentencePiece .model files",
-        nargs="+",
-        metavar="PATH",
-    )
-    _option(group, "codes", "use subword-nmt merge operations: one file, or one per side", nargs="+", metavar="FILE")
-    _option(
-        group,
-        "pretokenizer",
-        "word tokeniser applied before subwords: one for both sides, or source and target",
-        nargs="+",
-        choices=list(PRETOKENIZERS),
-    )
-    _option(group, "lowercase", "lowercase the text", action="store_true")
-    _option(group, "normalization", "Unicode normalisation form", choices=NORMALIZATIONS)
+    add_settings(subwords, PrepareSettings, SUBWORDS, passed_on=False)
 
 
 def run(arguments: argparse.Namespace) -> None:

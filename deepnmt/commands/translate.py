@@ -21,8 +21,6 @@ EXAMPLE = """deepnmt translate MODEL < news.en > news.de
   deepnmt translate MODEL --input news.en.gz --output news.de          run again, it resumes
   deepnmt translate MODEL1 MODEL2 --input news.en --nbest 4 --json     an ensemble, the four best with scores"""
 
-CHUNK_LINES = {"cpu": 1024, "cuda": 16_384}
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="+", type=Path, metavar="MODEL", help="a model folder; several are an ensemble")
@@ -58,21 +56,15 @@ def load_translator(arguments: argparse.Namespace, device: str | None = None) ->
     return Translator(arguments.model, device=device or arguments.device, precision=arguments.precision)
 
 
-def chunk_lines(arguments: argparse.Namespace, translator: "Translator") -> int:
-    if arguments.chunk is not None and arguments.chunk < 1:
-        raise InputError(f"--chunk must be at least 1, not {arguments.chunk}")
-    return arguments.chunk or CHUNK_LINES.get(translator.device.type, CHUNK_LINES["cpu"])
-
-
 def run(arguments: argparse.Namespace) -> None:
     limit_shape_caches()
-    from deepnmt.decoding.jobs import file_chunks, pipe_chunks
+    from deepnmt.decoding.jobs import chunk_lines, file_chunks, pipe_chunks
     from deepnmt.progress import progress
 
     _check_files(arguments)
     settings = settings_of(arguments)
     translator = load_translator(arguments)
-    size = chunk_lines(arguments, translator)
+    size = chunk_lines(arguments.chunk, translator.device.type)
     with _Destination(arguments, settings, size) as destination:
         done = destination.lines
         if done:

@@ -1,15 +1,16 @@
 """What decides a dataset besides its text: the settings of `prepare`, with their defaults and checks."""
 
-from collections.abc import Container, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
-from deepnmt.data.pretokenizer import PRETOKENIZERS
 from deepnmt.errors import InputError
 
-NORMALIZATIONS = ("nfc", "nfkc", "none")
-LANGUAGE_CHECKS = ("none", "script", "langid")
+Pretokenizer = Literal["none", "moses", "jieba"]
+Normalization = Literal["nfc", "nfkc", "none"]
+LanguageCheck = Literal["none", "script", "langid"]
+Reason = Literal["control", "identical", "script", "language", "too-long", "ratio", "overlap", "duplicate"]
+"""For which a pair may be dropped or kept; others, such as invalid UTF-8, leave no choice."""
 REASONS = {
     "columns": "not two columns",
     "utf8": "invalid UTF-8",
@@ -23,7 +24,6 @@ REASONS = {
     "overlap": "a side occurs in valid or test",
     "duplicate": "exact duplicate",
 }
-AVOIDABLE = [reason for reason in REASONS if reason not in ("columns", "utf8", "empty")]
 RATIO_FREE_LENGTH = 10  # the ratio of a few words means nothing: "shopping list" is one long word in German
 
 
@@ -34,8 +34,8 @@ class CleaningSettings:
     max_length: int = 100
     max_ratio: float = 3.0
     length_unit: Literal["subwords", "words"] = "subwords"
-    language_check: str = "none"
-    keep: tuple[str, ...] = ()
+    language_check: LanguageCheck = "none"
+    keep: tuple[Reason, ...] = ()
 
     def judge_lengths(self, source: int, target: int) -> str | None:
         shorter, longer = min(source, target), max(source, target)
@@ -68,15 +68,17 @@ class PrepareSettings(CleaningSettings, SubwordSettings):
     tokenizer_lines: int = 1_000_000
     tokenizer: tuple[Path, ...] = ()
     codes: tuple[Path, ...] = ()
-    pretokenizer: tuple[str, ...] = ("none",)
+    pretokenizer: tuple[Pretokenizer, ...] = ("none",)
     lowercase: bool = False
-    normalization: str = "nfc"
+    normalization: Normalization = "nfc"
 
     def __post_init__(self) -> None:
-        _check_choice("pretokenizer", self.pretokenizer, PRETOKENIZERS)
-        _check_choice("normalization", [self.normalization], NORMALIZATIONS)
-        _check_choice("language_check", [self.language_check], LANGUAGE_CHECKS)
-        _check_choice("keep", self.keep, AVOIDABLE)
+        for name, hint in get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            choices = get_args(get_args(hint)[0]) if isinstance(value, tuple) else get_args(hint)
+            for one in value if isinstance(value, tuple) else (value,):
+                if choices and one not in choices:
+                    raise InputError(f"{name} = {one!r} is unknown; choose from {', '.join(choices)}")
         for name in ("vocab_size", "tokenizer", "codes", "pretokenizer"):
             if len(getattr(self, name)) > 2:
                 raise InputError(
@@ -101,9 +103,3 @@ class PrepareSettings(CleaningSettings, SubwordSettings):
         """Plain values for dataset.json."""
         paths = {name: [str(path) for path in getattr(self, name)] for name in ("tokenizer", "codes")}
         return {**asdict(self), **paths}
-
-
-def _check_choice(name: str, values: Iterable[str], choices: Sequence[str] | Container[str]) -> None:
-    for value in values:
-        if value not in choices:
-            raise InputError(f"{name} = {value!r} is unknown; choose from {', '.join(choices)}")  # type: ignore[arg-type]

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from deepnmt.data.bpe_dropout import Keys
-from deepnmt.data.prepare_settings import NORMALIZATIONS
+from deepnmt.data.prepare_settings import Normalization
 from deepnmt.data.pretokenizer import PRETOKENIZERS, Pretokenizer
 from deepnmt.data.sentence_pieces import SPACE, SentencePieces
 from deepnmt.data.subword_nmt import SubwordNmt
@@ -55,9 +55,9 @@ class Writing:
         self, language: str, *, pretokenizer: str = "none", lowercase: bool = False, normalization: str = "nfc"
     ) -> None:
         if pretokenizer not in PRETOKENIZERS:
-            raise InputError(f"unknown pretokeniser {pretokenizer!r}; one of {', '.join(PRETOKENIZERS)}")
-        if normalization not in NORMALIZATIONS:
-            raise InputError(f"unknown normalisation {normalization!r}; one of {', '.join(NORMALIZATIONS)}")
+            raise InputError(f"pretokenizer = {pretokenizer!r} is unknown; choose from {', '.join(PRETOKENIZERS)}")
+        if normalization not in get_args(Normalization):
+            raise InputError(f"normalization = {normalization!r} is unknown; choose from nfc, nfkc, none")
         self.language, self.pretokenizer = language, pretokenizer
         self.lowercase, self.normalization = lowercase, normalization
 

@@ -17,6 +17,14 @@ from deepnmt.files import sha256, write_json
 from deepnmt.text import MAX_LINE_BYTES, iterate_lines
 
 PIPE_WAIT_SECONDS = 0.05
+CHUNK_LINES = {"cpu": 1024, "cuda": 16_384}
+
+
+def chunk_lines(asked: int | None, device: str) -> int:
+    """How many lines are sorted by length and translated together: as asked, or what suits the device."""
+    if asked is not None and asked < 1:
+        raise InputError(f"chunk = {asked} must be at least 1")
+    return asked or CHUNK_LINES.get(device, CHUNK_LINES["cpu"])
 
 
 def file_chunks(path: Path, size: int, skip: int = 0) -> Iterator[list[bytes]]:

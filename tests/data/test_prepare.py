@@ -296,7 +296,7 @@ def bad_input(folder: Path, case: str) -> tuple[list[str], str]:
         "no text": ([], "no training text"),
         "missing": (["--source", "nowhere", "--target", str(train[1])], "nowhere does not exist"),
         "ratio": ([*arguments, "--max-ratio", "0.5"], "max_ratio = 0.5 must be at least 1"),
-        "keep": ([*arguments, "--keep", "utf8"], "keep = 'utf8' is unknown; choose from control, identical"),
+        "keep": ([*arguments, "--keep", "utf8"], "invalid choice: 'utf8'"),
         "tag of nobody": ([*arguments, "--tag", "bt=<bt>"], "tags names corpus 'bt'; the corpora are train"),
         "tag of two words": ([*arguments, "--tag", "train=a b"], "must be one word"),
         "weight": ([*arguments, "--weight", "train=much"], "'much' is not a number"),

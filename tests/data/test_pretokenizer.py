@@ -58,5 +58,5 @@ def test_jieba_only_drops_spaces_beside_chinese(text: str) -> None:
 
 
 def test_an_unknown_pretokeniser_is_refused() -> None:
-    with pytest.raises(InputError, match="unknown pretokeniser 'mecab'; one of none, moses, jieba"):
+    with pytest.raises(InputError, match="pretokenizer = 'mecab' is unknown; choose from none, moses, jieba"):
         Writing("ja", pretokenizer="mecab")

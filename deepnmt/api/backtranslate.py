@@ -1,0 +1,173 @@
+"""`deepnmt.backtranslate`: monolingual target text and a reverse model make synthetic parallel text."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from deepnmt.decoding.config import TranslationConfig
+from deepnmt.decoding.jobs import ResumableFile, chunk_lines, file_chunks, fingerprint, short_digest
+from deepnmt.decoding.lines import LineWarnings, decoded, one_line
+from deepnmt.decoding.translator import Translator
+from deepnmt.errors import InputError
+from deepnmt.files import replacing
+from deepnmt.progress import progress, say
+from deepnmt.settings import from_table
+from deepnmt.text import check_readable
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticText:
+    """Parallel files of `pairs` lines: `synthetic` is translated, `given` the text without its empty lines."""
+
+    synthetic: Path
+    given: Path
+    pairs: int
+    left_out: int  # lines without a translation
+
+
+def backtranslate(
+    model: str | Path,
+    text: str | Path,
+    out: str | Path,
+    *,
+    device: str | None = None,
+    precision: str = "fp32",
+    chunk: int | None = None,
+    **settings: Any,
+) -> SyntheticText | None:
+    """Translate `text` with a MODEL and write `out`.LANGUAGE for both languages; continue an interrupted call.
+
+    `settings` are the fields of `TranslationConfig`; without `beam`, translations are sampled, which trains better
+    models (https://arxiv.org/abs/1808.09381). Started by torchrun, each rank translates its share of the chunks (of
+    `chunk` lines), and the last to finish merges the shares: the others return None. The result does not depend on the
+    number of ranks.
+    """
+    model, text, out = Path(model), Path(text), Path(out)
+    check_readable(text)
+    if next(file_chunks(text, 1), None) is None:
+        raise InputError(f"{text} is empty")
+    if not model.is_dir():
+        raise InputError(f"{model} is not a MODEL folder")
+    settings["sampling"] = "beam" not in settings
+    from_table(TranslationConfig, settings)
+    rank, world_size, device = _rank_and_device(device)
+    translator = Translator(model, device=device, precision=precision)
+    size = chunk_lines(chunk, translator.device.type)
+    finals = _finals(out, text, translator)
+    job = fingerprint([model], text, {**settings, "precision": precision, "chunk": size})
+    shards = [out.with_name(f"{out.name}.shard-{i}-of-{world_size}.{short_digest(job)}") for i in range(world_size)]
+    if not shards[rank].exists():
+        chunks = _own_chunks(file_chunks(text, size), rank, world_size)
+        _translate_share(translator, str(text), chunks, ResumableFile(shards[rank], job), settings)
+    return _merge_if_last(text, shards, finals, size)
+
+
+def _rank_and_device(asked: str | None) -> tuple[int, int, str | None]:
+    """Rank, number of ranks and device, from the environment that torchrun sets."""
+    try:
+        rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    except ValueError as error:
+        raise InputError(f"RANK and WORLD_SIZE in the environment must be whole numbers: {error}") from error
+    if not 0 <= rank < world_size:
+        raise InputError(f"RANK = {rank} is not below WORLD_SIZE = {world_size}")
+    if world_size == 1 or asked == "cpu":
+        return rank, world_size, asked
+    import torch
+
+    local = int(os.environ.get("LOCAL_RANK", str(rank)))
+    return rank, world_size, f"cuda:{local % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
+
+
+def _finals(out: Path, text: Path, translator: Translator) -> tuple[Path, Path]:
+    """The files of the synthetic and of the given side, named by their languages."""
+    pair = translator.tokenizers[0]
+    synthetic, given = pair.target.writing.language, pair.source.writing.language
+    if synthetic == given:
+        synthetic, given = "source", "target"
+    finals = out.with_name(f"{out.name}.{synthetic}"), out.with_name(f"{out.name}.{given}")
+    for final in finals:
+        if final.is_dir():
+            raise InputError(f"{final} is a folder; choose another --out")
+        if final.exists() and final.samefile(text):
+            raise InputError(f"--out {out} would overwrite {text}; choose another name")
+    return finals
+
+
+def _translate_share(
+    translator: Translator,
+    name: str,
+    chunks: Iterator[tuple[int, list[bytes]]],
+    shard: ResumableFile,
+    settings: dict[str, Any],
+) -> None:
+    """Translate a rank's chunks to its shard, those that an earlier call has done excepted."""
+    done = shard.lines
+    if done:
+        say(f"resuming after {done:,} lines of this share")
+    warnings = LineWarnings(name)
+    try:
+        with progress("backtranslate", unit="lines") as shown:
+            for first, chunk in chunks:
+                if done > 0:
+                    done -= len(chunk)
+                    continue
+                warn = warnings.after(first)
+                translations = translator.translate(decoded(chunk, warn), warn=warn, done=shown.advance, **settings)
+                shard.append("".join(f"{one_line(line)}\n" for line in translations).encode(), len(chunk))
+    except BaseException:
+        shard.close()
+        raise
+    warnings.summarise()
+    shard.finish()
+
+
+def _own_chunks(chunks: Iterator[list[bytes]], rank: int, world_size: int) -> Iterator[tuple[int, list[bytes]]]:
+    """Every world_size-th chunk, and the number of lines before it."""
+    first = 0
+    for number, chunk in enumerate(chunks):
+        if number % world_size == rank:
+            yield first, chunk
+        first += len(chunk)
+
+
+def _merge_if_last(text: Path, shards: list[Path], finals: tuple[Path, Path], size: int) -> SyntheticText | None:
+    """Merge the shards once all are there. The ranks look one after the other, so the last to finish sees all."""
+    lock = finals[0].with_name(f".{finals[0].name}.lock")
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        missing = sum(not shard.exists() for shard in shards)
+        if missing == len(shards):  # another rank has merged them
+            lock.unlink(missing_ok=True)
+            return None
+        if missing:
+            say(f"this share is done; {missing} of {len(shards)} are not finished yet")
+            return None
+        pairs, left_out = _merge(text, shards, finals, size)
+        for shard in shards:
+            shard.unlink()
+        lock.unlink(missing_ok=True)
+    return SyntheticText(synthetic=finals[0], given=finals[1], pairs=pairs, left_out=left_out)
+
+
+def _merge(text: Path, shards: list[Path], finals: tuple[Path, Path], size: int) -> tuple[int, int]:
+    """Pair the text with its translations, chunk by chunk; lines without one are left out."""
+    pairs = left_out = 0
+    with ExitStack() as stack:
+        parts = [stack.enter_context(shard.open("rb")) for shard in shards]
+        asides = [stack.enter_context(replacing(final)) for final in finals]
+        with asides[0].open("wb") as synthetic, asides[1].open("wb") as given:
+            for number, chunk in enumerate(file_chunks(text, size)):
+                translations = islice(parts[number % len(parts)], len(chunk))
+                for line, translation in zip(chunk, translations, strict=True):
+                    if not line.strip() or not translation.strip():
+                        left_out += 1
+                        continue
+                    pairs += 1
+                    synthetic.write(translation)
+                    given.write(one_line(line.decode(errors="replace")).encode() + b"\n")
+    return pairs, left_out
