@@ -1,6 +1,7 @@
 """The code in the documentation runs."""
 
 import re
+import shutil
 import sys
 import types
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import torch
 from pytest import fixture, mark
 
+import deepnmt
 from deepnmt.cli import main
 from deepnmt.config import load_recipe
 from deepnmt.model import config as model_config
@@ -85,6 +87,21 @@ def test_the_option_of_the_guide_is_an_override(decaying, capsys):
     assert main(["inspect", "size", "en-de-pre-20l", *overrides[:1], "model.encoder.connection.start=2.0"]) == 2
     expected = "deepnmt: model.encoder.connection: connection.start = 2.0 must be above 0 and below 1\n"
     assert capsys.readouterr().err == expected
+
+
+def test_the_python_page_runs_and_shows_every_name(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "tests" / "model" / "authors" / "dlcl_pre.npz", "checkpoint.npz")
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL))
+    names = {}
+    exec(compile(code, "docs/python.md", "exec"), names)
+    assert names["run"].is_finished and names["run"].model.is_dir()
+    assert len(names["found"].hypotheses) == 12
+    assert names["logits"].shape == (1, names["target_input"].shape[1], names["pair"].target.vocab_size)
+    assert names["encoder"].kind == "dlcl"
+    for name in set(deepnmt.__all__) - {"Run"}:
+        assert re.search(rf"deepnmt\.{name}\(|`{name}`", page), f"docs/python.md does not show deepnmt.{name}"
 
 
 def test_the_architecture_page_names_what_exists():

@@ -55,11 +55,15 @@ def _mega(number: int) -> str:
 def describe(config: ModelConfig) -> str:
     """The norm, and a line for each stack."""
     stacks = (
-        f"{name:<8} {stack.num_layers} layers, {stack.connection.kind}, width {stack.dim}, ffn {stack.ffn_dim}, "
-        f"{stack.num_heads} heads"
+        f"{name:<8} {_count(stack.num_layers, 'layer')}, {stack.connection.kind}, width {stack.dim}, "
+        f"ffn {stack.ffn_dim}, {_count(stack.num_heads, 'head')}"
         for name, stack in (("encoder", config.encoder), ("decoder", config.decoder))
     )
     return "\n".join([f"{config.norm}-norm", *stacks])
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 _OF_LAYERS = {
