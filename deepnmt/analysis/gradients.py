@@ -9,20 +9,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from deepnmt.analysis.charts import Axes, Series
 from deepnmt.analysis.config import GradientTrial
 from deepnmt.analysis.size import describe
 from deepnmt.analysis.tables import aligned
 from deepnmt.analysis.training_speed import corpus_of, typical_lengths
+from deepnmt.config import Recipe
 from deepnmt.data.batching import BatchingConfig, BatchStream
 from deepnmt.data.dataset import Corpus
 from deepnmt.model.config import CONNECTION_CONFIGS, ModelConfig
 from deepnmt.model.transformer import Transformer
+from deepnmt.training.assembly import build_engine, build_objective
 from deepnmt.training.config import TrainingConfig
 from deepnmt.training.distributed import World
-from deepnmt.training.engine import EagerEngine, Objective
 from deepnmt.training.state import TrainingState
 from deepnmt.training.trainer import step as take_step
 
@@ -119,18 +120,18 @@ def measure_gradients(
     done: Callable[[int], None] = lambda count: None,
 ) -> Gradients:
     """Train a new model; its gradients before each update and after the last."""
-    torch.manual_seed(training.seed)
-    network = Transformer(model).train()
     world = World(0, 1, torch.device("cpu"))
-    engine = EagerEngine(Objective(network, training.label_smoothing, model.pad_id), training, "fp32", world)
-    state = TrainingState.start(network, training, fp16=False, world=world)
     batching = BatchingConfig(tokens_per_batch=trial.tokens, max_length=max_length)
+    recipe = Recipe(model=model, training=training, batching=batching)
+    objective = build_objective(recipe, "fp32", world)
+    state = TrainingState.start(objective.model, training, fp16=False, world=world)
+    engine = build_engine(recipe, objective, "fp32", world, state.splitter)
     updates = iter(BatchStream(corpora, batching, seed=training.seed, tokens_per_update=trial.tokens))
 
     found = []
     for step in range(trial.steps + 1):
         update = next(updates)
-        with _watched(network) as outputs:
+        with _watched(objective.model) as outputs:
             sums, norms = take_step(state, update, engine, training, world)
         layers = norms.by_layer()
         by_layer = [layers[f"encoder.layers.{depth}"] for depth in range(model.encoder.num_layers)]
@@ -141,8 +142,9 @@ def measure_gradients(
 
 
 @contextmanager
-def _watched(network: Transformer) -> Iterator[list[float]]:
+def _watched(network: nn.Module) -> Iterator[list[float]]:
     """Collects the squared norms of dE/dy_l of the encoder while a backward pass runs inside."""
+    assert isinstance(network, Transformer)
     squares = [0.0] * (network.config.encoder.num_layers + 1)
 
     def watch(depth: int, output: Tensor) -> None:

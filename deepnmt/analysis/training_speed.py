@@ -3,7 +3,8 @@
 import math
 import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,14 +13,14 @@ import numpy.typing as npt
 import torch
 
 from deepnmt.analysis.config import TrainingTrial
+from deepnmt.config import Recipe
 from deepnmt.data.batching import BatchingConfig, BatchStream
 from deepnmt.data.dataset import Corpus, CorpusWriter
 from deepnmt.data.loader import Loader
 from deepnmt.model.config import ModelConfig, StackConfig
-from deepnmt.model.transformer import Transformer
+from deepnmt.training.assembly import build_engine, build_objective
 from deepnmt.training.config import TrainingConfig
 from deepnmt.training.distributed import World
-from deepnmt.training.engine import EagerEngine, Engine, Objective
 from deepnmt.training.memory import free_memory
 from deepnmt.training.precision import resolve
 from deepnmt.training.state import TrainingState
@@ -51,16 +52,16 @@ def measure_training(
     free_memory(torch.device(device))
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
+    batching = BatchingConfig(tokens_per_batch=trial.tokens, layout="packed" if graphed else "padded")
+    recipe = Recipe(model=model, training=training, batching=batching)
     world = World(0, 1, torch.device(device))
-    torch.manual_seed(training.seed)
-    network = Transformer(model).to(device).train()
-    objective = Objective(network, training.label_smoothing, model.pad_id, training.sampled_softmax)
-    engine = make_engine(objective, training, world, graphed)
-    state = TrainingState.start(network, training, fp16=False, world=world)
+    precision = resolve(training.precision, world.device)
+    objective = build_objective(recipe, precision, world)
+    state = TrainingState.start(objective.model, training, precision == "fp16", world)
+    engine = build_engine(recipe, objective, precision, world, state.splitter)
 
     with corpus_of(lengths, model) as corpus, ExitStack() as opened:
-        config = BatchingConfig(tokens_per_batch=trial.tokens, layout="packed" if graphed else "padded")
-        stream = BatchStream({"made": corpus}, config, seed=training.seed, tokens_per_update=trial.tokens)
+        stream = BatchStream({"made": corpus}, batching, seed=training.seed, tokens_per_update=trial.tokens)
         padding = sum(stream.padding()) / 2
         updates = opened.enter_context(Loader(stream, pin_memory=on_gpu))
         targets = sources = 0
@@ -82,7 +83,7 @@ def measure_training(
         seconds = time.perf_counter() - started
     return TrainingSpeed(
         engine=type(engine).__name__,
-        parameters=sum(p.numel() for p in network.parameters()),
+        parameters=sum(p.numel() for p in objective.parameters()),
         tokens_per_batch=trial.tokens,
         tokens_per_second=targets / seconds,
         source_tokens_per_second=sources / seconds,
@@ -92,15 +93,6 @@ def measure_training(
         padding=padding,
         first_step_seconds=first_step_seconds,
     )
-
-
-def make_engine(objective: Objective, training: TrainingConfig, world: World, graphed: bool) -> Engine:
-    precision = resolve(training.precision, world.device)
-    if graphed:
-        from deepnmt.training.graph_engine import GraphEngine
-
-        return GraphEngine(objective, training, precision, world)
-    return EagerEngine(objective, training, precision, world)
 
 
 def training_flops(model: ModelConfig, sources: int, targets: int) -> float:
@@ -118,27 +110,17 @@ def _layer_parameters(model: ModelConfig, stack: StackConfig) -> int:
     return 4 * stack.dim**2 + matrices * stack.dim * stack.ffn_dim
 
 
-class corpus_of:  # noqa: N801 (used as a function)
+@contextmanager
+def corpus_of(lengths: Lengths, model: ModelConfig, seed: int = 1) -> Iterator[Corpus]:
     """A corpus of random ids with these sentence lengths, on disk for as long as the block lasts."""
-
-    def __init__(self, lengths: Lengths, model: ModelConfig, seed: int = 1) -> None:
-        self.lengths, self.model, self.seed = lengths, model, seed
-        self.folder = tempfile.TemporaryDirectory(prefix="deepnmt-bench-")
-
-    def __enter__(self) -> Corpus:
-        folder = Path(self.folder.name)
-        sizes = self.model.source_vocab_size, self.model.target_vocab_size
-        with CorpusWriter(folder, "made", sizes) as writer:
-            random = np.random.default_rng(self.seed)
+    sizes, random = (model.source_vocab_size, model.target_vocab_size), np.random.default_rng(seed)
+    with tempfile.TemporaryDirectory(prefix="deepnmt-bench-") as name:
+        with CorpusWriter(Path(name), "made", sizes) as writer:
             source, target = (
-                (random.integers(4, size, int(side.sum())), side)
-                for side, size in zip(self.lengths, sizes, strict=True)
+                (random.integers(4, size, int(side.sum())), side) for side, size in zip(lengths, sizes, strict=True)
             )
             writer.append_flat(source, target)
-        return Corpus.open(folder, "made")
-
-    def __exit__(self, *_: object) -> None:
-        self.folder.cleanup()
+        yield Corpus.open(Path(name), "made")
 
 
 def typical_lengths(count: int = 50_000, seed: int = 1) -> Lengths:
