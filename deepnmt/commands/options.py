@@ -27,6 +27,7 @@ SEARCH = {
     "max_source_length": "split longer lines into sentences or clauses, with a warning",
     "batch_tokens": "source subwords translated at once",
     "allow_unknown": "allow <unk> in the output",
+    "keep_placeholders": "put back {name}, %s, URLs and e-mail addresses that the model loses",
     "stop_early": "continue after the best hypotheses are known",
 }
 SAMPLING = {

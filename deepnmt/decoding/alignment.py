@@ -33,6 +33,16 @@ class Alignment:
         )
 
 
+def word_spans(text: str, words: Sequence[str]) -> list[tuple[int, int]]:
+    """Where each word stands in the text, in order; a word that is not found is empty."""
+    spans, at = [], 0
+    for word in words:
+        start = text.find(word, at) if word else -1
+        spans.append((at, at) if start < 0 else (start, start + len(word)))
+        at = spans[-1][1]
+    return spans
+
+
 @torch.inference_mode()
 def attention(model: Transformer, source: Tensor, targets: Sequence[Sequence[int]], eos: int) -> list[Tensor]:
     """The cross-attention of the last layer, mean of its heads, while the model is made to say `targets`.

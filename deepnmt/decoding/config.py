@@ -76,6 +76,7 @@ class TranslationConfig(DecodingConfig):
     top_p: float = 1.0
     seed: int = 1
     alignments: bool = False
+    keep_placeholders: bool = False  # and URLs and e-mail addresses: put back those that the model loses
     max_source_length: int = 256  # a longer line is cut into sentences or clauses
     batch_tokens: int | None = None  # source subwords with padding; None: what suits the device
 

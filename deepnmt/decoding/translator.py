@@ -20,6 +20,7 @@ from deepnmt.decoding.ensemble import Ensemble, EnsembleState
 from deepnmt.decoding.fused import can_fuse
 from deepnmt.decoding.graphed import GraphedSearches
 from deepnmt.decoding.penalties import penalty_table
+from deepnmt.decoding.placeholders import lacks_placeholders, restore_placeholders
 from deepnmt.decoding.precision import prepare
 from deepnmt.decoding.rules import Rules, prefix_table
 from deepnmt.decoding.sampling import Draw, Greedy, generate, random_numbers
@@ -53,6 +54,7 @@ class _Piece:
     """A text, or one of the pieces of a long one."""
 
     text: int  # of which text
+    source: str
     sources: list[list[int]]  # ids with the end, for each model
     prefix: list[int]
     is_first: bool
@@ -150,7 +152,7 @@ class Translator:
         limit = min([config.max_source_length, *(limit - 1 for limit in self._position_limits())])
         pieces = []
         for number, text in enumerate(texts):
-            parts = [[ids[number] for ids in encoded]]
+            parts, cut = [[ids[number] for ids in encoded]], [text]
             if any(len(ids) > limit for ids in parts[0]):
                 tag, rest = self.tokenizers[0].source.split_tag(text)
                 cut = split_long(rest, limit - bool(tag), self._source_length)
@@ -160,10 +162,10 @@ class Translator:
                 lost = [len(ids) for part in parts for ids in part if self._position_limits() and len(ids) > limit]
                 parts = [[ids[:limit] for ids in part] for part in parts] if lost else parts
                 warn(number, _long_line(max(map(len, (ids[number] for ids in encoded))), limit, len(cut), bool(lost)))
-            kept = [part for part in parts if all(part)]
+            kept = [(source, part) for source, part in zip(cut, parts, strict=True) if all(part)]
             pieces += [
-                _Piece(number, [[*ids, EOS] for ids in part], forced[number] if place == 0 else [], place == 0)
-                for place, part in enumerate(kept)
+                _Piece(number, source, [[*ids, EOS] for ids in part], forced[number] if place == 0 else [], place == 0)
+                for place, (source, part) in enumerate(kept)
             ]
         return pieces
 
@@ -266,6 +268,26 @@ class Translator:
             piece.is_done = True
         if config.alignments:
             self._align(batch, found)
+        if config.keep_placeholders:
+            self._restore_placeholders(batch, found, config)
+
+    def _restore_placeholders(self, batch: list[_Piece], found: list[list[Found]], config: TranslationConfig) -> None:
+        lacking = [
+            (piece, candidates)
+            for piece, candidates in zip(batch, found, strict=True)
+            if any(lacks_placeholders(piece.source, hypothesis.text) for hypothesis in piece.hypotheses)
+        ]
+        if lacking and not config.alignments:
+            self._align([piece for piece, _ in lacking], [candidates for _, candidates in lacking])
+        for piece, _ in lacking:
+            for rank, hypothesis in enumerate(piece.hypotheses):
+                assert hypothesis.alignment is not None
+                text, alignment = hypothesis.text, hypothesis.alignment
+                if lacks_placeholders(piece.source, text):
+                    text, alignment = restore_placeholders(piece.source, text, alignment)
+                piece.hypotheses[rank] = replace(
+                    hypothesis, text=text, alignment=alignment if config.alignments else None
+                )
 
     def _search(self, batch: list[_Piece], config: TranslationConfig) -> list[list[Found]]:
         rules = self._rules(batch, config, self.device)

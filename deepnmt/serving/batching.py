@@ -177,7 +177,7 @@ class BatchQueue:
     def _ask(self, texts: list[str], options: Options) -> list[list[Hypothesis]]:
         self._busy_since = time.monotonic()
         try:
-            return self.translator.translate_nbest(texts, warn=_ignore, **asdict(options))
+            return self.translator.translate_nbest(texts, warn=_ignore, keep_placeholders=True, **asdict(options))
         finally:
             self._busy_since = None
 

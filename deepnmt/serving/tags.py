@@ -9,6 +9,7 @@ from html import escape
 
 import numpy as np
 
+from deepnmt.decoding.alignment import word_spans
 from deepnmt.serving.hypotheses import SCALE, ServedAlignment, ServedHypothesis
 
 ENOUGH = 0.2  # attention to an element for which a single word may stand
@@ -174,16 +175,6 @@ class _Placement:
 
     def _taken(self, inside: Span) -> list[Span]:
         return [span for span in self.spans if inside[0] <= span[0] and span[1] <= inside[1] and span != inside]
-
-
-def word_spans(text: str, words: Sequence[str]) -> list[Span]:
-    """Where each word stands in the text, in order; a word that is not found is empty."""
-    spans, at = [], 0
-    for word in words:
-        start = text.find(word, at) if word else -1
-        spans.append((at, at) if start < 0 else (start, start + len(word)))
-        at = spans[-1][1]
-    return spans
 
 
 def _overlap(span: Span, other: Span) -> float:

@@ -32,7 +32,7 @@ class Shouter:
         self.free.set()
         self.entered = threading.Event()
 
-    def translate_nbest(self, texts, *, warn, beam, length_penalty, nbest, alignments):
+    def translate_nbest(self, texts, *, warn, keep_placeholders, beam, length_penalty, nbest, alignments):
         self.calls.append((list(texts), {"beam": beam, "length_penalty": length_penalty, "nbest": nbest}))
         self.entered.set()
         assert self.free.wait(30)

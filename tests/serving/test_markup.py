@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest import mark
 
-from deepnmt.decoding.alignment import Alignment
+from deepnmt.decoding.alignment import Alignment, word_spans
 from deepnmt.decoding.translator import Hypothesis
 from deepnmt.serving.hypotheses import ServedHypothesis
 from deepnmt.serving.markup import MarkupText, _Tokens
-from deepnmt.serving.tags import word_spans
 
 
 def hypothesis(text, target_words, links):

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from asking import ask, asking, post, service, shouting_app
 from pytest import fixture, mark
 
+from deepnmt.decoding.placeholders import lacks_placeholders
 from deepnmt.serving.limits import Limits
 from deepnmt.serving.metrics import Metrics
 from deepnmt.serving.models import load_models
@@ -549,11 +550,26 @@ def test_a_real_model_translates_aligns_and_offers_alternatives(real_app):
         assert scores == sorted(scores, reverse=True)
 
 
+def test_placeholders_and_addresses_come_through_where_the_model_alone_loses_them(real_app):
+    texts = ["The {name} is old.", "The house is {0} %(count)d https://a.b/c?d today.", "Mail a@b.org, {x}."]
+    alone = service(real_app).models[0].translator.translate(texts)
+    assert any("{" not in text for text in alone)
+    for fields in ({}, {"nbest": 2, "alignments": True}):
+        answer = post(real_app, {"text": texts, **fields}).json()
+        for text, translation in zip(texts, answer["translations"], strict=True):
+            assert not lacks_placeholders(text, translation["text"])
+            for sentence in translation["sentences"]:
+                assert not any(lacks_placeholders(text, other["text"]) for other in sentence.get("alternatives", []))
+    html = {"q": "<p>The <b>{name}</b> is old.</p>", "target": "de", "format": "html"}
+    assert "{name}" in post(real_app, html).json()["translatedText"]
+
+
 def test_the_learned_weights_are_shown_as_they_are(real_app):
     connections = ask(real_app, "GET", "/models/en-de/connections").json()
     model = service(real_app).models[0].translator.models[0]
     assert connections["encoder"]["kind"] == "dlcl"
-    for side, size in (("encoder", 13), ("decoder", 3)):
+    for side in ("encoder", "decoder"):
+        size = getattr(model.config, side).num_layers + 1
         matrix = connections[side]["matrix"]
         assert (len(matrix), len(matrix[0])) == (size, size)
         assert matrix[-1][0] == round(getattr(model, side).connection.matrix()[-1][0].item(), 5)
