@@ -80,7 +80,7 @@ def measure(dataset: Dataset, config: BatchingConfig, seconds: float) -> dict[st
 
 
 def padding_of_both(stream: BatchStream, source: float, target: float) -> float:
-    tokens = [sum(int(c.sides[side].lengths.sum()) + len(c) for c in stream.corpora) for side in ("source", "target")]
+    tokens = [int(lengths.sum()) for lengths in stream.pairs.lengths]
     return 1 - sum(tokens) / (tokens[0] / (1 - source) + tokens[1] / (1 - target))
 
 

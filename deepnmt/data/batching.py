@@ -6,14 +6,14 @@ from functools import partial
 from typing import Any, Literal, TypedDict
 
 import numpy as np
-import numpy.typing as npt
 
 from deepnmt.data.buckets import Buckets, fitting_rows
 from deepnmt.data.collate import AnyBatch, Batch, PackedBatch, Ragged, gather, pack, pad, without_loss
 from deepnmt.data.dataset import SIDES, Corpus, Dataset
-from deepnmt.data.mixture import Mixture, Sentences
+from deepnmt.data.mixture import Mixture
 from deepnmt.data.plan import BatchShape, EpochPlan, Lengths, PackedPlanner, PaddedPlanner, Planner, packed_shape
 from deepnmt.data.resampling import Resample, Resampler
+from deepnmt.data.training_pairs import TrainingPairs, with_eos
 from deepnmt.errors import InputError
 
 __all__ = [
@@ -39,6 +39,12 @@ class BatchingConfig:
     weights: dict[str, float] = field(default_factory=dict)  # by corpus; those not named keep the dataset's
     temperature: float = 1.0
     bpe_dropout: float = 0.0
+
+    def longest_pair(self) -> tuple[int, str]:
+        """The longest side that is trained on, eos counted, and the setting that says so."""
+        if self.max_length is not None and self.max_length < self.tokens_per_batch:
+            return self.max_length + 1, "max_length"
+        return self.tokens_per_batch, "tokens_per_batch"
 
     def __post_init__(self) -> None:
         if self.tokens_per_batch < 1:
@@ -87,12 +93,11 @@ class BatchStream:
     """Iterates updates without end, epoch after epoch, from any state.
 
     An epoch's plan follows from (corpora, config, seed, epoch) alone, and an update is a fixed number of consecutive
-    batches of the plan: going to any position is an index. The ranks take an update's batches in turn; with fewer
-    batches than ranks, some ranks share a batch by rows.
+    batches of the plan, so any position can be reached by its index. The ranks take an update's batches in turn; with
+    fewer batches than ranks, some ranks share a batch by rows.
 
-    With BPE-dropout the plan is made with lengths that allow for the growth measured on a sample. A segmentation
-    that does not fit its place all the same is not used: the sentence keeps its usual one, so budgets and shapes
-    always hold and no sentence is lost.
+    With BPE-dropout the plan is made with lengths that allow for the growth measured on a sample. A segmentation that
+    still does not fit is not used, and the sentence keeps its usual one: budgets and shapes always hold.
     """
 
     def __init__(
@@ -102,36 +107,29 @@ class BatchStream:
         *,
         seed: int,
         tokens_per_update: int | None = None,
-        weights: Mapping[str, float] | None = None,
         rank: int = 0,
         world_size: int = 1,
         state: StreamState | None = None,
         resample: tuple[Resample, Resample] | None = None,
     ) -> None:
-        """`weights` are the dataset's own, which the config's override; `resample` is for (source, target).
+        """An update is as many batches as come nearest to `tokens_per_update`; one batch if that is None.
 
-        An update is as many batches as come nearest to `tokens_per_update`; one batch if that is None.
+        `resample` segments sentences of the source and of the target again, for BPE-dropout.
         """
-        self.config, self.seed, self.rank, self.world_size = config, seed, rank, world_size
-        self.corpora = list(corpora.values())
-        self.bases = np.cumsum([0, *map(len, self.corpora)])[:-1]
-        self.batches_per_update = max(1, round((tokens_per_update or 0) / config.tokens_per_batch))
         if config.bpe_dropout > 0 and resample is None:
-            raise ValueError("bpe_dropout needs the functions that segment a sentence anew")
+            raise ValueError("bpe_dropout needs the functions that segment a sentence again")
+        for name in config.weights:
+            if name not in corpora:
+                raise InputError(f"batching.weights names corpus {name!r}; the dataset has {', '.join(corpora)}")
+        self.config, self.seed, self.rank, self.world_size = config, seed, rank, world_size
+        self.batches_per_update = max(1, round((tokens_per_update or 0) / config.tokens_per_batch))
+        self.pairs = TrainingPairs(corpora, *config.longest_pair())
+        weights = [config.weights.get(name, 1.0) for name in corpora]
+        self.mixture = Mixture(self.pairs.pools(), weights, config.temperature, seed)
         layout: Literal["packed", "padded"] = "packed" if config.layout == "packed" else "padded"
         self._resampler = Resampler(resample, seed, layout) if resample and config.bpe_dropout > 0 else None
-        source, target = (_with_eos([corpus.sides[side].lengths for corpus in self.corpora]) for side in SIDES)
-        self._limit = min(config.tokens_per_batch, (config.max_length or config.tokens_per_batch) + 1)
-        usable = (source <= self._limit) & (target <= self._limit)
-        self.skipped = self._count_skipped(list(corpora), usable)
-        if not usable.any():
-            raise InputError(f"there is nothing to train on: {self.report() or 'the dataset has no training pairs'}")
-        numbers: Sentences = np.arange(len(usable), dtype=np.uint32 if len(usable) < 1 << 32 else np.int64)
-        pools = [numbers[part][usable[part]] for part in self._parts()]
-        self.mixture = Mixture(pools, self._weights(corpora, weights or {}), config.temperature, seed)
-        self._lengths = source, target
-        self._lay_out = pack if config.layout == "packed" else pad
-        self._planner = self._make_planner(usable)
+        self._lay_out = pack if layout == "packed" else pad
+        self._planner = self._make_planner()
         self._plan: EpochPlan | None = None
         self._num_updates: dict[int, int] = {}
         self._made_from = self._describe(corpora)
@@ -150,7 +148,7 @@ class BatchStream:
                 for side in (dataset.tokenizers.source, dataset.tokenizers.target)
             )
             resample = source, target
-        return cls(dataset.train, config, weights=weights, resample=resample, **rest)
+        return cls(dataset.train, replace(config, weights=weights | config.weights), resample=resample, **rest)
 
     @property
     def shapes(self) -> list[BatchShape]:
@@ -183,48 +181,22 @@ class BatchStream:
             plan = self._plan = self._planner.plan(self.mixture.draw(epoch), self.seed, epoch)
         return plan
 
-    def report(self) -> str | None:
-        """One sentence about the pairs that are never trained on, or None if all are."""
-        if not any(self.skipped.values()):
-            return None
-        limit = self._limit - 1
-        setting = "max_length" if self.config.max_length == limit else "tokens_per_batch"
-        counts = ", ".join(
-            f"{count:,} of {len(corpus):,} in {name}"
-            for (name, count), corpus in zip(self.skipped.items(), self.corpora, strict=True)
-            if count
-        )
-        return f"pairs longer than {limit:,} tokens are skipped (batching.{setting}): {counts}"
-
     def padding(self, epoch: int = 0) -> tuple[float, float]:
         """The share of an epoch's source and target positions that hold no token."""
         plan = self.plan(epoch)
         sizes = plan.stops - plan.starts
         shares = []
-        for lengths, side in zip(self._lengths, SIDES, strict=True):
+        for lengths, side in zip(self.pairs.lengths, SIDES, strict=True):
             room = np.array([getattr(shape, side) for shape in self.shapes])[plan.shape_of]
             positions = room if self.config.layout == "packed" else room * sizes
             shares.append(1 - int(lengths[plan.order].sum()) / int(positions.sum()))
         return shares[0], shares[1]
 
-    def _parts(self) -> list[slice]:
-        return [slice(base, base + len(corpus)) for base, corpus in zip(self.bases, self.corpora, strict=True)]
-
-    def _count_skipped(self, names: list[str], usable: npt.NDArray[np.bool_]) -> dict[str, int]:
-        """How many sentences of each corpus are too long to train on."""
-        return {name: int((~usable[part]).sum()) for name, part in zip(names, self._parts(), strict=True)}
-
-    def _weights(self, corpora: Mapping[str, Corpus], given: Mapping[str, float]) -> list[float]:
-        for name in self.config.weights:
-            if name not in corpora:
-                raise InputError(f"batching.weights names corpus {name!r}; the dataset has {', '.join(corpora)}")
-        return [self.config.weights.get(name, given.get(name, 1.0)) for name in corpora]
-
-    def _make_planner(self, usable: npt.NDArray[np.bool_]) -> Planner:
-        config = self.config
-        source, target = (self._planned(side, usable) for side in range(2))
+    def _make_planner(self) -> Planner:
+        config, usable = self.config, self.pairs.usable
+        source, target = (self._planned_lengths(side) for side in range(2))
         counts = np.zeros(len(usable))
-        for part, pool, draws in zip(self._parts(), self.mixture.pools, self.mixture.draws, strict=True):
+        for part, pool, draws in zip(self.pairs.parts, self.mixture.pools, self.mixture.draws, strict=True):
             counts[part] = draws / max(1, len(pool))
         chosen = usable & (counts > 0)
         of_chosen = source[chosen], target[chosen], counts[chosen]
@@ -234,15 +206,14 @@ class BatchStream:
         buckets = Buckets.fit(*of_chosen, config.tokens_per_batch, config.max_shapes)
         return PaddedPlanner(np.minimum(source, self.longest[0]), np.minimum(target, self.longest[1]), buckets)
 
-    def _planned(self, side: int, usable: npt.NDArray[np.bool_]) -> Lengths:
-        """The lengths to plan with: the real ones, or with room to grow under BPE-dropout."""
-        lengths = self._lengths[side]
+    def _planned_lengths(self, side: int) -> Lengths:
+        """The real lengths, or with room to grow under BPE-dropout."""
+        lengths = self.pairs.lengths[side]
         if self._resampler is None:
             return lengths
-        sample = np.flatnonzero(usable)
+        sample = np.flatnonzero(self.pairs.usable)
         sample = sample[:: max(1, len(sample) // GROWTH_SAMPLE)]
-        ids = gather(self.corpora, self.bases, sample, SIDES[side])
-        stretched = self._resampler.stretched(lengths, ids, sample, side)
+        stretched = self._resampler.stretched(lengths, self.pairs.gather(sample, side), sample, side)
         return np.minimum(stretched, np.int32(self.config.tokens_per_batch))
 
     def update(self, epoch: int, index: int) -> Update:
@@ -250,7 +221,7 @@ class BatchStream:
         first = index * self.batches_per_update
         numbers = range(first, min(first + self.batches_per_update, len(plan)))
         sentences = np.concatenate([plan.sentences(number) for number in numbers])
-        sources, targets = (int(lengths[sentences].sum()) for lengths in self._lengths)
+        sources, targets = (int(lengths[sentences].sum()) for lengths in self.pairs.lengths)
         shares = share_out(numbers, self.rank, self.world_size)
         if self._resampler is None:
             pairs = {number: self._pair(plan, number) for number, _, _ in shares}
@@ -280,7 +251,7 @@ class BatchStream:
 
     def _pair(self, plan: EpochPlan, number: int) -> tuple[Ragged, Ragged]:
         sentences = plan.sentences(number)
-        source, target = (gather(self.corpora, self.bases, sentences, side) for side in SIDES)
+        source, target = (self.pairs.gather(sentences, side) for side in range(2))
         if self._resampler is None:
             return source, target
         return self._resampler.apply((source, target), plan, number)
@@ -334,7 +305,7 @@ def held_out_batches(corpus: Corpus, tokens_per_batch: int, max_length: int | No
 
     Pairs with more than `max_length` tokens on a side (eos counted) are left out.
     """
-    source, target = (_with_eos([corpus.sides[side].lengths]) for side in SIDES)
+    source, target = (with_eos([corpus.sides[side].lengths]) for side in SIDES)
     longest = np.maximum(source, target)
     order = np.argsort(-longest, kind="stable")
     if max_length is not None:
@@ -348,7 +319,3 @@ def held_out_batches(corpus: Corpus, tokens_per_batch: int, max_length: int | No
         batches.append(pad(pair[0], pair[1], shape, sentences))
         start += rows
     return batches
-
-
-def _with_eos(lengths: list[npt.NDArray[np.integer]]) -> Lengths:
-    return np.concatenate([np.empty(0, np.int32), *lengths]).astype(np.int32) + np.int32(1)

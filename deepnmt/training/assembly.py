@@ -164,7 +164,7 @@ def check_start(start: Path, recipe: Recipe, dataset: Dataset) -> None:
 def say_what_is_new(stream: BatchStream, newest: Path | None, measure: str) -> None:
     """Which pairs a new run skips, and whether a resumed one is validated differently."""
     if newest is None:
-        if report := stream.report():
+        if report := stream.pairs.report():
             say(report)
     elif measure_of(newest) not in (measure, None):
         say(f"validation has changed from {measure_of(newest)} to {measure}: earlier scores no longer count")

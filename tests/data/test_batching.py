@@ -261,12 +261,14 @@ def test_too_long_sentences_are_skipped_and_counted(layout: str) -> None:
     corpus = Corpus.of([[5] * n for n in (3, 64, 10, 63)], [[5] * n for n in (3, 4, 11, 63)])
     stream = make_stream(corpus, layout)
     assert sorted(sentences_of(epoch_of(stream))) == [0, 2, 3]
-    assert stream.skipped == {"text": 1}
-    assert stream.report() == "pairs longer than 63 tokens are skipped (batching.tokens_per_batch): 1 of 4 in text"
+    assert stream.pairs.skipped == {"text": 1}
+    assert (
+        stream.pairs.report() == "pairs longer than 63 tokens are skipped (batching.tokens_per_batch): 1 of 4 in text"
+    )
     stream = make_stream(corpus, layout, max_length=10)
     assert sorted(sentences_of(epoch_of(stream))) == [0]
-    assert stream.report() == "pairs longer than 10 tokens are skipped (batching.max_length): 3 of 4 in text"
-    assert make_stream(corpus, layout, tokens_per_batch=65).report() is None
+    assert stream.pairs.report() == "pairs longer than 10 tokens are skipped (batching.max_length): 3 of 4 in text"
+    assert make_stream(corpus, layout, tokens_per_batch=65).pairs.report() is None
 
 
 def test_nothing_to_train_on_is_refused() -> None:

@@ -1,4 +1,5 @@
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -6,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepnmt.data.batching import BatchingConfig, BatchStream
-from deepnmt.data.dataset import Corpus
+from deepnmt.data.dataset import Corpus, Dataset
 from deepnmt.data.mixture import Mixture
 
 
@@ -65,7 +66,8 @@ def test_a_stream_mixes_corpora_by_weight_and_reads_each_from_its_own(layout: st
 
     corpora = {"genuine": corpus(40, 100), "empty": Corpus.of([], []), "back": corpus(100, 300)}
     config = BatchingConfig(tokens_per_batch=64, layout=layout, weights={"back": 0.5})  # type: ignore[arg-type]
-    stream = BatchStream(corpora, config, seed=0, weights={"genuine": 3.0, "back": 9.0})
+    meta = {"train": [{"name": "genuine", "weight": 3.0}, {"name": "empty"}, {"name": "back", "weight": 9.0}]}
+    stream = BatchStream.of(Dataset(Path(), meta, corpora, None, None), config, seed=0)
     drawn: Counter[str] = Counter()
     while True:
         update = next(stream)

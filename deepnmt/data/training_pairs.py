@@ -1,0 +1,50 @@
+"""The pairs of all training corpora as one sequence, without those too long to train on."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from deepnmt.data.collate import Ragged, gather
+from deepnmt.data.dataset import SIDES, Corpus
+from deepnmt.data.mixture import Sentences
+from deepnmt.data.plan import Lengths
+from deepnmt.errors import InputError
+
+
+class TrainingPairs:
+    """Sentences are numbered through all corpora in their order; `lengths` (source, target) count eos."""
+
+    def __init__(self, corpora: Mapping[str, Corpus], max_length: int, setting: str) -> None:
+        """Pairs longer than `max_length`, eos counted, are not usable; `setting` is the one to blame."""
+        self.corpora = corpora
+        sizes = np.array([len(corpus) for corpus in corpora.values()], np.int64)
+        self._bases = np.cumsum(sizes) - sizes
+        self.parts = [slice(base, base + size) for base, size in zip(self._bases, sizes, strict=True)]
+        source, target = (with_eos([corpus.sides[side].lengths for corpus in corpora.values()]) for side in SIDES)
+        self.lengths: tuple[Lengths, Lengths] = source, target
+        self.usable: npt.NDArray[np.bool_] = (source <= max_length) & (target <= max_length)
+        self.skipped = {name: int((~self.usable[part]).sum()) for name, part in zip(corpora, self.parts, strict=True)}
+        self._longest_used, self._setting = max_length - 1, setting
+        if not self.usable.any():
+            raise InputError(f"there is nothing to train on: {self.report() or 'the dataset has no training pairs'}")
+
+    def pools(self) -> list[Sentences]:
+        """The usable sentences of each corpus."""
+        numbers: Sentences = np.arange(len(self.usable), dtype=np.uint32 if len(self.usable) < 1 << 32 else np.int64)
+        return [numbers[part][self.usable[part]] for part in self.parts]
+
+    def gather(self, sentences: Sentences, side: int) -> Ragged:
+        return gather(list(self.corpora.values()), self._bases, sentences, SIDES[side])
+
+    def report(self) -> str | None:
+        """One sentence about the pairs that are never trained on, or None if all are."""
+        counts = ", ".join(
+            f"{count:,} of {len(self.corpora[name]):,} in {name}" for name, count in self.skipped.items() if count
+        )
+        limit = f"pairs longer than {self._longest_used:,} tokens are skipped (batching.{self._setting})"
+        return f"{limit}: {counts}" if counts else None
+
+
+def with_eos(lengths: list[npt.NDArray[np.integer]]) -> Lengths:
+    return np.concatenate([np.empty(0, np.int32), *lengths]).astype(np.int32) + np.int32(1)
