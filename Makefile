@@ -16,7 +16,7 @@ LAWS := tests/test_architecture.py tests/test_settings.py tests/test_recipes.py 
 NUMERICS := tests/model tests/decoding tests/training/test_loss.py tests/training/test_trainer.py \
 	tests/training/test_resume.py tests/training/test_muon.py tests/serving/test_batch_queue.py
 
-.PHONY: demo test check numerics lint format clean anew
+.PHONY: demo test check numerics soak lint format clean anew
 
 demo: $(VENV)/installed
 	$(BIN)/deepnmt demo $(if $(TARGET),--target $(TARGET)) $(if $(MINUTES),--minutes $(MINUTES))
@@ -34,6 +34,10 @@ lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# Kills and resumes runs at 200 random instants, and compares: about ten minutes.
+soak: $(VENV)/installed
+	$(BIN)/python tests/training/soak.py $(if $(KILLS),--kills $(KILLS))
 
 format: $(VENV)/installed
 	$(BIN)/ruff format .

@@ -91,7 +91,7 @@ def open_run(
             about = {"deepnmt": __version__, "data": str(dataset.folder.resolve())}
             about |= {} if start is None else {"from": str(start.resolve())}
             folder.write_folder(out, to_table(recipe), about, None if is_resumed else dataset.folder)
-            checkpoints.clean()
+            folder.remove_leftovers(out)
             say_what_is_new(streams[0], newest, measure)
         world.agree(None)
         if newest is not None and newest.name.startswith("epoch") and is_save_due(state, config):

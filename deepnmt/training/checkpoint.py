@@ -119,12 +119,6 @@ class Checkpoints:
     def all(self) -> list[Path]:
         return list_checkpoints(self.folder)
 
-    def clean(self) -> None:
-        """Remove files that a kill left half-written."""
-        if self.folder.is_dir():
-            for leftover in self.folder.glob(".*"):
-                shutil.rmtree(leftover, ignore_errors=True) if leftover.is_dir() else leftover.unlink()
-
     def _retain(self) -> None:
         steps = [path for path in self.all() if path.name.startswith("step-")]
         epochs = [path for path in self.all() if path.name.startswith("epoch-")]

@@ -85,6 +85,12 @@ def write_folder(folder: Path, recipe: Mapping[str, Any], about: Mapping[str, An
     write_recipe(folder, recipe)
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Remove files that a kill left half-written. Only the holder of the lock may."""
+    for leftover in [*folder.glob(".*.partial*"), *(folder / CHECKPOINTS).glob(".*")]:
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+
+
 def read_recipe(folder: Path) -> Recipe:
     return from_table(Recipe, read_table(folder / RECIPE))
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small import ALONE, CONFIG_MODEL, TRAINING, flat, open_job, run_to_end
+from small import ALONE, CONFIG_MODEL, TRAINING, flat, run_to_end
 
 from deepnmt.model.connections.fusion import FusionConfig
 from deepnmt.model.transformer import Transformer
@@ -13,7 +13,6 @@ from deepnmt.training.config import TrainingConfig
 from deepnmt.training.curves import read_log
 from deepnmt.training.muon import COEFFICIENTS, ROUNDS, Muon, orthogonalize, update_scale
 from deepnmt.training.optimizer import apply_update, build_optimizer, gradient_norms, optimizer_tensors
-from deepnmt.training.trainer import train
 
 MUON = replace(TRAINING, optimizer="muon", weight_decay=0.01, max_steps=16, ema_decay=0.9, clip_norm=0.5)
 FALSE, ONE = torch.tensor(False), torch.tensor(1.0)
@@ -137,21 +136,6 @@ def test_bad_gradient_changes_neither_parameters_nor_the_state():
     apply_update(optimizer, 1e-2, gradient_norms(model, ONE).total, 1.0, ONE, torch.tensor(True))
     after = [flat(model), *optimizer_tensors(model, optimizer).values()]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_resumed_equals_uninterrupted(precision, tmp_path):
-    config = replace(MUON, precision=precision)
-    whole = run_to_end(tmp_path / "whole", config)
-    run_to_end(tmp_path / "cut", replace(config, max_steps=7))
-    with open_job(tmp_path / "cut", config) as (run, job):
-        assert run.step == 7 and any(
-            name.startswith("momentum/") for name in optimizer_tensors(run.model, run.optimizer)
-        )
-        train(run, job)
-    assert torch.equal(flat(run.model), flat(whole.model))
-    mine, theirs = (optimizer_tensors(each.model, each.optimizer) for each in (run, whole))
-    assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
 def test_it_learns(tmp_path):

@@ -157,17 +157,6 @@ def test_run_is_refused_twice_and_a_finished_one_resumes_to_its_end(place, capsy
     assert curves(place / "run") == before
 
 
-def test_killed_runs_resume_to_the_last_bit(place):
-    """SIGKILL, twice, each time somewhere after a step of the log; the third start finishes."""
-    run = place / "killed"
-    for step in (15, 40):
-        kill_after(place, "killed", step, "--resume")
-    assert main(arguments(place, "killed", "--resume")) == 0
-    assert curves(run) == curves(place / "run")
-    assert weights(run) == weights(place / "run")
-    assert weights(run, "model") == weights(place / "run", "model")
-
-
 def test_a_model_is_trained_further(place):
     """From its own weights, with a new optimiser; also when killed before its first checkpoint and just resumed."""
     late = ["training.save_every=60", "training.validate_every=60", "training.save_epochs=false"]
