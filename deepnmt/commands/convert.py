@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace an existing MODEL folder")
     text = parser.add_argument_group("text", "with these the MODEL translates; without them it holds the network alone")
     text.add_argument("--source-dict", type=Path, metavar="F", help="fairseq's dictionary of the source")
-    text.add_argument("--target-dict", type=Path, metavar="F", help="that of the target (default: --source-dict)")
+    text.add_argument("--target-dict", type=Path, metavar="F", help="dictionary of the target (default: --source-dict)")
     text.add_argument(
         "--codes", type=Path, nargs="+", default=[], metavar="F", help="subword-nmt codes: for both sides, or one each"
     )
