@@ -3,13 +3,18 @@
 The processes are forks of one server, which imports torch once for all tests of a file.
 """
 
+import json
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
+
+from deepnmt import cli
 
 SECONDS = 240
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -72,3 +77,48 @@ def _main(main: Callable[[list[str]], int], words: list[str], environment: dict[
     sys.stdout.flush()
     sys.stderr.flush()
     sys.exit(status)
+
+
+# `deepnmt` for a shell script: hands its arguments, folder and open files to `fork_commands`, and passes signals on.
+CLIENT = """#!{python} -IS
+import json, os, signal, socket, sys
+server = socket.socket(socket.AF_UNIX)
+server.connect({address!r})
+socket.send_fds(server, [json.dumps([os.getcwd(), sys.argv[1:]]).encode()], [0, 1, 2])
+pid = int(server.recv(8, socket.MSG_WAITALL))
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, _: os.kill(pid, number))
+sys.exit(int(server.recv(8, socket.MSG_WAITALL)))
+"""
+
+
+def fork_commands(words: list[str]) -> NoReturn:
+    """Run each command that a `CLIENT` asks for, at the address given, in a fork of this process."""
+    os.setsid()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(words[0])
+        listening.listen()
+        while True:
+            client, _ = listening.accept()
+            if os.fork() == 0:
+                listening.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                _serve(client)
+            client.close()
+
+
+def _serve(client: socket.socket) -> NoReturn:
+    request, files, *_ = socket.recv_fds(client, 2**16, 3)
+    folder, words = json.loads(request)
+    pid = os.fork()
+    if pid == 0:
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+        os.chdir(folder)
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
+        sys.exit(cli.main(words))
+    client.send(b"%8d" % pid)
+    _, status = os.waitpid(pid, 0)
+    client.send(b"%8d" % os.waitstatus_to_exitcode(status))
+    os._exit(0)

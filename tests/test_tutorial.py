@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from processes import CLIENT, Process, fork_commands
 from pytest import fixture, mark
 
 ROOT = Path(__file__).parents[1]
@@ -82,18 +83,21 @@ def walk(tmp_path_factory) -> Walk:
         f"exec > {shlex.quote(str(log))} 2>&1\n{step.commands.replace(PORT, port)}"
         for step, log in zip(STEPS, logs, strict=True)
     )
-    # Standard output of the shell is a file: one process cannot hold up the test by keeping a pipe open.
-    process = subprocess.Popen(
-        ["bash", "-c", script],
-        cwd=folder,
-        env=environment(aside),
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        status = process.wait(timeout=LIMIT)
-    finally:
-        kill_group(process.pid)
+    address = str(aside / "deepnmt.socket")
+    with Process(fork_commands, [address], CUDA_VISIBLE_DEVICES="") as server:
+        # Standard output of the shell is a file: one process cannot hold up the test by keeping a pipe open.
+        process = subprocess.Popen(
+            ["bash", "-c", script],
+            cwd=folder,
+            env=environment(aside, address),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(timeout=LIMIT)
+        finally:
+            kill_group(process.pid)
+            kill_group(server.pid)
     outputs = [log.read_text(encoding="utf-8") for log in logs if log.exists()]
     assert status == 0, f"this block failed:\n{STEPS[len(outputs) - 1].commands}\nwith\n{outputs[-1]}"
     return Walk(folder, outputs)
@@ -106,19 +110,16 @@ def load_corpus():
     return module
 
 
-def environment(aside: Path) -> dict[str, str]:
+def environment(aside: Path, address: str) -> dict[str, str]:
     """This interpreter's deepnmt first on the path, from wherever it is installed."""
     tools = aside / "bin"
     tools.mkdir()
-    write_tool(tools / "deepnmt", f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m deepnmt "$@"\n')
+    write_tool(tools / "deepnmt", CLIENT.format(python=sys.executable, address=address))
     if shutil.which("curl") is None:
         write_tool(tools / "curl", CURL)
-    path = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     return {
         **os.environ,
         "PATH": f"{tools}:{os.environ['PATH']}",
-        "PYTHONPATH": ":".join(filter(None, path)),
-        "PYTHONWARNINGS": "",
         "no_proxy": "127.0.0.1",
         "CUDA_VISIBLE_DEVICES": "",
         "LC_ALL": "C.UTF-8",
