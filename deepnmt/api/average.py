@@ -88,6 +88,6 @@ def _judge(
     def judge(weights: dict[str, Tensor]) -> float:
         translator = Translator.of(build_model(checkpoint, weights).to(device), tokenizers)
         hypotheses = translator.translate(sources, **settings)
-        return quick_scores(hypotheses, references, tokenizers.target.writing.language)["bleu"].value
+        return quick_scores(hypotheses, references, tokenizers.target.language)["bleu"].value
 
     return judge

@@ -86,7 +86,7 @@ def _rank_and_device(asked: str | None) -> tuple[int, int, str | None]:
 def _finals(out: Path, text: Path, translator: Translator) -> tuple[Path, Path]:
     """The files of the synthetic and of the given side, named by their languages."""
     pair = translator.tokenizers[0]
-    synthetic, given = pair.target.writing.language, pair.source.writing.language
+    synthetic, given = pair.target.language, pair.source.language
     if synthetic == given:
         synthetic, given = "source", "target"
     finals = out.with_name(f"{out.name}.{synthetic}"), out.with_name(f"{out.name}.{given}")

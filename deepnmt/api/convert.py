@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deepnmt.data.subword_nmt import Codes, SubwordNmt, read_dictionary
-from deepnmt.data.tokenizer import Tokenizer, TokenizerPair, Writing
+from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.errors import InputError
 from deepnmt.files import check_out, replacing, sha256
 from deepnmt.model.conversion import CONVERTERS
@@ -76,4 +76,4 @@ def _tokenizer(
             f"{dictionary} makes a vocabulary of {len(subwords.pieces):,} ({len(symbols):,} symbols and the special "
             f"ones), but the embedding has {vocab_size:,} rows: it is not this model's dictionary"
         )
-    return Tokenizer(subwords, Writing(language, pretokenizer=pretokenizer, lowercase=lowercase))
+    return Tokenizer(subwords, Preprocessor(language, pretokenizer=pretokenizer, lowercase=lowercase))

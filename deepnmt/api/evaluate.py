@@ -75,8 +75,8 @@ def evaluate(
     scores = score(
         hypotheses,
         [text for _, text in reference_lines],
-        source_lang=source_lang or languages.source.writing.language,
-        target_lang=target_lang or languages.target.writing.language,
+        source_lang=source_lang or languages.source.language,
+        target_lang=target_lang or languages.target.language,
         metrics=metrics,
         lowercase=lowercase,
         resamples=TESTS["bootstrap"].samples if confidence else 0,

@@ -143,4 +143,4 @@ def _judge(recipe: Recipe, dataset: Dataset) -> Judge:
         translator = Translator.of(model, dataset.tokenizers)
         return translator.translate(sources, beam=beam, length_penalty=penalty)
 
-    return Judge(translate, partial(quick_scores, target_lang=dataset.tokenizers.target.writing.language))
+    return Judge(translate, partial(quick_scores, target_lang=dataset.tokenizers.target.language))

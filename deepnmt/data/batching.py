@@ -10,8 +10,8 @@ import numpy as np
 from deepnmt.data.buckets import Buckets, fitting_rows
 from deepnmt.data.collate import AnyBatch, Batch, PackedBatch, Ragged, gather, pack, pad, without_loss
 from deepnmt.data.dataset import SIDES, Corpus, Dataset
+from deepnmt.data.epoch_plan import BatchShape, EpochPlan, Lengths, PackedPlanner, PaddedPlanner, Planner, packed_shape
 from deepnmt.data.mixture import Mixture
-from deepnmt.data.plan import BatchShape, EpochPlan, Lengths, PackedPlanner, PaddedPlanner, Planner, packed_shape
 from deepnmt.data.resampling import Resample, Resampler
 from deepnmt.data.training_pairs import TrainingPairs, with_eos
 from deepnmt.errors import InputError

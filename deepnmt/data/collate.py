@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from deepnmt.data.dataset import Corpus
-from deepnmt.data.plan import BatchShape
+from deepnmt.data.epoch_plan import BatchShape
 from deepnmt.data.vocabulary import EOS, PAD
 
 Array = npt.NDArray[np.int64]

@@ -13,7 +13,7 @@ from deepnmt.data.dataset import CorpusWriter
 from deepnmt.data.parallel import ParallelFile, parallel_chunks
 from deepnmt.data.passes import flatten, held_out_pairs
 from deepnmt.data.prepare_settings import CleaningSettings
-from deepnmt.data.tokenizer import TokenizerPair, Writing, split_tag
+from deepnmt.data.tokenizer import Preprocessor, TokenizerPair, split_tag
 
 Lengths = npt.NDArray[np.integer[Any]]
 _CHUNK_PAIRS = 10_000
@@ -33,7 +33,11 @@ class HeldOut:
 
     @classmethod
     def read(
-        cls, split: str, files: tuple[ParallelFile, ...], writings: tuple[Writing, Writing], tags: Sequence[str]
+        cls,
+        split: str,
+        files: tuple[ParallelFile, ...],
+        preprocessors: tuple[Preprocessor, Preprocessor],
+        tags: Sequence[str],
     ) -> "HeldOut":
         judge = Judge(CleaningSettings(), ("", ""))
         noted = ReasonCounts()
@@ -46,7 +50,10 @@ class HeldOut:
                     noted.add(reason, f"{chunk.file.source}:{number}", source, target)
         source_text, target_text = map(list, zip(*pairs, strict=True))
         tagged = [split_tag(line, tags) for line in source_text]
-        words = ([writings[0].split(rest) for _, rest in tagged], [writings[1].split(line) for line in target_text])
+        words = (
+            [preprocessors[0].split(rest) for _, rest in tagged],
+            [preprocessors[1].split(line) for line in target_text],
+        )
         seen = (SeenKeys(), SeenKeys())
         for side, lines in zip(seen, words, strict=True):
             side.add(keys(line.encode("utf-8") for line in lines if line))

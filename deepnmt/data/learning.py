@@ -7,7 +7,7 @@ from deepnmt.data import sentence_pieces
 from deepnmt.data.prepare_settings import SubwordSettings
 from deepnmt.data.sentence_pieces import SentencePieces
 from deepnmt.data.subword_nmt import Codes, SubwordNmt, count_symbols, vocabulary
-from deepnmt.data.tokenizer import Subwords, Tokenizer, TokenizerPair, Writing
+from deepnmt.data.tokenizer import Preprocessor, Subwords, Tokenizer, TokenizerPair
 from deepnmt.errors import InputError
 
 Words = Mapping[str, int]
@@ -60,19 +60,24 @@ def _add(first: Words, second: Words) -> Words:
     return total
 
 
-def given(paths: tuple[Path, ...], writings: tuple[Writing, Writing], tags: tuple[str, ...]) -> TokenizerPair:
+def given(
+    paths: tuple[Path, ...], preprocessors: tuple[Preprocessor, Preprocessor], tags: tuple[str, ...]
+) -> TokenizerPair:
     """The tokenisers of a DATASET or MODEL folder (also in the opposite direction), or of one or two files."""
     if len(paths) == 1 and paths[0].is_dir():
-        return _of_folder(paths[0], writings, tags)
+        return _of_folder(paths[0], preprocessors, tags)
     return TokenizerPair(
-        *(_of_file(path, writing, tags) for path, writing in zip((paths[0], paths[-1]), writings, strict=True))
+        *(
+            _of_file(path, preprocessor, tags)
+            for path, preprocessor in zip((paths[0], paths[-1]), preprocessors, strict=True)
+        )
     )
 
 
-def _of_folder(folder: Path, writings: tuple[Writing, Writing], tags: tuple[str, ...]) -> TokenizerPair:
+def _of_folder(folder: Path, preprocessors: tuple[Preprocessor, Preprocessor], tags: tuple[str, ...]) -> TokenizerPair:
     pair = TokenizerPair.load(folder)
-    wanted = (writings[0].language, writings[1].language)
-    found = (pair.source.writing.language, pair.target.writing.language)
+    wanted = (preprocessors[0].language, preprocessors[1].language)
+    found = (pair.source.language, pair.target.language)
     if found == (wanted[1], wanted[0]) != wanted:
         pair, found = TokenizerPair(pair.target, pair.source), wanted
     if found != wanted:
@@ -80,17 +85,17 @@ def _of_folder(folder: Path, writings: tuple[Writing, Writing], tags: tuple[str,
     return TokenizerPair(*(_with_tags(tokenizer, tags) for tokenizer in (pair.source, pair.target)))
 
 
-def _of_file(path: Path, writing: Writing, tags: tuple[str, ...]) -> Tokenizer:
+def _of_file(path: Path, preprocessor: Preprocessor, tags: tuple[str, ...]) -> Tokenizer:
     if not path.exists():
         raise InputError(f"the tokeniser {path} does not exist")
     if path.is_dir():
         raise InputError(f"{path} is a folder; give one folder with both tokenisers, or two files")
     if path.suffix == ".json":
         return _with_tags(Tokenizer.load(path), tags)
-    return Tokenizer(SentencePieces.read(path), writing, tags)
+    return Tokenizer(SentencePieces.read(path), preprocessor, tags)
 
 
 def _with_tags(tokenizer: Tokenizer, tags: tuple[str, ...]) -> Tokenizer:
     """New tags go behind the vocabulary, so that ids keep their meaning."""
     new = [tag for tag in tags if tag not in tokenizer.tags]
-    return Tokenizer(tokenizer.subwords, tokenizer.writing, [*tokenizer.tags, *new])
+    return Tokenizer(tokenizer.subwords, tokenizer.preprocessor, [*tokenizer.tags, *new])

@@ -11,7 +11,7 @@ from deepnmt.data.dataset import Flat
 from deepnmt.data.parallel import RawChunk
 from deepnmt.data.prepare_settings import CleaningSettings
 from deepnmt.data.spool import Numbers, SpoolChunk
-from deepnmt.data.tokenizer import Tokenizer, TokenizerPair, Writing
+from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.errors import InputError
 
 
@@ -41,9 +41,9 @@ class Rejected:
 class Cleaner:
     """Decodes, judges and splits into words."""
 
-    def __init__(self, settings: CleaningSettings, writings: tuple[Writing, Writing]) -> None:
-        self.settings, self.writings = settings, writings
-        self.judge = Judge(settings, (writings[0].language, writings[1].language))
+    def __init__(self, settings: CleaningSettings, preprocessors: tuple[Preprocessor, Preprocessor]) -> None:
+        self.settings, self.preprocessors = settings, preprocessors
+        self.judge = Judge(settings, (preprocessors[0].language, preprocessors[1].language))
 
     def __call__(self, chunk: RawChunk) -> CleanChunk:
         dropped = ReasonCounts()
@@ -78,7 +78,7 @@ class Cleaner:
             return Rejected("utf8", _lenient(pair[0]), _lenient(pair[1]))
         reason = self.judge(source, target)
         if reason is None:
-            split = self.writings[0].split(source), self.writings[1].split(target)
+            split = self.preprocessors[0].split(source), self.preprocessors[1].split(target)
             reason = self._judge_words(*split)
         if reason is not None:
             return Rejected(reason, source, target)

@@ -27,8 +27,8 @@ from deepnmt.data.passes import CleanChunk, Cleaner, Encoder, WordCounter
 from deepnmt.data.prepare_settings import REASONS, PrepareSettings
 from deepnmt.data.spool import Spool
 from deepnmt.data.subword_nmt import Codes
-from deepnmt.data.tokenizer import Tokenizer, TokenizerPair, Writing
-from deepnmt.data.workers import Workers, apart
+from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
+from deepnmt.data.worker_pool import WorkerPool, apart
 from deepnmt.devices import available_cores
 from deepnmt.errors import InputError, RunError
 from deepnmt.files import check_out, replacing, write_json
@@ -77,7 +77,7 @@ def make_dataset(
     _remove_leftovers(out.resolve())
     with _explaining_full_disk(out), replacing(out) as folder:
         folder.mkdir()
-        with Workers(workers or available_cores()) as pool:
+        with WorkerPool(workers or available_cores()) as pool:
             meta = preparation.run(folder, pool, {"valid": valid, "test": test})
         write_json(folder / "dataset.json", meta)
     return Dataset.open(out)
@@ -87,31 +87,33 @@ class _Preparation:
     """One call of `make_dataset`: what the passes hand to each other. Nothing is written before `run`."""
 
     folder: Path
-    workers: Workers
+    workers: WorkerPool
 
     def __init__(self, corpora: list[CorpusInput], settings: PrepareSettings) -> None:
         self.corpora, self.settings = corpora, settings
         self.dropped = {corpus.name: ReasonCounts() for corpus in corpora}
         self.read = dict.fromkeys(self.dropped, 0)
         self.tags = tuple(dict.fromkeys(corpus.tag for corpus in corpora if corpus.tag))
-        writings = _writings(settings)
-        self.given = learning.given(settings.tokenizer, writings, self.tags) if settings.tokenizer else None
+        preprocessors = _preprocessors(settings)
+        self.given = learning.given(settings.tokenizer, preprocessors, self.tags) if settings.tokenizer else None
         self.codes = (Codes.read(settings.codes[0]), Codes.read(settings.codes[-1])) if settings.codes else None
         # A given tokeniser has its own normalisation and words.
         pair = self.given
-        self.writings = (pair.source.writing, pair.target.writing) if pair else writings
-        Judge(settings, (self.writings[0].language, self.writings[1].language))  # refuses an unknown language now
+        self.preprocessors = (pair.source.preprocessor, pair.target.preprocessor) if pair else preprocessors
+        Judge(
+            settings, (self.preprocessors[0].language, self.preprocessors[1].language)
+        )  # refuses an unknown language now
         self.known_tags = pair.source.tags if pair else self.tags
         self.tokenizer_meta: dict[str, Any] = {"given": True} if pair else {}
 
     def run(
-        self, folder: Path, workers: Workers, held_out_files: dict[str, tuple[ParallelFile, ...]]
+        self, folder: Path, workers: WorkerPool, held_out_files: dict[str, tuple[ParallelFile, ...]]
     ) -> dict[str, Any]:
         """Write all but dataset.json to the folder; returns the content of that."""
         self.folder, self.workers = folder, workers
         started = time.monotonic()
         held_out = {
-            split: HeldOut.read(split, files, self.writings, self.known_tags) if files else None
+            split: HeldOut.read(split, files, self.preprocessors, self.known_tags) if files else None
             for split, files in held_out_files.items()
         }
         with contextlib.ExitStack() as stack:
@@ -135,7 +137,7 @@ class _Preparation:
             for corpus in self.corpora:
                 chunks = parallel_chunks(corpus.files, CHUNK_PAIRS)
                 spool, dropped = spools[corpus.name], self.dropped[corpus.name]
-                for chunk in self.workers.in_order(Cleaner, (self.settings, self.writings), chunks):
+                for chunk in self.workers.in_order(Cleaner, (self.settings, self.preprocessors), chunks):
                     dropped.merge(chunk.dropped)
                     self.read[corpus.name] += chunk.pairs_read
                     self._spool(chunk, spool, seen, held_out, dropped)
@@ -186,7 +188,8 @@ class _Preparation:
                 subwords = apart(learning.learn, words, settings, waiting=lambda: shown.advance(0))
                 shown.advance(different)
         source, target = (
-            Tokenizer(side, writing, self.tags) for side, writing in zip(subwords, self.writings, strict=True)
+            Tokenizer(side, preprocessor, self.tags)
+            for side, preprocessor in zip(subwords, self.preprocessors, strict=True)
         )
         return TokenizerPair(source, target)
 
@@ -273,9 +276,9 @@ def _check_corpora(corpora: list[CorpusInput]) -> None:
             raise InputError(f"two corpora are called {name!r}")
 
 
-def _writings(settings: PrepareSettings) -> tuple[Writing, Writing]:
+def _preprocessors(settings: PrepareSettings) -> tuple[Preprocessor, Preprocessor]:
     source, target = (
-        Writing(
+        Preprocessor(
             language,
             pretokenizer=settings.pretokenizer[i],
             lowercase=settings.lowercase,

@@ -8,8 +8,8 @@ import numpy.typing as npt
 
 from deepnmt.data.bpe_dropout import Keys, sentence_keys
 from deepnmt.data.collate import Ragged
+from deepnmt.data.epoch_plan import EpochPlan, Lengths
 from deepnmt.data.mixture import Sentences, random_bits
-from deepnmt.data.plan import EpochPlan, Lengths
 
 Row = Sequence[int] | npt.NDArray[np.integer]
 Resample = Callable[[list[list[int]], Keys], Sequence[Row]]

@@ -8,6 +8,7 @@ import re
 import unicodedata
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
@@ -48,18 +49,20 @@ def clean_spaces(text: str) -> str:
     return " ".join(text.replace(SPACE, " ").split())
 
 
-class Writing:
-    """How text is written before subwords see it: Unicode form, case and words, for one language."""
+@dataclass(frozen=True)
+class Preprocessor:
+    """What happens to text of one language before subwords see it: Unicode normalisation, case, words."""
 
-    def __init__(
-        self, language: str, *, pretokenizer: str = "none", lowercase: bool = False, normalization: str = "nfc"
-    ) -> None:
-        if pretokenizer not in PRETOKENIZERS:
-            raise InputError(f"pretokenizer = {pretokenizer!r} is unknown; choose from {', '.join(PRETOKENIZERS)}")
-        if normalization not in get_args(Normalization):
-            raise InputError(f"normalization = {normalization!r} is unknown; choose from nfc, nfkc, none")
-        self.language, self.pretokenizer = language, pretokenizer
-        self.lowercase, self.normalization = lowercase, normalization
+    language: str
+    pretokenizer: str = "none"
+    lowercase: bool = False
+    normalization: str = "nfc"
+
+    def __post_init__(self) -> None:
+        if self.pretokenizer not in PRETOKENIZERS:
+            raise InputError(f"pretokenizer = {self.pretokenizer!r} is unknown; choose from {', '.join(PRETOKENIZERS)}")
+        if self.normalization not in get_args(Normalization):
+            raise InputError(f"normalization = {self.normalization!r} is unknown; choose from nfc, nfkc, none")
 
     @cached_property
     def _words(self) -> Pretokenizer:
@@ -85,24 +88,10 @@ class Writing:
         return clean_spaces(text)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _writing, (self.state(),)
+        return Preprocessor, tuple(self.state().values())  # without the tools it has loaded
 
     def state(self) -> dict[str, Any]:
-        return {
-            "language": self.language,
-            "pretokenizer": self.pretokenizer,
-            "lowercase": self.lowercase,
-            "normalization": self.normalization,
-        }
-
-
-def _writing(state: Mapping[str, Any]) -> Writing:
-    return Writing(
-        state["language"],
-        pretokenizer=state["pretokenizer"],
-        lowercase=state["lowercase"],
-        normalization=state["normalization"],
-    )
+        return asdict(self)
 
 
 def _without_surrogates(text: str) -> str:
@@ -131,9 +120,13 @@ class Tokenizer:
 
     bos_id, pad_id, eos_id, unk_id = BOS, PAD, EOS, UNK
 
-    def __init__(self, subwords: Subwords, writing: Writing, tags: Sequence[str] = ()) -> None:
-        self.subwords, self.writing, self.tags = subwords, writing, tuple(tags)
+    def __init__(self, subwords: Subwords, preprocessor: Preprocessor, tags: Sequence[str] = ()) -> None:
+        self.subwords, self.preprocessor, self.tags = subwords, preprocessor, tuple(tags)
         self._first_tag = len(subwords.pieces)
+
+    @property
+    def language(self) -> str:
+        return self.preprocessor.language
 
     @property
     def vocab_size(self) -> int:
@@ -152,7 +145,7 @@ class Tokenizer:
     def normalise(self, text: str) -> str:
         """What is left of a text after encoding and decoding it."""
         tag, rest = self.split_tag(text)
-        return " ".join(part for part in (tag, self.writing.join(self.writing.split(rest))) if part)
+        return " ".join(part for part in (tag, self.preprocessor.join(self.preprocessor.split(rest))) if part)
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
@@ -160,7 +153,7 @@ class Tokenizer:
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
         """The ids of each text, without eos."""
         tagged = [self.split_tag(text) for text in texts]
-        lines = self.subwords.encode_lines([self.writing.split(rest) for _, rest in tagged])
+        lines = self.subwords.encode_lines([self.preprocessor.split(rest) for _, rest in tagged])
         encoded = [array("I", ids).tolist() for ids in lines]
         return [[self.tag_id(tag), *ids] if tag else ids for (tag, _), ids in zip(tagged, encoded, strict=True)]
 
@@ -172,7 +165,7 @@ class Tokenizer:
         """Readable text: up to the first eos, without padding."""
         kept = [i for i in takewhile(lambda number: number != EOS, map(int, ids)) if i not in (PAD, BOS)]
         tags = [self.piece(number) for number in kept if number >= self._first_tag]
-        text = self.writing.join(self.subwords.decode([number for number in kept if number < self._first_tag]))
+        text = self.preprocessor.join(self.subwords.decode([number for number in kept if number < self._first_tag]))
         return " ".join([*tags, text] if text else tags)
 
     def resample(self, sentences: Sequence[Sequence[int]], keys: Keys, dropout: float) -> list[list[int]]:
@@ -192,7 +185,7 @@ class Tokenizer:
         return {
             "format": TOKENIZER_FORMAT,
             "kind": self.subwords.kind,
-            **self.writing.state(),
+            **self.preprocessor.state(),
             "tags": list(self.tags),
             **self.subwords.state(),
         }
@@ -203,7 +196,8 @@ class Tokenizer:
             raise InputError(
                 f"tokeniser format {state.get('format')!r} is not known (this version reads {TOKENIZER_FORMAT})"
             )
-        return cls(SUBWORDS[state["kind"]].from_state(state), _writing(state), state["tags"])
+        preprocessor = Preprocessor(**{field.name: state[field.name] for field in fields(Preprocessor)})
+        return cls(SUBWORDS[state["kind"]].from_state(state), preprocessor, state["tags"])
 
     def save(self, path: Path) -> None:
         write_json(path, self.state())

@@ -7,8 +7,8 @@ import numpy.typing as npt
 
 from deepnmt.data.collate import Ragged, gather
 from deepnmt.data.dataset import SIDES, Corpus
+from deepnmt.data.epoch_plan import Lengths
 from deepnmt.data.mixture import Sentences
-from deepnmt.data.plan import Lengths
 from deepnmt.errors import InputError
 
 

@@ -196,7 +196,7 @@ def _description(model: Transformer, tokenizers: TokenizerPair) -> dict[str, Any
         "past": {"layers": stack.num_layers, "heads": stack.num_heads, "head_dim": stack.dim // stack.num_heads},
         "max_positions": config.max_positions if config.positions == "learned" else None,
         "tokenizers": {
-            side: {"subwords": tokenizer.subwords.kind, "tags": list(tokenizer.tags)} | tokenizer.writing.state()
+            side: {"subwords": tokenizer.subwords.kind, "tags": list(tokenizer.tags)} | tokenizer.preprocessor.state()
             for side, tokenizer in sides.items()
         },
         "config": to_table(config),

@@ -347,7 +347,7 @@ class Translator:
             return [Hypothesis("", 0.0, 0.0, [])]
         if len(pieces) == 1:
             return pieces[0].hypotheses
-        language = self.tokenizers[0].target.writing.language
+        language = self.tokenizers[0].target.language
         joined = []
         for rank in range(min(len(piece.hypotheses) for piece in pieces)):
             parts = [piece.hypotheses[rank] for piece in pieces]

@@ -134,7 +134,7 @@ def _begin(request: Request, study: Study, experiments: Experiments, dataset: Da
     if not tests and any("scores" in experiment.measures for experiment in experiments.values()):
         raise InputError(f"{dataset.folder} has no test set: prepare it with --test-source, or give one with --test")
     command = f"deepnmt reproduce {shlex.join(request.words())}"
-    languages = [pair.source.writing.language, pair.target.writing.language]
+    languages = [pair.source.language, pair.target.language]
     study.begin(fixed, budget.seconds, languages, command, list(experiments))
     study.keep_tests(tests)
 

@@ -171,4 +171,4 @@ def load_models(names: Sequence[str], device: str, precision: str, limits: Limit
 
 def _languages(translator: Translator) -> tuple[str, str]:
     pair = translator.tokenizers[0]
-    return pair.source.writing.language, pair.target.writing.language
+    return pair.source.language, pair.target.language

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from deepnmt.data.collate import AnyBatch, Batch, PackedBatch
-from deepnmt.data.plan import PACKED_MULTIPLE
+from deepnmt.data.epoch_plan import PACKED_MULTIPLE
 from deepnmt.errors import RunError
 from deepnmt.training.distributed import World
 

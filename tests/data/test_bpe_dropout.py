@@ -22,7 +22,7 @@ from deepnmt.data.learning import learn
 from deepnmt.data.prepare_settings import SubwordSettings
 from deepnmt.data.sentence_pieces import SentencePieces, cut, piece_counts
 from deepnmt.data.subword_nmt import Codes, SubwordNmt, count_symbols, vocabulary
-from deepnmt.data.tokenizer import Tokenizer, TokenizerPair, Writing
+from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.errors import InputError
 
 SENTENCES = [line for pair in english_german(300) for line in pair]
@@ -71,7 +71,7 @@ def test_without_a_skip_it_is_the_encoding_of_sentencepiece(kind: str, text: str
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_sentence_that_drops_nothing_keeps_its_ids(kind: str) -> None:
-    tokenizer = Tokenizer(MODELS[kind], Writing("en"))
+    tokenizer = Tokenizer(MODELS[kind], Preprocessor("en"))
     usual = tokenizer.encode_batch(SENTENCES)
     assert tokenizer.resample(usual, KEYS, 1e-18) == usual
 
@@ -80,11 +80,11 @@ def subword_nmt() -> Tokenizer:
     codes = Codes(["#version: 0.2", "t h", "th e</w>", "d o", "do g</w>", "o g</w>", "h e</w>", "s e", "se es</w>"])
     counts = count_symbols(codes, {**count_words(SENTENCES), **dict.fromkeys("thedogs", 9)})
     symbols = {*vocabulary(counts, 1), *(f"{letter}{end}" for letter in "".join(SENTENCES) for end in ("", "@@"))}
-    return Tokenizer(SubwordNmt(codes, sorted({*symbols, "do@@", "th@@", "se@@", "og", "he"})), Writing("en"))
+    return Tokenizer(SubwordNmt(codes, sorted({*symbols, "do@@", "th@@", "se@@", "og", "he"})), Preprocessor("en"))
 
 
 def tokenizer_of(kind: str) -> Tokenizer:
-    return subword_nmt() if kind == "subword-nmt" else Tokenizer(MODELS[kind], Writing("en"), ["<bt>"])
+    return subword_nmt() if kind == "subword-nmt" else Tokenizer(MODELS[kind], Preprocessor("en"), ["<bt>"])
 
 
 @pytest.mark.parametrize("kind", ["cut", "theirs", "theirs, across spaces", "theirs, with symbols", "subword-nmt"])
@@ -124,7 +124,9 @@ def test_tags_stay_and_sentences_with_unknown_symbols_are_left_alone(tokenizers:
 
 
 def test_a_unigram_model_is_refused_by_name() -> None:
-    unigram = Tokenizer(learn((WORDS, {}), SubwordSettings(subwords="unigram", vocab_size=(420,)))[0], Writing("en"))
+    unigram = Tokenizer(
+        learn((WORDS, {}), SubwordSettings(subwords="unigram", vocab_size=(420,)))[0], Preprocessor("en")
+    )
     with pytest.raises(InputError, match="unigram model"):
         unigram.resample([[5]], KEYS[:1], 0.1)
 

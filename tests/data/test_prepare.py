@@ -236,7 +236,7 @@ def test_the_tokenisers_of_another_dataset_are_used_as_they_are(tmp_path: Path, 
     assert main(command) == 0
     second = Dataset.open(tmp_path / "e")
     assert second.tokenizers.source.pieces == first.tokenizers.source.pieces
-    assert second.tokenizers.source.writing.language == ("en" if direction == "same" else "de")
+    assert second.tokenizers.source.language == ("en" if direction == "same" else "de")
     english = [pair[0 if direction == "same" else 1] for pair in text_of(second)]
     assert english == [source.lower() for source, _ in english_german(30, seed=9)]
 

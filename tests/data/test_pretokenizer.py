@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from deepnmt.data.learning import learn
 from deepnmt.data.prepare_settings import SubwordSettings
 from deepnmt.data.pretokenizer import PRETOKENIZERS
-from deepnmt.data.tokenizer import Tokenizer, Writing
+from deepnmt.data.tokenizer import Preprocessor, Tokenizer
 from deepnmt.errors import InputError
 
 SUBWORDS = learn(({"the": 20, "dog": 10, "Hund": 10}, {}), SubwordSettings(vocab_size=(300,)))[0]
@@ -24,7 +24,7 @@ def test_moses_splits_and_escapes_and_undoes_both() -> None:
 @given(text=st.text() | chinese | st.text(st.sampled_from("the dog.,'\"&;|[]<>!? -@")))
 def test_decoding_what_was_encoded_gives_the_normalised_text(name: str, text: str) -> None:
     pytest.importorskip("jieba")
-    tokenizer = Tokenizer(SUBWORDS, Writing("zh" if name == "jieba" else "en", pretokenizer=name))
+    tokenizer = Tokenizer(SUBWORDS, Preprocessor("zh" if name == "jieba" else "en", pretokenizer=name))
     assert tokenizer.decode(tokenizer.encode(text)) == tokenizer.normalise(text)
 
 
@@ -33,7 +33,7 @@ def test_decoding_what_was_encoded_gives_the_normalised_text(name: str, text: st
 )
 def test_moses_gives_ordinary_text_back(text: str) -> None:
     language = "fr" if "été" in text else "en"
-    tokenizer = Tokenizer(SUBWORDS, Writing(language, pretokenizer="moses"))
+    tokenizer = Tokenizer(SUBWORDS, Preprocessor(language, pretokenizer="moses"))
     assert tokenizer.decode(tokenizer.encode(text)).replace(" ", "") == text.replace(" ", "")
 
 
@@ -59,4 +59,4 @@ def test_jieba_only_drops_spaces_beside_chinese(text: str) -> None:
 
 def test_an_unknown_pretokeniser_is_refused() -> None:
     with pytest.raises(InputError, match="pretokenizer = 'mecab' is unknown; choose from none, moses, jieba"):
-        Writing("ja", pretokenizer="mecab")
+        Preprocessor("ja", pretokenizer="mecab")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepnmt.data.subword_nmt import Codes, SubwordNmt, count_symbols, vocabulary
-from deepnmt.data.tokenizer import Tokenizer, Writing
+from deepnmt.data.tokenizer import Preprocessor, Tokenizer
 from deepnmt.errors import InputError
 
 MERGES = ["l o", "lo w</w>", "n e", "ne w", "new e", "s t</w>"]
@@ -52,7 +52,7 @@ def test_segments_are_those_of_subword_nmt(header: bool) -> None:
 def tokenizer(min_frequency: int = 1) -> Tokenizer:
     codes = Codes(["#version: 0.2", "t h", "th e</w>", "d o", "do g</w>"])
     counts = count_symbols(codes, count_words(SENTENCES))
-    return Tokenizer(SubwordNmt(codes, vocabulary(counts, min_frequency)), Writing("en"))
+    return Tokenizer(SubwordNmt(codes, vocabulary(counts, min_frequency)), Preprocessor("en"))
 
 
 def test_known_text_comes_back() -> None:

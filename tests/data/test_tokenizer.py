@@ -15,7 +15,7 @@ from deepnmt.data import sentence_pieces
 from deepnmt.data.learning import learn
 from deepnmt.data.prepare_settings import SubwordSettings
 from deepnmt.data.sentence_pieces import SentencePieces, cut, piece_counts
-from deepnmt.data.tokenizer import Tokenizer, TokenizerPair, Writing
+from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.errors import InputError
 
 SENTENCES = [line for pair in english_german(300) for line in pair]
@@ -40,7 +40,7 @@ nasty = (
 @example(text="<bt>")
 @example(text="a\ud800b")
 def test_decoding_what_was_encoded_gives_the_normalised_text(kind: str, normalization: str, text: str) -> None:
-    tokenizer = Tokenizer(MODELS[kind], Writing("en", normalization=normalization), ["<bt>"])
+    tokenizer = Tokenizer(MODELS[kind], Preprocessor("en", normalization=normalization), ["<bt>"])
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == tokenizer.normalise(text)
     assert not {tokenizer.unk_id, tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id} & set(ids)
@@ -48,19 +48,19 @@ def test_decoding_what_was_encoded_gives_the_normalised_text(kind: str, normaliz
 
 @given(text=nasty)
 def test_normalising_changes_spaces_and_canonical_forms_only(text: str) -> None:
-    normalised = Tokenizer(MODELS["bpe"], Writing("en")).normalise(text)
+    normalised = Tokenizer(MODELS["bpe"], Preprocessor("en")).normalise(text)
     assert normalised == " ".join(unicodedata.normalize("NFC", text.replace("▁", " ")).split())
 
 
 def test_users_text_is_not_rewritten() -> None:
-    tokenizer = Tokenizer(MODELS["bpe"], Writing("zh"))
+    tokenizer = Tokenizer(MODELS["bpe"], Preprocessor("zh"))
     for text in ("１２３，ｆｕｌｌ　ｗｉｄｔｈ", "½ … ﬁ ™ “quoted” – l’été", "Straße İstanbul ΑΒΓ"):
         assert tokenizer.decode(tokenizer.encode(text)) == text.replace("\u3000", " ")
 
 
 @given(text=st.text(st.characters(codec="utf-8")))
 def test_lowercase_is_the_text_lowered(text: str) -> None:
-    tokenizer = Tokenizer(MODELS["bpe"], Writing("en", lowercase=True, normalization="none"))
+    tokenizer = Tokenizer(MODELS["bpe"], Preprocessor("en", lowercase=True, normalization="none"))
     assert tokenizer.decode(tokenizer.encode(text)) == " ".join(text.lower().replace("▁", " ").split())
 
 
@@ -164,7 +164,7 @@ def test_the_cut_off_leaves_no_rare_piece_and_loses_no_text_that_bytes_can_write
     assert not rare & set(SentencePieces(small).pieces)
     after = piece_counts(small, words)
     assert all(count >= 5 for piece, count in after.items() if piece[0] != "<" and piece != "▁")
-    tokenizer = Tokenizer(SentencePieces(small), Writing("en"))
+    tokenizer = Tokenizer(SentencePieces(small), Preprocessor("en"))
     ids = tokenizer.encode("qualm ħ the dog")
     if byte_fallback:
         assert tokenizer.decode(ids) == "qualm ħ the dog"
@@ -189,7 +189,7 @@ def test_a_model_with_other_special_ids_is_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "theirs.model"
     path.write_bytes(model.getvalue())
     theirs = sentencepiece.SentencePieceProcessor(model_file=str(path))
-    tokenizer = Tokenizer(SentencePieces.read(path), Writing("en"))
+    tokenizer = Tokenizer(SentencePieces.read(path), Preprocessor("en"))
     for line in SENTENCES[:50]:
         assert [tokenizer.piece(i) for i in tokenizer.encode(line)] == theirs.encode(line, out_type=str)
         assert tokenizer.decode(tokenizer.encode(line)) == line
@@ -222,7 +222,7 @@ def test_a_saved_pair_is_the_pair(tokenizers: TokenizerPair, tmp_path: Path) -> 
 
 
 def test_pairs_with_different_pieces_are_not_shared() -> None:
-    writing = Writing("en")
+    writing = Preprocessor("en")
     assert not TokenizerPair(Tokenizer(MODELS["bpe"], writing), Tokenizer(MODELS["unigram"], writing)).shared
     assert not TokenizerPair(Tokenizer(MODELS["bpe"], writing, ["<bt>"]), Tokenizer(MODELS["bpe"], writing)).shared
 

@@ -5,7 +5,7 @@ import random
 import torch
 
 from deepnmt.data.sentence_pieces import SentencePieces, train
-from deepnmt.data.tokenizer import Tokenizer, TokenizerPair, Writing
+from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import EOS, PAD
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections.dlcl import DlclConfig
@@ -22,7 +22,7 @@ def digit_tokenizers() -> TokenizerPair:
         byte_fallback=False,
         character_coverage=1.0,
     )
-    return TokenizerPair(*(Tokenizer(SentencePieces(model), Writing(language)) for language in ("de", "en")))
+    return TokenizerPair(*(Tokenizer(SentencePieces(model), Preprocessor(language)) for language in ("de", "en")))
 
 
 def reversed_digits(count: int, seed: int, longest: int = 6) -> list[tuple[str, str]]:

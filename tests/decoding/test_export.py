@@ -14,7 +14,7 @@ from digits import digit_tokenizers, padded, reversed_digits, tiny_model
 
 from deepnmt.cli import main
 from deepnmt.data.sentence_pieces import SentencePieces, cut, piece_counts
-from deepnmt.data.tokenizer import Tokenizer, TokenizerPair, Writing
+from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import EOS
 from deepnmt.decoding import export as exporting
 from deepnmt.decoding.export_check import ExportedModel, _difference, compare, random_sources
@@ -162,7 +162,7 @@ def test_ids_are_right_where_sentencepiece_numbers_otherwise(tmp_path):
     """A vocabulary with a cut-off has pieces that are never used, and no ids for them."""
     whole = digit_tokenizers().source.subwords.model
     model = cut(whole, piece_counts(whole, {"drei": 9, "acht": 9}), 5)
-    tokenizers = TokenizerPair(*(Tokenizer(SentencePieces(model), Writing(language)) for language in ("de", "en")))
+    tokenizers = TokenizerPair(*(Tokenizer(SentencePieces(model), Preprocessor(language)) for language in ("de", "en")))
     assert tokenizers.source.vocab_size < 57
     exporting._write_tokenizer(tmp_path, "source", tokenizers.source)
     symbols = json.loads((tmp_path / "vocabulary.source.json").read_text())

@@ -8,7 +8,7 @@ import torch
 from digits import WORDS, padded, reversed_digits, tiny_model
 
 from deepnmt.data.sentence_pieces import SentencePieces, train
-from deepnmt.data.tokenizer import Tokenizer, TokenizerPair, Writing
+from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import EOS
 from deepnmt.decoding.alignment import attention, group
 from deepnmt.decoding.config import TranslationConfig
@@ -127,7 +127,7 @@ def test_a_long_line_is_cut_with_a_warning_and_sinks_nothing(translator):
 def test_every_piece_of_a_tagged_line_has_the_tag(digits_model, monkeypatch):
     translator = Translator(digits_model)
     source = translator.tokenizers[0].source
-    tagged = Tokenizer(source.subwords, source.writing, ["<bt>"])
+    tagged = Tokenizer(source.subwords, source.preprocessor, ["<bt>"])
     monkeypatch.setattr(translator.tokenizers[0], "source", tagged)
     config = TranslationConfig(max_source_length=12)
     pieces = translator._pieces(["<bt> " + "eins zwei drei. " * 20], None, config, lambda *_: None)
@@ -227,7 +227,7 @@ def test_an_ensemble_of_strangers_is_refused_by_name(digits_model, tmp_path):
         byte_fallback=False,
         character_coverage=1.0,
     )
-    tokenizer = Tokenizer(SentencePieces(model), Writing("en"))
+    tokenizer = Tokenizer(SentencePieces(model), Preprocessor("en"))
     TokenizerPair(TokenizerPair.load(digits_model).source, tokenizer).save(other)
     with pytest.raises(InputError, match=r"other and .*digits have different target vocabularies"):
         Translator([digits_model, other])

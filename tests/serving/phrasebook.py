@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from deepnmt.data.sentence_pieces import SentencePieces, train
-from deepnmt.data.tokenizer import Tokenizer, TokenizerPair, Writing
+from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import EOS, PAD
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections.dlcl import DlclConfig
@@ -44,7 +44,7 @@ def phrase_tokenizers() -> TokenizerPair:
         for text in pair:
             words.update(text.split())
     model = train(dict(words), vocab_size=420, subwords="bpe", byte_fallback=True, character_coverage=1.0)
-    return TokenizerPair(*(Tokenizer(SentencePieces(model), Writing(language)) for language in ("en", "de")))
+    return TokenizerPair(*(Tokenizer(SentencePieces(model), Preprocessor(language)) for language in ("en", "de")))
 
 
 def phrase_model(tokenizers: TokenizerPair, dim: int = 32, layers: int = 12) -> Transformer:

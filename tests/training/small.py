@@ -16,7 +16,7 @@ from deepnmt.config import Recipe
 from deepnmt.data.batching import BatchingConfig
 from deepnmt.data.dataset import Corpus, Dataset
 from deepnmt.data.subword_nmt import Codes, SubwordNmt
-from deepnmt.data.tokenizer import Tokenizer, TokenizerPair, Writing
+from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections.dlcl import DlclConfig
 from deepnmt.training.assembly import open_run
@@ -67,7 +67,7 @@ def corpus(pairs: int = 120, seed: int = 0) -> Corpus:
 def tokenizers() -> TokenizerPair:
     """Every word is a letter or a digit, and one symbol."""
     subwords = SubwordNmt(Codes(["a b"]), string.ascii_lowercase + string.digits)
-    return TokenizerPair(*(Tokenizer(subwords, Writing(language)) for language in ("en", "de")))
+    return TokenizerPair(*(Tokenizer(subwords, Preprocessor(language)) for language in ("en", "de")))
 
 
 @cache

@@ -23,7 +23,7 @@ _context = multiprocessing.get_context("spawn")
 _DIED = "a worker process died (was it out of memory?); try fewer --workers"
 
 
-class Workers:
+class WorkerPool:
     """Processes that stay for several passes. One worker means this process, and no other."""
 
     def __init__(self, num_workers: int) -> None:
@@ -61,7 +61,7 @@ class Workers:
             for future in flying:
                 future.cancel()
 
-    def __enter__(self) -> "Workers":
+    def __enter__(self) -> "WorkerPool":
         return self
 
     def __exit__(

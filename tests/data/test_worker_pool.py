@@ -3,7 +3,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from deepnmt.data.workers import Workers, apart
+from deepnmt.data.worker_pool import WorkerPool, apart
 from deepnmt.errors import InputError, RunError
 
 
@@ -24,7 +24,7 @@ class Adder:
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_results_come_in_the_order_of_the_tasks(num_workers: int) -> None:
     tasks = [5, 3, 8, 1, 0, 2, 2, 40, 6, 7, 4]
-    with Workers(num_workers) as workers:
+    with WorkerPool(num_workers) as workers:
         for amount in (10, 20):
             assert list(workers.in_order(Adder, (amount,), tasks)) == [task + amount for task in tasks]
 
@@ -32,12 +32,12 @@ def test_results_come_in_the_order_of_the_tasks(num_workers: int) -> None:
 @pytest.mark.parametrize("num_workers", [1, 2])
 @pytest.mark.parametrize(("amount", "message"), [(1, "thirteen"), (-1, "negative")])
 def test_a_refusal_inside_a_worker_reaches_the_user(num_workers: int, amount: int, message: str) -> None:
-    with pytest.raises(InputError, match=message), Workers(num_workers) as workers:
+    with pytest.raises(InputError, match=message), WorkerPool(num_workers) as workers:
         list(workers.in_order(Adder, (amount,), [1, 13]))
 
 
 def test_a_worker_that_dies_is_an_error_not_a_hang() -> None:
-    with pytest.raises(RunError, match="worker process died"), Workers(2) as workers:
+    with pytest.raises(RunError, match="worker process died"), WorkerPool(2) as workers:
         list(workers.in_order(Adder, (1,), [1, 99, 2]))
 
 
@@ -50,7 +50,7 @@ def test_tasks_are_drawn_only_as_they_are_needed() -> None:
             drawn += 1
             yield 0
 
-    with Workers(2) as workers:
+    with WorkerPool(2) as workers:
         next(workers.in_order(Adder, (1,), tasks()))
         assert drawn < 10
 
