@@ -1,10 +1,13 @@
-"""How `deepnmt serve` holds up under many clients, and what batching across them is worth.
+"""Throughput of `deepnmt serve` under many clients, with and without batching, and its behaviour under faults.
 
     python benchmarks/serve.py [MODEL] --clients 64 --seconds 60 --json serve.json
+    python benchmarks/serve.py [MODEL] --clients 64 --seconds 600 --faults
 
-Every client sends a sentence, waits for its translation and sends the next, over loopback. Two servers are measured
-in turns: as it is, and one request at a time (batches of one). Every answer is checked to be the one to its request.
-Without MODEL a small one is made: 12 + 2 layers, width 64, taught the phrase book of the tests for a moment.
+Every client sends a sentence over loopback, waits for its translation and sends the next. Two servers are measured in
+turns: one that batches across clients, and one that translates one request at a time. Every answer is checked.
+With --faults, three of eight clients misbehave: they vanish, read slowly or not at all, or cut their requests off. The
+others must get every answer, and the server must end with the memory it began with; otherwise the exit status is 1.
+Without MODEL a small one is trained for a moment on the phrase book of the tests: 12 + 2 layers, width 64.
 """
 
 import argparse
@@ -12,6 +15,7 @@ import asyncio
 import json
 import os
 import platform
+import random
 import re
 import signal
 import statistics
@@ -19,8 +23,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
@@ -30,6 +35,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "serving"))
 import phrasebook  # noqa: E402
 
+Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
+Fault = Callable[[Reader, Writer, bytes, random.Random], Awaitable[None]]
 ALONE = ["--max-batch-sentences", "1", "--batch-wait", "0"]
 
 
@@ -37,18 +44,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", type=Path, metavar="MODEL")
     parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--seconds", type=float, default=60.0, help="for each of the two ways")
-    parser.add_argument("--turns", type=int, default=6, help="in so many turns, so that both meet the same machine")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for each server")
+    parser.add_argument("--turns", type=int, default=6, help="the servers take turns, so that both see the same load")
+    parser.add_argument("--faults", action="store_true", help="one server; some of the clients misbehave")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--json", type=Path, help="write the figures here")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         model = arguments.model or make_model(Path(name) / "small")
-        result = compare(arguments, model)
+        result = (endure if arguments.faults else compare)(arguments, model)
     print(json.dumps(result, indent=2))
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+    sys.exit(int(bool(result.get("problems"))))
 
 
 def compare(arguments: argparse.Namespace, model: Path) -> dict[str, Any]:
@@ -68,6 +77,38 @@ def compare(arguments: argparse.Namespace, model: Path) -> dict[str, Any]:
             "one at a time": alone.figures(),
             "times the throughput": round(together.rate / alone.rate, 2),
             "in each turn": [round(ratio, 2) for ratio in ratios],
+        }
+
+
+def endure(arguments: argparse.Namespace, model: Path) -> dict[str, Any]:
+    """One server under faults; what must not happen is listed under "problems"."""
+    with served(arguments, model, ["--timeout", "30"]) as server:
+        asyncio.run(load(server, range(8), 3.0))
+        server.turns.clear()
+        seeds = range(1000, 1000 + arguments.clients)
+        faults = asyncio.run(load(server, seeds, arguments.seconds, [vanish, read_slowly, cut_off]))
+        deadline = time.monotonic() + 60
+        while (left := asyncio.run(work_left(server.port))) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        asyncio.run(load(server, range(8), 3.0))  # it still serves
+        health, _ = asyncio.run(get(server.port, "/health"))
+        figures = server.figures()
+        memory = [used for turn in server.turns for used in turn.memory]
+        quarter = len(memory) // 4
+        begin, end = statistics.median(memory[quarter : 2 * quarter]), statistics.median(memory[-quarter:])
+        problems = [f"{figures['lost or wrong']} answers lost or wrong"] if figures["lost or wrong"] else []
+        problems += [f"/health answers {health}"] if health != 200 else []
+        problems += [f"work left behind: {left}"] if left else []
+        problems += [f"memory grew from {begin} to {end} MB"] if end > 1.05 * begin + 10 else []
+        return {
+            "machine": f"{platform.machine()}, {arguments.threads} threads, Python {platform.python_version()}",
+            "clients": arguments.clients,
+            "seconds": arguments.seconds,
+            **figures,
+            "faults": faults,
+            "memory MB in the second quarter": begin,
+            "memory MB in the last quarter": end,
+            "problems": problems,
         }
 
 
@@ -131,34 +172,98 @@ def served(arguments: argparse.Namespace, model: Path, options: list[str]) -> It
             process.wait(60)
 
 
-async def load(server: Server, seeds: Sequence[int], seconds: float) -> None:
+async def load(server: Server, seeds: Sequence[int], seconds: float, faults: Sequence[Fault] = ()) -> dict[str, int]:
+    """Clients that ask for `seconds`. With faults, three of eight misbehave; returns how often each fault happened."""
     started = time.monotonic()
     until = started + seconds
     memory = asyncio.ensure_future(watch_memory(server.pid, until))
-    results = await asyncio.gather(*(client(server.port, seed, until) for seed in seeds))
+    bad = [(faults[seed % 8], seed) for seed in seeds if seed % 8 < len(faults)]
+    counting = [asyncio.ensure_future(misbehave(fault, server.port, seed, until)) for fault, seed in bad]
+    good = [seed for seed in seeds if seed % 8 >= len(faults)]
+    results = await asyncio.gather(*(client(server.port, seed, until) for seed in good))
     elapsed = time.monotonic() - started
+    counts: Counter[str] = Counter()
+    for (fault, _), count in zip(bad, await asyncio.gather(*counting), strict=True):
+        counts[fault.__name__] += count
     times = [taken for done, _ in results for taken in done]
     server.turns.append(Turn(times, sum(wrong for _, wrong in results), elapsed, await memory))
+    return dict(counts)
 
 
 async def client(port: int, seed: int, until: float) -> tuple[list[float], int]:
-    """The seconds each request took, and how many had no answer or another's."""
+    """The seconds each request took, and how many got no answer or a wrong one."""
     sentences = cycle(source for source, _ in phrasebook.phrases(200, seed))
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     done: list[float] = []
     wrong = 0
     while time.monotonic() < until:
         text = next(sentences)
-        body = json.dumps({"text": text}).encode()
-        head = f"POST /translate HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
         started = time.monotonic()
-        writer.write(head + body)
+        writer.write(request({"text": text}))
         status, answer = await read_answer(reader)
         done.append(time.monotonic() - started)
         answered = json.loads(answer)["translations"][0]["sentences"] if status == 200 else []
         wrong += [sentence["source"] for sentence in answered] != [text]
     writer.close()
     return done, wrong
+
+
+def request(fields: dict[str, Any]) -> bytes:
+    body = json.dumps(fields).encode()
+    return f"POST /translate HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+
+
+async def misbehave(fault: Fault, port: int, seed: int, until: float) -> int:
+    """How often a client did this."""
+    chance = random.Random(seed)
+    count = 0
+    while time.monotonic() < until:
+        text = "\n".join(source for source, _ in phrasebook.phrases(chance.randint(1, 20), chance.randrange(10**6)))
+        fields = {"text": text, "stream": chance.random() < 0.5, "nbest": chance.randint(1, 4), "alignments": True}
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        with suppress(ConnectionError):
+            await fault(reader, writer, request(fields), chance)
+        writer.transport.abort()
+        count += 1
+    return count
+
+
+async def vanish(reader: Reader, writer: Writer, sent: bytes, chance: random.Random) -> None:
+    """Send a request and go away before, during or after the answer."""
+    writer.write(sent)
+    await asyncio.sleep(chance.choice([0.0, 0.01, 0.1, 1.0]))
+
+
+async def read_slowly(reader: Reader, writer: Writer, sent: bytes, chance: random.Random) -> None:
+    """Read nothing, or a little now and then, until the server loses its patience."""
+    writer.write(sent)
+    size = chance.choice([0, 100, 1000])
+    for _ in range(60):
+        await asyncio.sleep(0.5)
+        if size and not await reader.read(size):
+            return
+
+
+async def cut_off(reader: Reader, writer: Writer, sent: bytes, chance: random.Random) -> None:
+    """Send a part of a request, or bytes that are none, and wait a moment or leave."""
+    part = sent[: chance.randrange(len(sent))]
+    writer.write(chance.choice([part, part, chance.randbytes(2000), sent.replace(b"{", b"[", 1)]))
+    await asyncio.sleep(chance.choice([0.0, 0.1, 2.0]))
+
+
+async def get(port: int, path: str) -> tuple[int, bytes]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+    answer = await read_answer(reader)
+    writer.close()
+    return answer
+
+
+async def work_left(port: int) -> list[str]:
+    """The gauges of work at hand that are not zero."""
+    _, text = await get(port, "/metrics")
+    gauges = re.findall(r"^(deepnmt_(?:queue|requests_at|characters_at)\S*) (\S+)$", text.decode(), re.MULTILINE)
+    return [f"{name} {value}" for name, value in gauges if float(value)]
 
 
 async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:

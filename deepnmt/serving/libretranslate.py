@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from starlette.responses import JSONResponse, Response
@@ -41,6 +42,12 @@ async def detect(models: Models, texts: list[str]) -> list[dict[str, Any]]:
     sources = [model.source for model in models]
     language, confidence = await asyncio.to_thread(detect_language, " ".join(texts), sources)
     return [{"confidence": confidence, "language": language}]
+
+
+async def load_detection(models: Models) -> None:
+    """Loading takes seconds, which the first client should not wait for."""
+    with suppress(RefusedError):
+        await detect(models, ["Hello."])
 
 
 async def translate(service: Service, fields: dict[str, Any], receive: Receive) -> Response:

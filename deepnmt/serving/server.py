@@ -71,7 +71,9 @@ def create_app(models: Models, limits: Limits, metrics: Metrics, allow_origins: 
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        warming = asyncio.create_task(libretranslate.load_detection(models))
         yield
+        await warming
         service.gate.closed = True
         await asyncio.to_thread(models.close)
 

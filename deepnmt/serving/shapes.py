@@ -3,7 +3,7 @@
 from difflib import get_close_matches
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from deepnmt.serving.limits import Limits, RefusedError
 from deepnmt.serving.models import shortened
@@ -53,6 +53,12 @@ class LibreTranslateRequest(BaseModel):
         "text", description="html: sentences are translated whole and tags are put back around their words"
     )
     alternatives: int = Field(0, ge=0, description="number of other translations")
+
+    @field_validator("alternatives", mode="before")
+    @classmethod
+    def _number(cls, value: object) -> object:
+        """A form sends strings, so pydantic is not strict here and would take false for zero."""
+        return str(value) if isinstance(value, bool) else value
 
 
 class DetectRequest(BaseModel):

@@ -213,6 +213,7 @@ def test_a_model_that_is_not_there_is_refused_with_what_is(fields):
         ({"q": {}, "target": "de"}, 400, "q must be a string or a list of strings"),
         ({"q": "a", "target": "xx"}, 400, "no model for target 'xx'; available: en-de (en to de)"),
         ({"q": "a", "target": "de", "format": "pdf"}, 400, "format must be 'text' or 'html'"),
+        ({"q": "a", "target": "de", "alternatives": False}, 400, "alternatives must be a valid integer"),
         ({"q": "a", "target": "de", "alternatives": 99}, 400, "alternatives must be at most 15, not 99"),
     ],
 )
