@@ -164,7 +164,7 @@ def test_a_command_prints_what_the_page_shows_below_it(walk, number):
 
 
 def test_the_stopped_run_goes_on_where_it_was_and_ends(walk):
-    stopped = re.search(r"stopped after step (\d+) and saved", walk.output("--out run &"))
+    stopped = re.search(r"stopped after step (\d+) and saved a checkpoint", walk.output("--out run &"))
     assert 50 <= int(stopped[1]) < 250
     lines = [json.loads(line) for line in (walk.folder / "run" / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["kind"] == "train"] == [50, 100, 150, 200, 250]
