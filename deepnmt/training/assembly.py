@@ -171,7 +171,7 @@ def say_what_is_new(stream: BatchStream, newest: Path | None, measure: str) -> N
 
 
 def build_objective(recipe: Recipe, precision: Precision, world: World, start: Path | None = None) -> Objective:
-    """The model, initialised by the seed alone or as `start` is, and its loss; sharded over the ranks where asked."""
+    """The model, initialised by the seed or from `start`, and its loss; sharded over the ranks if the recipe says so."""
     config = recipe.training
     torch.manual_seed(config.seed)
     model = Transformer(recipe.model)
@@ -241,7 +241,7 @@ def open_curves(recipe: Recipe, out: Path, state: TrainingState, world: World) -
 
 
 def guessing_nll(dataset: Dataset) -> float:
-    """The entropy of the target's words by frequency, in nats: what a model reaches that knows nothing else."""
+    """The entropy of the target's words in nats: the loss of a model that only knows their frequencies."""
     counts = np.zeros(dataset.tokenizers.target.vocab_size, np.int64)
     for corpus in dataset.train.values():
         ids = corpus.sides["target"].ids[:GUESSING_SAMPLE]
@@ -252,14 +252,13 @@ def guessing_nll(dataset: Dataset) -> float:
 
 
 def plan_memory(recipe: Recipe, dataset: Dataset, world: World) -> int:
-    """The largest even share of an update that fits on every rank's device, found by trying, with a fifth to spare.
+    """The largest even share of an update that fits on every rank's device, found by trying, less a fifth.
 
-    A recorded pass needs more than a plain one, by which it is tried: it has a stream with work spaces of its own.
+    Plain passes are tried; a recorded one needs more memory, since its stream has workspaces of its own.
     """
     if recipe.training.parallel == "fsdp" and world.size > 1:
         raise InputError(
-            'training.plan_memory tries what fits, which ranks with training.parallel = "fsdp" cannot do alone; '
-            "set batching.tokens_per_batch instead"
+            'training.plan_memory does not work with training.parallel = "fsdp"; set batching.tokens_per_batch instead'
         )
     most = -(-recipe.training.tokens_per_update // world.size)
     if world.device.type != "cuda":
@@ -268,14 +267,14 @@ def plan_memory(recipe: Recipe, dataset: Dataset, world: World) -> int:
         found = _largest_batch(recipe, dataset, world, most * 5 // 4 + 256)
     finally:
         free_memory(world.device)
-        torch.cuda.reset_peak_memory_stats(world.device)  # what is logged is the run's own
+        torch.cuda.reset_peak_memory_stats(world.device)  # so that the log shows the run's own peak
     if found is None:
-        raise RunError("not even a batch of 256 tokens fits on the device; take a smaller model")
+        raise RunError("not even a batch of 256 tokens fits on the device; use a smaller model")
     return even_share(most, found * 4 // 5)
 
 
 def _largest_batch(recipe: Recipe, dataset: Dataset, world: World, most: int) -> int | None:
-    """As plain torch computes it: compiled layers keep less, but to try each size with them would take minutes."""
+    """Measured with plain torch: compiled layers use less, but compiling for each size would take minutes."""
     precision = resolve(recipe.training.precision, world.device)
     objective = build_objective(recipe, precision, world)
     state = TrainingState.start(objective.model, recipe.training, precision == "fp16", world)
@@ -296,7 +295,7 @@ def _largest_batch(recipe: Recipe, dataset: Dataset, world: World, most: int) ->
 
 
 def _try(engine: EagerEngine, state: TrainingState, batch: AnyBatch) -> bool:
-    """Whether a batch goes through forward and backward; asks for the memory, and gives it back."""
+    """Whether a forward and backward pass over a batch fits in memory."""
     zero_gradients(engine.parameters)
     sums = torch.zeros(2, dtype=torch.float64, device=batch.source.device)
     fits = engine.add_up([batch], state.loss_scale.factor / batch.num_target_tokens, Noise(0), sums) is None

@@ -1,4 +1,4 @@
-"""One model from several checkpoints: the mean of their weights (in float64, so that equal ones stay themselves)."""
+"""One model from several checkpoints: the mean of their weights, in float64."""
 
 import tomllib
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from deepnmt.training.folder import CHECKPOINTS, MODEL, RECIPE, copy_tokenizers
 
 
 def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
-    """The mean of the checkpoints' weights. In float64 a sum of n equal float32 numbers is exact, and so is its nth."""
+    """The mean of the checkpoints' weights. In float64 the mean of equal float32 numbers is exact."""
     first = read_weights(paths[0])
     sums = {name: weight.double() for name, weight in first.items()}
     for path in paths[1:]:

@@ -1,11 +1,11 @@
-"""Work beside training: one piece at a time, in order. What goes wrong with it is raised where it is waited for."""
+"""Work in a background thread, one task at a time, in order. `wait` raises a task's error."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 
 class Background:
-    """A thread of its own. A process that ends lets it finish first, unless it is killed."""
+    """A process that ends lets its task finish first, unless it is killed."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1)

@@ -1,4 +1,4 @@
-"""The recipe's [training] section: how the model is optimised, when it is looked at, what is kept."""
+"""The recipe's [training] section: how the model is optimised and validated, and which checkpoints are kept."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,13 +10,13 @@ Metric = Literal["bleu", "chrf", "loss"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """Every rate, interval and count of a run. A step is one optimiser update, over `tokens_per_update` tokens."""
+    """A step is one optimiser update, over `tokens_per_update` tokens; intervals (`_every`) are in steps."""
 
     seed: int = 1
     max_steps: int
     max_epochs: int | None = None
 
-    # What the optimiser sees, over all ranks; batching.tokens_per_batch is what one pass holds, accumulation follows.
+    # Target tokens per update, over all ranks; gradients of batches of batching.tokens_per_batch are accumulated.
     tokens_per_update: int = 4096
     plan_memory: bool = False
 
@@ -24,8 +24,10 @@ class TrainingConfig:
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-8
     weight_decay: float = 0.0
-    momentum: float = 0.95  # muon's
-    matrix_lr: float | None = None  # of the matrices that muon moves, in lr's schedule; else lr
+    momentum: float = 0.95  # of muon
+    matrix_lr: float | None = (
+        None  # learning rate of the matrices that muon updates, on the schedule of lr; default: lr
+    )
     clip_norm: float | None = None
     label_smoothing: float = 0.1
     sampled_softmax: int = 0  # symbols besides the batch's own in the softmax; 0: the whole vocabulary
@@ -53,11 +55,11 @@ class TrainingConfig:
     save_epochs: bool = True
 
     validation_beam: int = 1
-    validation_lines: int | None = None  # decode only the first so many; the loss is of all; 0 decodes nothing
+    validation_lines: int | None = None  # translate only the first N lines (0: none); the loss is of all
     best_by: Metric = "bleu"
     patience: int | None = None
 
-    export: Literal["best", "last", "average"] = "best"  # what RUN/model is made of in the end
+    export: Literal["best", "last", "average"] = "best"  # what RUN/model contains when training ends
     average_last: int = 5  # epochs
 
     diagnose: bool = True

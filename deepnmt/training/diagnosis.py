@@ -1,4 +1,4 @@
-"""Training that fails is named, with what to try: it diverges, or its gradient does not reach the lowest layers."""
+"""Recognises training that fails, and suggests a remedy: it diverges, or gradients do not reach the lowest layers."""
 
 import math
 from dataclasses import dataclass
@@ -6,36 +6,36 @@ from dataclasses import dataclass
 from deepnmt.errors import RunError
 from deepnmt.training.config import TrainingConfig
 
-# The lowest layer's gradient as a part of the top layer's, under which nothing is learned there any more. It is a
-# hundredth or more in stacks that learn, in either norm; in post-norm ones too deep to learn a few 1e-5, and ever less.
+# Ratio of the lowest layer's gradient to the top layer's below which the lowest layer no longer learns. Stacks that
+# learn have 1e-2 or more, with either norm; post-norm stacks too deep to learn have a few 1e-5, and falling.
 VANISHED = 1e-4
-# A loss this close to that of guessing by frequency means that the source is not used.
+# A loss this close to guessing by frequency means that the model does not use the source.
 GUESSING = 0.98
 STRIKES = 5
-# Guessing is where every model begins; it has twice the warm-up, and at least this long, to get away from it.
+# Every model starts by guessing; it has twice the warm-up, and at least this many steps, to do better.
 GUESSING_STEPS = 1000
 
 
 class TrainingError(RunError):
-    """Names the step and the reason; the last checkpoint is good."""
+    """Names the step and the reason; the last checkpoint is intact."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a run's numbers mean. `guessing_nll` is the entropy of the target's words, in nats: no model needed."""
+    """Interprets the figures of a run. `guessing_nll` is the entropy of the target's words, in nats."""
 
     config: TrainingConfig
     vocab_size: int
     guessing_nll: float | None
     is_post_norm: bool
-    has_shortcuts: bool = False  # the encoder's connection lets a layer's output pass by the layers above it
+    has_shortcuts: bool = False  # the encoder's connection lets a layer's output bypass the layers above it
     guessing_steps: int = GUESSING_STEPS
 
     def diverged(self, step: int) -> TrainingError:
         return TrainingError(f"diverged at step {step}: the loss or its gradient is not finite; {self._advice()}")
 
     def strikes(self, step: int, nll: float, layers: dict[str, float], before: int) -> int:
-        """How many signs in a row there are now that nothing is learned; raises when they are enough."""
+        """The number of consecutive signs that the model does not learn; raises when there are enough."""
         ratio = depth_ratio(layers, self.has_shortcuts)
         guessing = self.guessing_nll if self.guessing_nll is not None else math.log(self.vocab_size)
         is_guessing = nll >= GUESSING * guessing
@@ -52,7 +52,7 @@ class Diagnosis:
         raise TrainingError(f"not learning at step {step} (nll {nll:.2f} nats): {reason}; {self._advice()}")
 
     def _is_sign(self, step: int, is_guessing: bool, vanished: bool) -> bool:
-        """A decoder that learns to write without its source does better than guessing, so then the gradient decides."""
+        """A decoder that learns without its source does better than guessing; then the gradient decides."""
         if vanished:
             return is_guessing or step >= min(self.config.warmup_steps, self.guessing_steps)
         return is_guessing and step >= max(2 * self.config.warmup_steps, self.guessing_steps)
@@ -70,9 +70,9 @@ class Diagnosis:
 
 
 def depth_ratio(layers: dict[str, float], has_shortcuts: bool = False) -> float | None:
-    """Gradient norm of the lowest encoder layer over the top decoder layer's: the whole way of the gradient.
+    """Gradient norm of the lowest encoder layer over the top decoder layer's: the gradient's whole path.
 
-    With shortcuts a model may well learn to pass by its lowest layer; then the encoder layer with the most counts.
+    With shortcuts a model may learn to bypass its lowest layer; then the encoder layer with the largest norm counts.
     """
     encoder = [norm for name, norm in layers.items() if name.startswith("encoder.layers.")]
     decoder = [norm for name, norm in layers.items() if name.startswith("decoder.layers.")]

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live bar on a terminal, plain lines elsewhere, always on standard error."""
+"""Progress of a run on standard error: a live bar on a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Display:
-    """A sink of the curves that prints them. The plain form; `open_display` picks the live one on a terminal."""
+    """Prints the lines of the log. `open_display` picks the live version on a terminal."""
 
     def __init__(self, step: int, max_steps: int) -> None:
         self.max_steps, self.is_first = max_steps, True
@@ -41,7 +41,7 @@ class Display:
 
 
 class LiveDisplay(Display):
-    """Training lines move a bar, everything else is printed above it."""
+    """Training lines update a bar; all others are printed above it."""
 
     def __init__(self, step: int, max_steps: int) -> None:
         from rich.console import Console

@@ -1,8 +1,8 @@
-"""Several processes as one: who they are, how they add up gradients, how they agree, and how they fail together.
+"""Several processes that train as one: how they add up gradients, agree, and fail together.
 
 Data parallel: each rank computes the gradient of its part of an update; they are added up after the last micro-batch.
-That sum is explicit instead of torch's DistributedDataParallel so that a rank may have fewer batches or none, may split
-and retry one that does not fit, and may compute its gradients in any engine (a replayed CUDA graph has no hooks).
+The sum is explicit, instead of torch's DistributedDataParallel, so that a rank may have fewer batches or none, may split
+and retry one that does not fit, and may compute its gradients with any engine (a replayed CUDA graph has no hooks).
 Sharded (FSDP2): parameters, gradients and optimiser state are spread over the ranks, layer by layer.
 """
 
@@ -50,7 +50,7 @@ class World:
         return tensor
 
     def any(self, flag: bool) -> bool:
-        """True on every rank if it is true on one. Between hosts, not devices: the GPU's queue is not waited for."""
+        """True on every rank if true on any. Hosts exchange it, not devices: nothing waits for the GPU's queue."""
         return self.max(int(flag)) > 0
 
     def max(self, number: int) -> int:
@@ -69,7 +69,7 @@ class World:
         return cast(T, box[0])
 
     def spread(self, work: Callable[[list[T]], list[R]], items: list[T]) -> list[R]:
-        """`work(items)`, each rank doing its share; the results of all, in order, on every rank."""
+        """`work(items)`, shared among the ranks; all results, in order, on every rank."""
         if self.size == 1:
             return work(items)
         parts: list[Any] = [None] * self.size
@@ -93,7 +93,7 @@ class World:
         return torch.cat(parts)[: len(rows)]
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Add up the gradients over the ranks. Sharded ones have been already, by the backward pass."""
+        """Add up the gradients over the ranks. The backward pass has already added up sharded ones."""
         if self.size == 1:
             return
         gradients = [p.grad for p in parameters if p.grad is not None and not hasattr(p, "full_tensor")]
@@ -122,7 +122,7 @@ def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def join_world(device: str | None, timeout_seconds: int) -> Iterator[World]:
-    """The world that torchrun's environment describes, or a world of one; errors on one rank end them all."""
+    """The world described by torchrun's environment, or a world of one; an error on one rank ends them all."""
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     place = _device(device, int(os.environ.get("LOCAL_RANK", "0")))
     world = World(rank, size, place)
@@ -135,19 +135,19 @@ def join_world(device: str | None, timeout_seconds: int) -> Iterator[World]:
         store = _fresh_store(next(rendezvous("env://", timeout=timeout))[0], rank, size, timeout_seconds)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     except RuntimeError as error:
-        raise RunError(f"rank {rank} of {size} did not find the others: {_sentence(error)}") from error
+        raise RunError(f"rank {rank} of {size} could not join the others: {_sentence(error)}") from error
     with _one_voice(world):
         yield world
-    # Only when all went well: after a failure this could wait for a rank that is gone; the process ends anyway.
+    # Only after success: after a failure this could wait for a dead rank, and the process ends anyway.
     dist.destroy_process_group()
 
 
 def _fresh_store(store: Store, rank: int, size: int, timeout_seconds: int) -> Store:
     """A part of the store that nobody has written to before.
 
-    After a restart torchrun hands out the store of the ranks before, with their addresses still in it, and who reads
-    one before it is overwritten waits for the dead. So the main rank picks a name for the new part and tells each of
-    the others under a key that only a living one can have made up; they confirm.
+    After a restart torchrun passes on the store of the previous ranks, with their addresses still in it; a rank that
+    reads one of those waits for a dead process. So the main rank picks a name for a new part and sends it to each of
+    the others under a key that only a living rank can have made; they confirm.
     """
     mine = secrets.token_hex(8)
     store.set(f"hello/{rank}", mine)
@@ -169,16 +169,16 @@ def _fresh_store(store: Store, rank: int, size: int, timeout_seconds: int) -> St
 
 @contextmanager
 def _one_voice(world: World) -> Iterator[None]:
-    """An error that every rank has is told by the main one; an error of one rank is told by the main one for it."""
+    """The main rank alone reports an error, whether every rank has it or just one."""
     store = dist.distributed_c10d._get_default_store()
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
-        # The first to fail says why; those that fail because of it (their peer is gone) find it said.
+        # The first to fail records why; ranks that fail as a consequence (their peer is gone) read it.
         mine = f"{world.rank} {_sentence(error)}"
-        with suppress(RuntimeError):  # the store itself may be gone
+        with suppress(RuntimeError):  # the store may be gone too
             mine = store.compare_set(FAILURE_KEY, "", mine).decode()
         first, _, sentence = mine.partition(" ")
         if isinstance(error, InputError) and world.is_main:
@@ -202,7 +202,7 @@ def _device(name: str | None, local_rank: int) -> torch.device:
         return device
     if local_rank >= torch.cuda.device_count():
         raise InputError(
-            f"torchrun started rank {local_rank} on this host, and it has {torch.cuda.device_count()} CUDA devices; "
+            f"torchrun started rank {local_rank} on this host, which has {torch.cuda.device_count()} CUDA devices; "
             "lower --nproc-per-node"
         )
     device = torch.device("cuda", device.index if device.index is not None else local_rank)
@@ -211,11 +211,11 @@ def _device(name: str | None, local_rank: int) -> torch.device:
 
 
 def shard(module: nn.Module, precision: Precision) -> None:
-    """FSDP2: spread a module over the ranks, its layers one by one, then the rest. In place."""
+    """FSDP2: shard a module over the ranks in place, layer by layer, then the rest."""
     dtype = DTYPES[precision]
     policy = MixedPrecisionPolicy(param_dtype=None if dtype is torch.float32 else dtype, reduce_dtype=torch.float32)
     for part in module.modules():
-        # Called on its own, outside of its layer's forward pass: keys and values are projected once per source.
+        # Called on its own, outside its layer's forward pass: keys and values are projected once per source.
         if hasattr(part, "project") and hasattr(part, "key_value"):
             fully_shard(part, mp_policy=policy)
             register_fsdp_forward_method(part, "project")
@@ -228,7 +228,7 @@ def shard(module: nn.Module, precision: Precision) -> None:
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
-            part.set_force_sum_reduction_for_comms(True)  # the plain sum: gloo knows no other
+            part.set_force_sum_reduction_for_comms(True)  # gloo supports only the plain sum
 
 
 def _trained(module: nn.Module) -> bool:
@@ -236,7 +236,7 @@ def _trained(module: nn.Module) -> bool:
 
 
 def await_gradients(module: nn.Module, wanted: bool) -> None:
-    """Whether the next backward pass of a sharded module ends with the exchange of gradients."""
+    """Set whether the next backward pass of a sharded module ends with the exchange of gradients."""
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(wanted)
 
@@ -247,7 +247,7 @@ def is_sharded(module: nn.Module) -> bool:
 
 @contextmanager
 def in_one_piece(module: nn.Module) -> Iterator[None]:
-    """Inside, methods of a sharded module other than its forward pass work too; every rank must do the same."""
+    """Inside, all methods of a sharded module work, not just its forward pass; every rank must call the same ones."""
     if not isinstance(module, FSDPModule):
         yield
         return

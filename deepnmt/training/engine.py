@@ -1,4 +1,4 @@
-"""The loss and the gradients of one update: the part of a step that a faster engine may replace.
+"""The loss and the gradients of one update: the part of a step that has a faster twin on a GPU.
 
 An engine leaves, in every parameter's `grad`, the gradient of scale * (loss summed over this rank's batches) / (target
 tokens of the whole update on all ranks), so that two batches step like one and two ranks like one.
@@ -22,7 +22,7 @@ from deepnmt.training.precision import autocast
 
 
 class TranslationModel(Protocol):
-    """What training needs of a model."""
+    """The part of a model that training uses."""
 
     @property
     def output_weight(self) -> nn.Parameter: ...
@@ -32,7 +32,7 @@ class TranslationModel(Protocol):
 
 class Engine(Protocol):
     def accumulate(self, update: Update, scale: Tensor, noise: "Noise") -> Tensor:
-        """Make the gradients of this rank's part; return the sums over it of loss and nll: (2,), float64."""
+        """Compute the gradients of this rank's batches; return the sums of their loss and nll: (2,), float64."""
         ...
 
 
@@ -43,13 +43,13 @@ class Noise:
         self.key = key
 
     def seed_for(self, batch: AnyBatch) -> None:
-        """A batch is known by its first sentence, which no other batch of the update has."""
+        """A batch is identified by its first sentence, which is in no other batch of the update."""
         text = " ".join(map(str, (*self.key, *batch.sentences[:1])))
         torch.manual_seed(int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1)
 
 
 class Objective(nn.Module):
-    """A model and its loss as one module: the whole of what one batch computes."""
+    """A model and its loss as one module: everything computed for one batch."""
 
     def __init__(self, model: nn.Module, smoothing: float, pad_id: int, sampled_softmax: int = 0) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class Objective(nn.Module):
 
 
 def _sequences(batch: AnyBatch) -> tuple[Tensor | PackedSequences, Tensor | PackedSequences]:
-    """The two texts of a batch as the model takes them."""
+    """The source and target of a batch as the model takes them."""
     if isinstance(batch, PackedBatch):
         return (
             PackedSequences(batch.source, batch.source_offsets),
@@ -76,7 +76,7 @@ def _sequences(batch: AnyBatch) -> tuple[Tensor | PackedSequences, Tensor | Pack
 
 
 class EagerEngine:
-    """Plain torch: batch by batch, in smaller pieces where memory does not suffice."""
+    """Plain torch: batch by batch, in smaller pieces if one does not fit in memory."""
 
     def __init__(
         self,
@@ -100,13 +100,13 @@ class EagerEngine:
             failed = self.add_up(batches, factor, noise, sums)
             if failed is None:
                 return sums
-            # Outside of the handler: the frames that hold the failed pass's memory are gone. A backward pass may have
-            # failed half way through the gradients, so all of them are made again.
+            # Outside the exception handler, the frames that hold the failed pass's memory are gone. A backward pass
+            # may have failed halfway through the gradients, so all of them are computed again.
             free_memory(self.world.device)
             self.splitter.shrink(batches[failed], update.batches, self.world)
 
     def add_up(self, batches: list[AnyBatch], factor: Tensor, noise: Noise, sums: Tensor) -> int | None:
-        """Forward and backward through every batch; returns the number of the one that did not fit, if one did not."""
+        """Forward and backward through every batch; returns the index of the one that did not fit, or None."""
         for number, batch in enumerate(batches):
             await_gradients(self.objective, number == len(batches) - 1)
             noise.seed_for(batch)
@@ -119,7 +119,7 @@ class EagerEngine:
                     raise
                 if self.sharded:
                     raise RunError(
-                        "out of memory, and sharded ranks cannot retry alone; lower batching.tokens_per_batch"
+                        "out of memory, and a sharded rank cannot retry alone; lower batching.tokens_per_batch"
                     ) from error
                 return number
             sums += torch.stack([loss.detach(), nll])
@@ -127,7 +127,7 @@ class EagerEngine:
 
 
 def zero_gradients(parameters: list[nn.Parameter]) -> None:
-    """In place: their addresses stay, and a parameter that no batch reached has zeros."""
+    """In place, so that addresses stay; a parameter that no batch uses has a gradient of zeros."""
     for parameter in parameters:
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)

@@ -1,8 +1,8 @@
 """The engine of a GPU: packed batches, compiled layers, and one CUDA graph for the whole forward and backward pass.
 
-A packed batch always has the same shapes, so the launches of one pass are recorded once and replayed for every batch:
-the host is out of the way, which is most of the time of a small model and a good part of a large one's. `EagerEngine`
-is the plain twin.
+A packed batch always has the same shapes, so the kernel launches of one pass are recorded once and replayed for every
+batch. That removes the host's overhead, which dominates small models and matters for large ones. `EagerEngine` is the
+plain twin.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,16 +23,16 @@ from deepnmt.training.memory import Splitter, free_memory, is_out_of_memory, siz
 from deepnmt.training.precision import autocast
 
 WARM_UPS = 3  # passes before recording: compilation, libraries' work spaces
-# Of a pass's memory, left free: a recording cannot give back what the allocator has cached, so it needs more than it.
+# Share of a pass's memory left free: a recording cannot release cached blocks, so it needs more than a plain pass.
 SPARE = 1 / 16
 
 Work = Callable[[], None]
 
 
 class GraphEngine:
-    """`record` turns the work of a pass into its replay. Where memory does not suffice, smaller pieces are recorded.
+    """`record` turns the work of a pass into its replay. If a pass does not fit in memory, smaller pieces are recorded.
 
-    Only recording asks for memory, so a batch either does not fit at once or never fails.
+    Only recording allocates memory, so a batch fails at its first pass or never.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class GraphEngine:
         self.parameters = [p for p in objective.parameters() if p.requires_grad]
         self.sums = torch.zeros(2, dtype=torch.float64, device=world.device)
         self.factor = torch.zeros((), device=world.device)
-        self.batch: AnyBatch | None = None  # what the recording reads
+        self.batch: AnyBatch | None = None  # the tensors that the recording reads
         self.replay: Work | None = None
         # One stream for every recording: the matrix library keeps work spaces for each that it has ever seen.
         self.record = record or partial(record_graph, stream=torch.cuda.Stream(world.device))
@@ -67,19 +67,19 @@ class GraphEngine:
         return self.sums.clone()
 
     def _recorded(self, batches: Sequence[AnyBatch]) -> tuple[list[AnyBatch], Work]:
-        """The batches in pieces that fit, and the replay of a pass over one: the last one, if it has that shape."""
+        """The batches in pieces that fit, and the replay of a pass over one, recorded anew if the shape has changed."""
         while True:
             pieces = self.splitter.cut(batches)
             if self.batch is None or sizes_of(self.batch) != sizes_of(pieces[0]):
                 self._try_to_record(pieces[0])
             if self.replay is not None:
                 return pieces, self.replay
-            # Outside of the handler: the frames that hold the failed pass's memory are gone.
+            # Outside the exception handler, the frames that hold the failed pass's memory are gone.
             free_memory(self.world.device)
             self.splitter.shrink(pieces[0], batches, self.world)
 
     def _try_to_record(self, example: AnyBatch) -> None:
-        """Leaves no recording, and no memory of one, where it does not fit."""
+        """If it does not fit, leaves no recording and none of its memory."""
         had_one = self.replay is not None
         self.batch = self.replay = None
         if had_one:
@@ -109,7 +109,7 @@ class GraphEngine:
 
 
 def record_graph(work: Work, stream: torch.cuda.Stream) -> Work:
-    """The replay of this work as a CUDA graph. Raises out of memory before it records, if it can be known."""
+    """The replay of this work as a CUDA graph. Runs out of memory before recording rather than during it, if it can."""
     current = torch.cuda.current_stream()
     stream.wait_stream(current)
     with torch.cuda.stream(stream):
@@ -123,8 +123,8 @@ def record_graph(work: Work, stream: torch.cuda.Stream) -> Work:
     current.wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     torch.cuda.reset_peak_memory_stats()
-    # Only calls of this thread are watched for what must not be recorded: the loader's thread pins memory meanwhile.
-    # The outer context restores the stream also where a recording that failed cannot be ended.
+    # Only calls of this thread count as forbidden during capture: the loader's thread pins memory at the same time.
+    # The outer context restores the stream even if a failed capture cannot be ended.
     with (
         torch.cuda.stream(current),
         torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
@@ -137,8 +137,8 @@ def record_graph(work: Work, stream: torch.cuda.Stream) -> Work:
 def compiled_layers(objective: Objective) -> Iterator[None]:
     """Layer by layer: one compilation serves all layers of a stack, however deep.
 
-    Only while recording: the recording holds the compiled kernels, and validation, with a shape for every batch, would
-    be compiled again and again.
+    Only while recording: the recording keeps the compiled kernels, and validation batches differ in shape, so each would
+    be compiled again.
     """
     model: Transformer = objective.model  # type: ignore[assignment]
     layers = [*model.encoder.layers, *model.decoder.layers]

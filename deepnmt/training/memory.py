@@ -1,4 +1,4 @@
-"""What fits: batches cut into pieces when they do not, and the largest batch found by trying."""
+"""Memory limits: batches split into pieces when they do not fit, and the largest batch that does, found by trying."""
 
 import gc
 import sys
@@ -14,24 +14,24 @@ from deepnmt.training.distributed import World
 
 
 def num_cells(batch: AnyBatch) -> int:
-    """The room a batch takes, in tokens of both sides, padding included."""
+    """The size of a batch: tokens of both sides, padding included."""
     return batch.source.numel() + batch.target_input.numel()
 
 
 @dataclass
 class Splitter:
-    """Remembers what fits after something did not, so that later batches are cut before they are tried.
+    """Remembers what fits after a batch did not, so that later batches are split before they are tried.
 
-    A padded batch is cut by rows into pieces of at most `limit` cells; a packed one into pieces of one shape, with
-    `room` for so many source and target tokens. The pieces' losses and gradients add up to the batch's.
+    A padded batch is split by rows into pieces of at most `limit` cells; a packed one into pieces of one shape, with
+    `room` for this many source and target tokens. The pieces' losses and gradients add up to the batch's.
     """
 
     limit: int | None = None
     room: tuple[int, int] | None = None
-    has_told: bool = False
+    has_warned: bool = False
 
     def cut(self, batches: Sequence[AnyBatch]) -> list[AnyBatch]:
-        """The pieces of these batches; `room` first grows to hold the longest sentence among them."""
+        """The pieces of these batches; `room` first grows to the longest sentence among them."""
         if self.room is not None:
             self.room = _at_least(self.room, _longest(batches))
         return [piece for batch in batches for piece in self._cut(batch)]
@@ -47,7 +47,7 @@ class Splitter:
         return [piece for half in batch.split() for piece in self._cut(half)]
 
     def shrink(self, failed: AnyBatch, batches: Sequence[AnyBatch], world: World) -> None:
-        """Make `cut` give smaller pieces of these batches, one of which has just not fitted."""
+        """Make `cut` return smaller pieces of these batches, one of which did not fit."""
         if isinstance(failed, Batch):
             _refuse_one_pair(failed)
             self.limit = max(num_cells(half) for half in failed.split())
@@ -60,19 +60,19 @@ class Splitter:
                 raise RunError(_one_pair(*_largest_pair(batches)))
             self.room = room
             pieces = f"at most {room[0]:,} source and {room[1]:,} target tokens"
-        if not self.has_told:
-            self.has_told = True
+        if not self.has_warned:
+            self.has_warned = True
             where = f" on rank {world.rank}" if world.size > 1 else ""
             print(
-                f"deepnmt: out of memory{where}: a batch of {num_cells(failed):,} tokens (both sides) does not fit and "
-                f"is computed in pieces of {pieces} from now on; the optimiser sees the same updates; "
-                "with a lower batching.tokens_per_batch there is nothing to cut",
+                f"deepnmt: out of memory{where}: a batch of {num_cells(failed):,} tokens (both sides) does not fit; from "
+                f"now on batches are split into pieces of {pieces}, with the same updates as a result "
+                "(a lower batching.tokens_per_batch avoids splitting)",
                 file=sys.stderr,
                 flush=True,
             )
 
     def agree(self, world: World) -> None:
-        """The smallest pieces of any rank, on every rank: what a checkpoint says is then true of all."""
+        """Use the smallest pieces of any rank on every rank, so that a checkpoint holds for all."""
         if world.size > 1:
             limit, source, target = (
                 -world.max(-(number or sys.maxsize)) for number in (self.limit, *(self.room or (None, None)))
@@ -82,7 +82,7 @@ class Splitter:
 
 
 def sizes_of(batch: AnyBatch) -> tuple[int, int]:
-    """The room on the two sides."""
+    """Tokens of the source and the target, padding included."""
     return batch.source.numel(), batch.target_input.numel()
 
 
@@ -98,7 +98,7 @@ def _largest_pair(batches: Sequence[AnyBatch]) -> tuple[int, int]:
 
 
 def _at_least(room: tuple[int, int], longest: tuple[int, int]) -> tuple[int, int]:
-    """Grown to multiples, so that it does not grow again for every sentence that is one token longer."""
+    """Rounded up to multiples, so that it does not grow again for every sentence that is one token longer."""
     source, target = (
         size if size >= need else -(-need // PACKED_MULTIPLE) * PACKED_MULTIPLE
         for size, need in zip(room, longest, strict=True)
@@ -107,7 +107,7 @@ def _at_least(room: tuple[int, int], longest: tuple[int, int]) -> tuple[int, int
 
 
 def _smaller(size: int, need: int) -> int:
-    """A little over half: two pieces then hold what one did, although neither can be filled to the last token."""
+    """A little over half: two pieces then hold one batch, although neither can be filled to the last token."""
     half = max(size * 17 // 32, need)
     rounded = -(-half // PACKED_MULTIPLE) * PACKED_MULTIPLE
     return rounded if rounded < size else min(half, size)
@@ -115,7 +115,7 @@ def _smaller(size: int, need: int) -> int:
 
 def _one_pair(source: int, target: int) -> str:
     return (
-        f"out of memory: one pair of {source} source and {target} target tokens does not fit; "
+        f"out of memory: one sentence pair of {source} source and {target} target tokens does not fit; "
         "lower batching.max_length or set training.activation_checkpointing = true"
     )
 
@@ -126,7 +126,7 @@ def _refuse_one_pair(batch: Batch) -> None:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Also where it is the cause of another error, or comes from a library that has no type for it."""
+    """Also if it caused another error, or comes from a library without a type for it."""
     while error is not None:
         text = str(error) if isinstance(error, RuntimeError) else ""
         if isinstance(error, torch.OutOfMemoryError) or "CUDA error: out of memory" in text or "ALLOC_FAILED" in text:
@@ -136,16 +136,16 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def free_memory(device: torch.device) -> None:
-    """Give back what nothing holds any more, and what only unreachable cycles hold (failed passes leave such)."""
+    """Release cached memory, also that of unreachable cycles, which failed passes leave behind."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
 def largest_that_fits(fits: Callable[[int], bool], start: int, most: int, grain: int = 256) -> int | None:
-    """The largest multiple of `grain` up to `most` (at least `grain`) for which `fits` says yes; None if none does.
+    """The largest multiple of `grain` up to `most` (at least `grain`) that `fits` accepts, or None.
 
-    Doubles from `start`, then halves the gap; `fits` is asked about 2 log2(most / grain) times.
+    Doubles from `start`, then halves the gap; calls `fits` about 2 log2(most / grain) times.
     """
     low, high = 0, most // grain + 1
     probe = max(start // grain, 1)
@@ -159,7 +159,7 @@ def largest_that_fits(fits: Callable[[int], bool], start: int, most: int, grain:
 
 
 def even_share(most: int, limit: int, grain: int = PACKED_MULTIPLE) -> int:
-    """The size up to `limit` (at least `grain`) whose passes make up `most` as evenly as multiples of `grain` can."""
+    """The size up to `limit` (at least `grain`) that divides `most` into passes as even as multiples of `grain` allow."""
     if most <= limit:
         return most
     passes = -(-most // (limit // grain * grain))

@@ -1,4 +1,4 @@
-"""One step of the optimiser: norms, clipping, unscaling and the refusal of a bad gradient, without asking the host.
+"""One step of the optimiser: norms, clipping, unscaling and skipping of bad gradients, without waiting for the host.
 
 Clipping, unscaling and skipping are done inside the fused Adam kernel, through the two attributes it has for that.
 """
@@ -45,7 +45,7 @@ def build_optimizer(model: nn.Module, config: TrainingConfig, world: World) -> t
 
 
 def _is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """What a layer multiplies by; not embeddings and output, whose rows are words, nor connection weights."""
+    """A matrix inside a layer: not embeddings or output, whose rows are words, nor connection weights."""
     return parameter.ndim == 2 and re.search(r"\blayers\.\d+\.", name) is not None
 
 
@@ -61,7 +61,7 @@ class GradientNorms:
         return torch.linalg.vector_norm(self.norms)
 
     def by_layer(self) -> dict[str, float]:
-        """Norms of whole layers (`encoder.layers.3`) and of what stands outside them (`target_embedding`)."""
+        """Norms of whole layers (`encoder.layers.3`) and of parameters outside them (`target_embedding`)."""
         squares: dict[str, float] = {}
         for name, norm in zip(self.names, self.norms.tolist(), strict=True):
             layer = layer_of(name)
@@ -93,14 +93,14 @@ def apply_update(
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("rate_factor", 1.0)
     divisor = scale if clip_norm is None else scale * (total_norm / clip_norm).clamp(min=1.0)
-    # What GradScaler would set, as zero-dimensional tensors: the kernel divides by the first, and obeys the second.
+    # As GradScaler sets them, zero-dimensional tensors: the kernel divides by the first and skips if the second is 1.
     optimizer.grad_scale = torch.where(bad, 1.0, divisor)  # type: ignore[attr-defined]
     optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
     optimizer.step()
 
 
 class Ema:
-    """An exponential moving average of the parameters, with a short memory while it is young."""
+    """An exponential moving average of the parameters; its decay starts low and grows to `decay`."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
@@ -114,7 +114,7 @@ class Ema:
         torch._foreach_add_(shadow, current, alpha=1 - decay)
 
     def swap(self) -> None:
-        """Exchange the average and the parameters, values only; calling it again undoes it."""
+        """Swap the values of the average and the parameters; calling it again undoes it."""
         with torch.no_grad():
             for name, parameter in self.named.items():
                 kept = parameter.detach().clone()
@@ -123,12 +123,12 @@ class Ema:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A sharded tensor in one piece (every rank must ask); any other as it is."""
+    """A sharded tensor in one piece (every rank must call this); any other unchanged."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimiser's state by parameter name: `exp_avg/encoder.layers.0...`; made (as zeros) if no step was taken."""
+    """The optimiser's state by parameter name: `exp_avg/encoder.layers.0...`; zeros before the first step."""
     tensors = {}
     for name, parameter in _trained(model, optimizer):
         state = optimizer.state[parameter]

@@ -1,4 +1,4 @@
-"""In which numbers a run computes: autocast, and the loss scale that keeps fp16 gradients from vanishing."""
+"""Numeric precision: autocast, and the loss scale that keeps fp16 gradients from underflowing."""
 
 from contextlib import AbstractContextManager
 
@@ -11,7 +11,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def resolve(precision: Precision, device: torch.device) -> Precision:
-    """What "auto" means here: bf16 where the device computes in it, else fp16; fp32 without an accelerator."""
+    """Resolve "auto": bf16 if the GPU supports it, else fp16; fp32 on a CPU."""
     if precision != "auto":
         return precision
     if device.type != "cuda":
@@ -25,9 +25,9 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 
 
 class LossScale:
-    """The factor on the loss: halved when a gradient overflows (that update is skipped), doubled after a calm stretch.
+    """The factor on the loss: halved when a gradient overflows (that update is skipped), doubled after CALM_STEPS.
 
-    It lives on the device and is updated without asking the host. In fp32 and bf16 it is one and stays so.
+    It stays on the device and is updated without waiting for the host. In fp32 and bf16 it is always 1.
     """
 
     START, SMALLEST, CALM_STEPS = 2.0**13, 2.0**-13, 2000.0
@@ -46,7 +46,7 @@ class LossScale:
             self.calm = torch.where(self.calm >= self.CALM_STEPS, 0.0, self.calm)
 
     def hopeless(self, overflow: Tensor) -> Tensor:
-        """An overflow that no smaller scale will cure: the run has diverged."""
+        """An overflow that no smaller scale can fix: the run has diverged."""
         return overflow & (self.factor <= self.SMALLEST) if self.dynamic else overflow
 
     def state(self) -> dict[str, float]:

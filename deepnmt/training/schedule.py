@@ -1,4 +1,4 @@
-"""The learning rate as a plain function of the number of updates made so far: nothing to restore after a restart."""
+"""The learning rate as a plain function of the step: nothing to restore after a restart."""
 
 import math
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from deepnmt.training.config import Schedule, TrainingConfig
 
 
 def learning_rate(step: int, config: TrainingConfig) -> float:
-    """The rate of the update that follows `step` finished ones."""
+    """The learning rate of the update after the first `step` updates."""
     if step < config.warmup_steps:
         return config.warmup_start_lr + (config.lr - config.warmup_start_lr) * step / config.warmup_steps
     return SCHEDULES[config.schedule](step, config)

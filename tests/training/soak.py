@@ -64,6 +64,7 @@ CASES = {
     "accumulation": Case(("training.tokens_per_update=192", "batching.tokens_per_batch=48")),
     "ema": Case(("training.ema_decay=0.9", "training.clip_norm=0.5")),
     "muon": Case(("training.optimizer=muon", "training.weight_decay=0.1", "training.precision=bf16")),
+    "sampled-softmax": Case(("training.sampled_softmax=50",)),
     "fp16": Case(("training.precision=fp16",)),
     "epochs": Case(("training.save_every=100", "training.validate_every=5", "training.keep_last=1")),
     "unseen-end": Case(("training.validate_every=100", "training.save_every=7", "training.keep_best=0")),

@@ -146,7 +146,9 @@ def test_room_grows_for_a_longer_sentence():
 @pytest.mark.parametrize("engine", ENGINES)
 def test_one_sentence_that_does_not_fit_is_the_end_and_is_named(tmp_path, monkeypatch, engine):
     fit_device(monkeypatch, 0)
-    with pytest.raises(RunError, match=r"one pair of 9 source and 9 target tokens does not fit; lower batching"):
+    with pytest.raises(
+        RunError, match=r"one sentence pair of 9 source and 9 target tokens does not fit; lower batching"
+    ):
         run_to_end(tmp_path, CONFIG, batching=PACKED, engine=ENGINES[engine])
 
 
@@ -218,7 +220,7 @@ def _never(*_):
 
 def test_sentence_that_does_not_fit_on_one_rank_ends_all(tmp_path):
     main, other = run_ranks(2, fail_on_one_rank, tmp_path)
-    assert main.startswith("rank 1 failed: out of memory: one pair of")
+    assert main.startswith("rank 1 failed: out of memory: one sentence pair of")
     assert other == 1
 
 

@@ -247,7 +247,9 @@ def test_one_sentence_that_does_not_fit_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(Objective, "forward", never)
     with (
         open_job(tmp_path) as (run, job),
-        pytest.raises(RunError, match=r"one pair of \d+ source and \d+ target tokens does not fit; lower batching"),
+        pytest.raises(
+            RunError, match=r"one sentence pair of \d+ source and \d+ target tokens does not fit; lower batching"
+        ),
     ):
         train(run, job)
 
