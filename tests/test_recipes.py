@@ -49,8 +49,13 @@ def test_parameters_are_the_papers_within_one_percent(name):
 
 @mark.parametrize("name", preset_names())
 def test_every_preset_loads_and_builds(name):
+    recipe = load_recipe(name)
     with torch.device("meta"):
-        Transformer(load_recipe(name).model)
+        model = Transformer(recipe.model)
+    assert (len(model.encoder.layers), len(model.decoder.layers)) == (
+        recipe.model.encoder.num_layers,
+        recipe.model.decoder.num_layers,
+    )
 
 
 @mark.parametrize("name", [name for name in preset_names() if name.startswith(("en-de-", "zh-en-"))])

@@ -1,4 +1,4 @@
-"""A phrase book of English and German, and a 12-layer DLCL model that learns it: the smallest MODEL worth serving."""
+"""A phrase book of English and German, and a deep DLCL model that learns it: the smallest MODEL worth serving."""
 
 import random
 from collections import Counter
