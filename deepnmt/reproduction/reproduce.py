@@ -12,7 +12,10 @@ from deepnmt.errors import InputError
 from deepnmt.evaluation.scores import check_lengths
 from deepnmt.reproduction.experiment import Experiment
 from deepnmt.reproduction.paper import EXPERIMENTS
-from deepnmt.reproduction.plan import (
+from deepnmt.reproduction.processes import start_workers, work
+from deepnmt.reproduction.request import Request
+from deepnmt.reproduction.results import collect
+from deepnmt.reproduction.runs import (
     Budget,
     PlannedRun,
     choose_arms,
@@ -22,13 +25,10 @@ from deepnmt.reproduction.plan import (
     plan_runs,
     set_budget,
 )
-from deepnmt.reproduction.request import Request
-from deepnmt.reproduction.results import collect
 from deepnmt.reproduction.scales import SCALES
 from deepnmt.reproduction.scoring import score_study, write_reports
-from deepnmt.reproduction.steps import InterruptedTrainingError, Place
+from deepnmt.reproduction.steps import InterruptedTrainingError, Setup
 from deepnmt.reproduction.study import Study, TestSet
-from deepnmt.reproduction.workers import start_workers, work
 from deepnmt.settings import did_you_mean
 from deepnmt.text import read_lines
 
@@ -154,9 +154,9 @@ def _tests(request: Request, dataset: Dataset) -> list[TestSet]:
 
 def _work(request: Request, study: Study, dataset: Dataset, device: str, runs: list[PlannedRun]) -> None:
     scale = SCALES[request.scale]
-    place = Place(study, scale, dataset, device, request.keep_checkpoints, request.parallel)
+    setup = Setup(study, scale, dataset, device, request.keep_checkpoints, request.parallel)
     try:
-        work(runs, place, request.stop_after)
+        work(runs, setup, request.stop_after)
     except InterruptedTrainingError:
         raise SystemExit(143) from None  # training said so, and saved
 

@@ -14,7 +14,7 @@ from deepnmt.reproduction.scales import SCALES, arms_of
 from deepnmt.reproduction.study import DECODE, SCORES, SPEED, TRAIN, WEIGHTS, Study, read_step
 
 if TYPE_CHECKING:
-    from deepnmt.reproduction.plan import PlannedRun
+    from deepnmt.reproduction.runs import PlannedRun
 
 RESULTS = "results.json"
 FAILED = "failed"

@@ -23,7 +23,7 @@ from deepnmt.data.dataset import Dataset
 from deepnmt.decoding.translator import Translator
 from deepnmt.files import replacing, write_json
 from deepnmt.model.config import ModelConfig
-from deepnmt.reproduction.plan import PlannedRun, count_parameters
+from deepnmt.reproduction.runs import PlannedRun, count_parameters
 from deepnmt.reproduction.scales import Scale
 from deepnmt.reproduction.study import DECODE, HYPOTHESES, MODEL, SPEED, TRAIN, TRAINING, WEIGHTS, Study, read_step
 from deepnmt.training.averaging import all_checkpoints, last_checkpoints, write_average
@@ -41,7 +41,7 @@ class InterruptedTrainingError(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
+class Setup:
     """Where and how the runs of a study are done."""
 
     study: Study
@@ -57,25 +57,25 @@ class Place:
         return "bf16" if self.device == "cuda" else "fp32"
 
 
-def do_run(run: PlannedRun, place: Place) -> None:
+def do_run(run: PlannedRun, setup: Setup) -> None:
     """Do all steps of a run that are not done yet."""
-    folder = place.study.runs / run.name
+    folder = setup.study.runs / run.name
     folder.mkdir(parents=True, exist_ok=True)
     try:
         if run.trains:
-            trained = _once(folder / TRAIN, lambda: _train(run, folder, place))
+            trained = _once(folder / TRAIN, lambda: _train(run, folder, setup))
             if trained["status"] == "done":
-                _make_model(folder, place)
-                _once(folder / DECODE, lambda: _decode(run, folder, place))
+                _make_model(folder, setup)
+                _once(folder / DECODE, lambda: _decode(run, folder, setup))
                 if "weights" in run.measures:
                     _once(folder / WEIGHTS, lambda: storable_weights(folder / MODEL))
-            if not place.keep_checkpoints:
+            if not setup.keep_checkpoints:
                 shutil.rmtree(folder / TRAINING / "checkpoints", ignore_errors=True)
                 shutil.rmtree(folder / TRAINING / "model", ignore_errors=True)
         if "speed" in run.measures:
-            _once(folder / SPEED, lambda: _measure_speed(run.recipe.model, place))
+            _once(folder / SPEED, lambda: _measure_speed(run.recipe.model, setup))
     finally:
-        _clear(place.device)
+        _clear(setup.device)
 
 
 def is_done(run: PlannedRun, folder: Path) -> bool:
@@ -103,12 +103,12 @@ def _once(path: Path, make: Callable[[], Any]) -> Any:
     return read_step(path)
 
 
-def _train(run: PlannedRun, folder: Path, place: Place) -> dict[str, Any]:
-    recipe = run.recipe if run.seconds is None else _timed_recipe(run, folder, place)
+def _train(run: PlannedRun, folder: Path, setup: Setup) -> dict[str, Any]:
+    recipe = run.recipe if run.seconds is None else _timed_recipe(run, folder, setup)
     training = folder / TRAINING
     status, reason, steps = "done", "", 0
     try:
-        done = train(recipe, place.dataset, training, resume=True, device=place.device)
+        done = train(recipe, setup.dataset, training, resume=True, device=setup.device)
     except TrainingError as error:
         status, reason = "failed", str(error)
     else:
@@ -124,15 +124,15 @@ def _train(run: PlannedRun, folder: Path, place: Place) -> dict[str, Any]:
         "parameters": count_parameters(recipe.model),
         "steps": steps,
         **read_curves(training, recipe.model.encoder.num_layers),
-        "machine": describe_machine(place.device),
-        "parallel": place.parallel,
+        "machine": describe_machine(setup.device),
+        "parallel": setup.parallel,
     }
 
 
-def _timed_recipe(run: PlannedRun, folder: Path, place: Place) -> Recipe:
+def _timed_recipe(run: PlannedRun, folder: Path, setup: Setup) -> Recipe:
     """The recipe with as many updates as fit into its seconds, by the speed of a short run that is thrown away."""
     assert run.seconds is not None
-    measured = _once(folder / "calibration.json", lambda: _calibrate(run, folder, place))
+    measured = _once(folder / "calibration.json", lambda: _calibrate(run, folder, setup))
     per_update = measured["seconds_per_update"]
     steps = max(round(run.seconds / per_update), 1)
     before = run.recipe.training
@@ -145,17 +145,17 @@ def _timed_recipe(run: PlannedRun, folder: Path, place: Place) -> Recipe:
         "log_every": max(min(steps // CURVE_POINTS, 100), 1),
     }
     settings = [*run.overrides, *(f"training.{k}={v}" for k, v in scaled.items())]
-    return load_recipe(run.recipe_name, settings, place.dataset)
+    return load_recipe(run.recipe_name, settings, setup.dataset)
 
 
-def _calibrate(run: PlannedRun, folder: Path, place: Place) -> dict[str, float]:
+def _calibrate(run: PlannedRun, folder: Path, setup: Setup) -> dict[str, float]:
     trial = folder / "calibration"
     shutil.rmtree(trial, ignore_errors=True)
     every = CALIBRATION_STEPS // 8
     overrides = {"max_steps": CALIBRATION_STEPS, "log_every": every, "validate_every": 10**9, "save_every": 10**9}
     settings = [*run.overrides, *(f"training.{k}={v}" for k, v in overrides.items()), "training.validation_lines=0"]
-    recipe = load_recipe(run.recipe_name, settings, place.dataset)
-    train(recipe, place.dataset, trial, resume=True, device=place.device)
+    recipe = load_recipe(run.recipe_name, settings, setup.dataset)
+    train(recipe, setup.dataset, trial, resume=True, device=setup.device)
     lines = [line for line in read_log(trial) if line["kind"] == "train"]
     seconds = [line["tokens"] / line["tokens_per_second"] / every for line in lines[len(lines) // 2 :]]
     shutil.rmtree(trial)
@@ -192,26 +192,26 @@ def _thin(lines: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     return [lines[round(i * (len(lines) - 1) / (count - 1))] for i in range(count)]
 
 
-def _make_model(folder: Path, place: Place) -> None:
+def _make_model(folder: Path, setup: Setup) -> None:
     """The mean of the last checkpoints: of epochs in full, as the paper does; else of evenly spaced steps."""
     if (folder / MODEL).is_dir():
         return
     training = folder / TRAINING
-    kind = "epoch" if place.scale.is_full else "step"
+    kind = "epoch" if setup.scale.is_full else "step"
     there = [path for path in all_checkpoints(training) if path.name.startswith(kind)]
     paths = (
-        last_checkpoints(training, min(place.scale.averaged, len(there)), kind)
+        last_checkpoints(training, min(setup.scale.averaged, len(there)), kind)
         if there
         else all_checkpoints(training)[-1:]
     )
     write_average(training, paths, folder / MODEL)
 
 
-def _decode(run: PlannedRun, folder: Path, place: Place) -> dict[str, Any]:
+def _decode(run: PlannedRun, folder: Path, setup: Setup) -> dict[str, Any]:
     decoding = run.recipe.decoding
-    translator = Translator(folder / MODEL, place.device, place.precision)
+    translator = Translator(folder / MODEL, setup.device, setup.precision)
     found = {}
-    for test in place.study.tests():
+    for test in setup.study.tests():
         started = time.perf_counter()
         lines = translator.translate(test.source, beam=decoding.beam, length_penalty=decoding.length_penalty)
         found[test.name] = {"seconds": round(time.perf_counter() - started, 2), "lines": len(lines)}
@@ -221,16 +221,16 @@ def _decode(run: PlannedRun, folder: Path, place: Place) -> dict[str, Any]:
     return {"beam": decoding.beam, "length_penalty": decoding.length_penalty, "tests": found}
 
 
-def _measure_speed(model: ModelConfig, place: Place) -> dict[str, Any]:
+def _measure_speed(model: ModelConfig, setup: Setup) -> dict[str, Any]:
     """Generation as in the paper's figure 5 and table 5."""
-    workload = Workload() if place.device == "cuda" else Workload(batch=4, length=8, repeats=1)
-    found = measure_generation(model, workload, device=place.device, precision=place.precision)
+    workload = Workload() if setup.device == "cuda" else Workload(batch=4, length=8, repeats=1)
+    found = measure_generation(model, workload, device=setup.device, precision=setup.precision)
     return {
         **asdict(found),
         "workload": asdict(workload),
-        "precision": place.precision,
+        "precision": setup.precision,
         "parameters": count_parameters(model),
-        "machine": describe_machine(place.device),
+        "machine": describe_machine(setup.device),
     }
 
 

@@ -5,7 +5,7 @@ from pytest import approx, mark, raises
 from deepnmt.config import load_recipe
 from deepnmt.errors import InputError
 from deepnmt.reproduction.paper import EXPERIMENTS
-from deepnmt.reproduction.plan import (
+from deepnmt.reproduction.runs import (
     Budget,
     choose_experiments,
     count_parameters,

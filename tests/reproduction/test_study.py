@@ -14,9 +14,9 @@ from pytest import fixture, raises
 
 from deepnmt.cli import main
 from deepnmt.reproduction import steps
-from deepnmt.reproduction.plan import PlannedRun
+from deepnmt.reproduction.runs import PlannedRun
 from deepnmt.reproduction.scales import SCALES
-from deepnmt.reproduction.steps import InterruptedTrainingError, Place, do_run, is_done
+from deepnmt.reproduction.steps import InterruptedTrainingError, Setup, do_run, is_done
 from deepnmt.reproduction.study import Study, TestSet, read_step
 from deepnmt.training.curves import read_log
 from deepnmt.training.diagnosis import TrainingError
@@ -208,14 +208,14 @@ def test_the_list_names_everything(capsys):
 
 
 @fixture
-def fake_place(tmp_path, monkeypatch):
+def fake_setup(tmp_path, monkeypatch):
     """A place where training is this function of the recipe and the folder, and nothing is decoded or measured."""
 
     def make(train):
         monkeypatch.setattr(steps, "train", lambda recipe, dataset, out, **_: train(recipe, out))
         study = Study(tmp_path)
         study.keep_tests([TestSet("test", ["a"], [["b"]])])
-        return Place(study, SCALES["tiny"], None, "cpu")
+        return Setup(study, SCALES["tiny"], None, "cpu")
 
     return make
 
@@ -226,30 +226,30 @@ def run_of_recipe():
     return PlannedRun("run", "en-de-pre-base", [], 1, load_recipe("en-de-pre-base"), True, None, [], {"scores"})
 
 
-def test_a_run_that_diverges_is_done_and_failed(tmp_path, fake_place):
+def test_a_run_that_diverges_is_done_and_failed(tmp_path, fake_setup):
     def diverges(recipe, out):
         raise TrainingError("diverged at step 7")
 
-    place, run = fake_place(diverges), run_of_recipe()
+    place, run = fake_setup(diverges), run_of_recipe()
     do_run(run, place)
     found = read_step(tmp_path / "runs" / "run" / "train.json")
     assert (found["status"], found["reason"]) == ("failed", "diverged at step 7")
     assert is_done(run, tmp_path / "runs" / "run")
 
 
-def test_a_run_that_was_told_to_stop_is_not_done(tmp_path, fake_place):
+def test_a_run_that_was_told_to_stop_is_not_done(tmp_path, fake_setup):
     def stops(recipe, out):
         (out / "checkpoints").mkdir(parents=True)
         return SimpleNamespace(is_finished=False, step=3)
 
-    place, run = fake_place(stops), run_of_recipe()
+    place, run = fake_setup(stops), run_of_recipe()
     with raises(InterruptedTrainingError):
         do_run(run, place)
     assert not is_done(run, tmp_path / "runs" / "run")
     assert (tmp_path / "runs" / "run" / "training" / "checkpoints").is_dir()
 
 
-def test_equal_time_becomes_updates_by_a_measured_speed_and_the_warm_up_keeps_its_share(tmp_path, fake_place):
+def test_equal_time_becomes_updates_by_a_measured_speed_and_the_warm_up_keeps_its_share(tmp_path, fake_setup):
     from deepnmt.config import load_recipe
     from deepnmt.reproduction.steps import CALIBRATION_STEPS, _timed_recipe
 
@@ -268,7 +268,7 @@ def test_equal_time_becomes_updates_by_a_measured_speed_and_the_warm_up_keeps_it
         ]
         (out / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    place = fake_place(train)
+    place = fake_setup(train)
     run = PlannedRun("run", "en-de-pre-base", settings, 1, load_recipe("en-de-pre-base", settings), True, 600.0)
     folder = tmp_path / "runs" / "run"
     folder.mkdir(parents=True)

@@ -130,7 +130,7 @@ def tight(forward):
     return tried
 
 
-class Place:
+class Setup:
     """A folder with a dataset of two corpora, and the uninterrupted run of every case that was asked for."""
 
     def __init__(self, folder: Path) -> None:
@@ -262,7 +262,7 @@ def free_port() -> int:
 
 def soak(kills: int, seed: int, names: list[str]) -> None:
     with tempfile.TemporaryDirectory(prefix="deepnmt-soak-") as folder:
-        place, done, rounds, started = Place(Path(folder)), 0, 0, time.monotonic()
+        place, done, rounds, started = Setup(Path(folder)), 0, 0, time.monotonic()
         while done < kills:
             for name in names:
                 done += place.kill_and_compare(name, min(3, kills - done), f"{seed} {rounds}")

@@ -1,7 +1,7 @@
 """A few of the kill points of soak.py: a run of each kind is killed once and resumed."""
 
 import pytest
-from soak import CASES, Place
+from soak import CASES, Setup
 
 from deepnmt.training.checkpoint import list_checkpoints, read_state
 from deepnmt.training.curves import read_log
@@ -11,7 +11,7 @@ CONTAINED = {"plain", "packed", "two-ranks"}  # in other cases
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    return Place(tmp_path_factory.mktemp("soak"))
+    return Setup(tmp_path_factory.mktemp("soak"))
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in CONTAINED])

@@ -17,22 +17,22 @@ from types import FrameType
 
 from deepnmt.errors import RunError
 from deepnmt.progress import progress, say
-from deepnmt.reproduction.plan import PlannedRun
-from deepnmt.reproduction.steps import Place, do_run, is_done, share_compiled_layers
+from deepnmt.reproduction.runs import PlannedRun
+from deepnmt.reproduction.steps import Setup, do_run, is_done, share_compiled_layers
 
 POLL_SECONDS = 1.0
 
 
-def work(runs: Sequence[PlannedRun], place: Place, stop_after: float | None = None) -> None:
+def work(runs: Sequence[PlannedRun], setup: Setup, stop_after: float | None = None) -> None:
     """Do every run that is not done and not claimed by another process; start none after `stop_after` minutes."""
-    if place.device == "cuda":
+    if setup.device == "cuda":
         share_compiled_layers()
     started = time.monotonic()
     for number, run in enumerate(runs, start=1):
         if stop_after is not None and time.monotonic() - started > 60 * stop_after:
             say(f"{stop_after:g} minutes have passed, so no further run starts; the same command resumes the study")
             return
-        folder = place.study.runs / run.name
+        folder = setup.study.runs / run.name
         if is_done(run, folder):
             continue
         with _claim(folder) as mine:
@@ -41,7 +41,7 @@ def work(runs: Sequence[PlannedRun], place: Place, stop_after: float | None = No
             say(
                 f"run {number} of {len(runs)}: {run.name} ({', '.join(f'{u.experiment}: {u.label}' for u in run.uses)})"
             )
-            do_run(run, place)
+            do_run(run, setup)
 
 
 @contextmanager
