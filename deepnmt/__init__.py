@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from deepnmt.api.prepare import prepare as prepare
     from deepnmt.api.train import Run as Run
     from deepnmt.api.train import train as train
+    from deepnmt.api.translate import translate_file as translate_file
     from deepnmt.config import load_recipe as load_recipe
     from deepnmt.decoding.translator import Translator as Translator
     from deepnmt.evaluation.scores import score as score
@@ -48,6 +49,7 @@ _HOMES = {
     "prepare": "api.prepare",
     "score": "evaluation.scores",
     "train": "api.train",
+    "translate_file": "api.translate",
 }
 __all__ = sorted(_HOMES)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from deepnmt.errors import InputError
 from deepnmt.progress import say
 
+SHAPE_CACHES = {"LRU_CACHE_CAPACITY": "64", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 _say_once = cache(say)  # not each time a device is chosen
@@ -73,5 +74,5 @@ def limit_shape_caches() -> None:
     torch's CPU kernels cache something for every shape they meet. Batches keep having new shapes, so a cache larger
     than the layers of the batches at work is of no use and grows by hundreds of MB.
     """
-    for name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
-        os.environ.setdefault(name, "64")
+    for name, capacity in SHAPE_CACHES.items():
+        os.environ.setdefault(name, capacity)

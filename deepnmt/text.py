@@ -19,7 +19,7 @@ _BLOCK_BYTES = 1 << 20
 _SNIFF_BYTES = 1 << 16
 _MAX_BINARY_SHARE = 0.01
 _CONTROL_BYTES = bytes(byte for byte in range(32) if byte not in b"\t\n\v\f\r\x1b")
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def read_lines(path: str | Path) -> list[str]:
@@ -90,7 +90,7 @@ def _first_block(name: str, file: BinaryIO) -> bytes:
     controls = len(block) - len(block.translate(None, _CONTROL_BYTES))
     if controls > _MAX_BINARY_SHARE * len(block):
         raise InputError(f"{name} is a binary file, not text (many control bytes)")
-    return block.removeprefix(_BYTE_ORDER_MARK)
+    return block.removeprefix(BYTE_ORDER_MARK)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from deepnmt.errors import InputError
 from deepnmt.files import sha256, write_json
-from deepnmt.text import MAX_LINE_BYTES, iterate_lines
+from deepnmt.text import BYTE_ORDER_MARK, MAX_LINE_BYTES, iterate_lines
 
 PIPE_WAIT_SECONDS = 0.05
 CHUNK_LINES = {"cpu": 1024, "cuda": 16_384}
@@ -76,6 +76,8 @@ def _pipe_lines(pipe: BinaryIO) -> Iterator[bytes]:
     number = 0
     while line := pipe.readline(MAX_LINE_BYTES + 1):
         number += 1
+        if number == 1:
+            line = line.removeprefix(BYTE_ORDER_MARK)
         if len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
             raise InputError(
                 f"line {number:,} of standard input is longer than {MAX_LINE_BYTES:,} bytes; "

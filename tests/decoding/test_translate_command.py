@@ -87,7 +87,7 @@ def test_an_interrupted_job_resumes_to_the_identical_file(random_model, source, 
     calls[:] = [1] * 10
     assert run(*command) == 0
     assert len(calls) == 10 + 3, "three chunks were done before"
-    assert "going on after line 24" in capsys.readouterr().err
+    assert "resuming after line 24" in capsys.readouterr().err
     assert resumed.read_bytes() == whole.read_bytes()
 
 
@@ -106,6 +106,35 @@ def test_other_options_do_not_continue_a_job(random_model, source, tmp_path, mon
     assert run(*command, "--beam", 1) == 0
     expected = Translator(random_model).translate(SOURCES, beam=1, max_length=6)
     assert output.read_text(encoding="utf-8").split("\n")[: len(SOURCES)] == expected
+
+
+def test_other_prefixes_do_not_continue_a_job(random_model, source, tmp_path, monkeypatch):
+    prefixes, output, original = tmp_path / "prefixes", tmp_path / "out", Translator.translate_nbest
+    command = ["translate", random_model, "--input", source, "--output", output, "--prefixes", prefixes]
+    command += ["--chunk", 8, "--max-length", 6, "--beam", 1]
+    lines = len(source.read_bytes().splitlines())
+
+    def failing(self, texts, **settings):
+        if texts[0] == SOURCES[16]:
+            raise KeyboardInterrupt
+        return original(self, texts, **settings)
+
+    prefixes.write_text("eins\n" * lines)
+    monkeypatch.setattr(Translator, "translate_nbest", failing)
+    assert run(*command) == 130
+    monkeypatch.setattr(Translator, "translate_nbest", original)
+    prefixes.write_text("zwei\n" * lines)
+    assert run(*command) == 0
+    assert output.read_text(encoding="utf-8").startswith("zwei")
+
+
+def test_a_byte_order_mark_is_no_text(digits_model, feed, capsysbinary):
+    outputs = []
+    for mark in (b"", b"\xef\xbb\xbf"):
+        feed(mark + f"{SOURCES[0]}\n".encode())
+        assert run("translate", digits_model) == 0
+        outputs.append(capsysbinary.readouterr().out)
+    assert outputs[0] == outputs[1]
 
 
 def test_columns_and_json_say_the_same(digits_model, feed, capsysbinary):
@@ -137,7 +166,7 @@ def test_prefixes_come_from_a_file(digits_model, source, tmp_path, capsysbinary,
     assert first.startswith("neun")
     assert second == TARGETS[1]
     assert run("translate", digits_model, "--prefixes", prefixes, "--input", source) == 2
-    assert b"--prefixes has fewer lines than the input: 2" in capsysbinary.readouterr().err
+    assert b"prefixes has fewer lines than the input: 2" in capsysbinary.readouterr().err
 
 
 def test_rubbish_is_translated_with_a_warning_that_names_the_line(digits_model, feed, capsysbinary):

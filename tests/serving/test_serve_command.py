@@ -15,7 +15,7 @@ from phrasebook import phrases
 from pytest import fixture, mark
 
 from deepnmt.cli import main
-from deepnmt.commands.translate import SHAPE_CACHES
+from deepnmt.devices import SHAPE_CACHES
 from deepnmt.serving.running import make_server
 
 

@@ -1,0 +1,162 @@
+"""`deepnmt.translate_file`: text in, text out, from file to file or through pipes."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from deepnmt.decoding.config import TranslationConfig
+from deepnmt.decoding.jobs import ResumableFile, chunk_lines, count_lines, file_chunks, fingerprint, pipe_chunks
+from deepnmt.decoding.lines import LineWarnings, decoded, one_line
+from deepnmt.decoding.translator import Hypothesis, Translator
+from deepnmt.errors import InputError
+from deepnmt.progress import progress, say
+from deepnmt.settings import from_table
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineFormat:
+    """What is written for a line: its translation, or the n best, with scores and alignments if asked for."""
+
+    number: bool = False  # n best: the number of the line first
+    scores: bool = False
+    alignments: bool = False
+    as_json: bool = False
+
+    def lines(self, number: int, text: str, found: list[Hypothesis]) -> list[str]:
+        if self.as_json:
+            content = {"line": number, "source": text, "hypotheses": [_table(hypothesis) for hypothesis in found]}
+            return [json.dumps(content, ensure_ascii=False)]
+        return ["\t".join(self._columns(number, hypothesis)) for hypothesis in found]
+
+    def _columns(self, number: int, hypothesis: Hypothesis) -> Iterator[str]:
+        if self.number:
+            yield str(number)
+        if self.number or self.scores:
+            yield f"{hypothesis.score:.4f}"
+        yield one_line(hypothesis.text)
+        if self.alignments:
+            links = hypothesis.alignment.links if hypothesis.alignment else []
+            yield " ".join(f"{source}-{target}" for source, target in links)
+
+
+def _table(hypothesis: Hypothesis) -> dict[str, Any]:
+    row = asdict(hypothesis)
+    if hypothesis.alignment is None:
+        del row["alignment"]
+    else:
+        row["alignment"]["links"] = hypothesis.alignment.links
+        row["alignment"]["weights"] = [[round(w, 4) for w in line] for line in hypothesis.alignment.weights]
+    return row
+
+
+def translate_file(
+    model: str | Path | Sequence[str | Path],
+    source: str | Path | None = None,
+    out: str | Path | None = None,
+    *,
+    prefixes: str | Path | None = None,
+    scores: bool = False,
+    as_json: bool = False,
+    chunk: int | None = None,
+    device: str | None = None,
+    precision: str = "fp32",
+    **settings: Any,
+) -> int:
+    """Translate a text file (.gz, .xz, .bz2, .zst too) line by line with a MODEL or an ensemble; return its lines.
+
+    Without `source` or `out`, standard input or output. A file appears when it is complete; after an interruption the
+    same call resumes. `prefixes` is a file of forced beginnings, one per line. `scores` adds a column, `as_json` writes
+    one object per line. `settings` are the fields of `TranslationConfig`: with `nbest` the output is line number, score
+    and text; with `alignments` a last column has the links. `chunk` lines are sorted by length and translated together.
+    """
+    from_table(TranslationConfig, settings)
+    given, forced, target = (None if path is None else Path(path) for path in (source, prefixes, out))
+    for path in (given, forced):
+        if path is not None and not path.is_file():
+            raise InputError(f"{path} is not a file" if path.exists() else f"{path} does not exist")
+    if given and target and target.exists() and target.samefile(given):
+        raise InputError(f"{target} is the input: name another file for the output")
+    folders = [Path(folder) for folder in ([model] if isinstance(model, str | Path) else model)]
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"{folder} is not a MODEL folder")
+    translator = Translator(folders, device, precision)
+    size = chunk_lines(chunk, translator.device.type)
+    form = LineFormat(
+        number="nbest" in settings, scores=scores, alignments=settings.get("alignments", False), as_json=as_json
+    )
+    state = None if forced is None else forced.stat()
+    begun = None if state is None else [str(forced), state.st_size, state.st_mtime_ns]
+    job = {**settings, **asdict(form), "precision": precision, "device": device, "chunk": size, "prefixes": begun}
+    job = {"pipe": time.time()} if given is None else fingerprint(folders, given, job)  # a pipe is never resumed
+    with _destination(target, job, given is not None) as destination:
+        return _translate(translator, given, forced, destination, form, size, settings)
+
+
+def _translate(
+    translator: Translator,
+    source: Path | None,
+    prefixes: Path | None,
+    destination: "_Destination",
+    form: LineFormat,
+    size: int,
+    settings: dict[str, Any],
+) -> int:
+    done = destination.lines
+    if done:
+        say(f"resuming after line {done:,} of {source}")
+    chunks = pipe_chunks(sys.stdin.buffer, size) if source is None else file_chunks(source, size, done)
+    beginnings = None if prefixes is None else file_chunks(prefixes, 1, done)
+    total = None if source is None else count_lines(source)
+    warnings = LineWarnings("standard input" if source is None else str(source))
+    with progress("translate", total=None if total is None else max(total - done, 0), unit="lines") as shown:
+        for chunk in chunks:
+            warn = warnings.after(done)
+            texts = decoded(chunk, warn)
+            forced = None
+            if beginnings is not None:
+                forced = [line.decode(errors="replace") for _ in texts for line in next(beginnings, [])]
+                if len(forced) < len(texts):
+                    raise InputError(f"{prefixes} has fewer lines than the input: {done + len(forced):,}")
+            found = translator.translate_nbest(texts, prefixes=forced, warn=warn, done=shown.advance, **settings)
+            shown.advance(sum(1 for text in texts if not text.strip()))
+            rows = zip(range(done + 1, done + 1 + len(texts)), texts, found, strict=True)
+            lines = (line for row in rows for line in form.lines(*row))
+            destination.append("".join(f"{line}\n" for line in lines).encode(), len(texts))
+            done += len(texts)
+    warnings.summarise()
+    return done
+
+
+class _Destination(Protocol):
+    lines: int  # of the input that are done already
+
+    def append(self, text: bytes, lines: int) -> None: ...
+
+
+class _StandardOutput:
+    lines = 0
+
+    def append(self, text: bytes, lines: int) -> None:
+        sys.stdout.buffer.write(text)
+        sys.stdout.buffer.flush()
+
+
+@contextmanager
+def _destination(out: Path | None, job: dict[str, Any], resumable: bool) -> "Iterator[_Destination]":
+    """Standard output, or a file that appears when it is complete."""
+    if out is None:
+        yield _StandardOutput()
+        return
+    file = ResumableFile(out, job)
+    try:
+        yield file
+    except BaseException:
+        file.close(resumable)
+        raise
+    file.finish()
