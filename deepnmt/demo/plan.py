@@ -107,7 +107,7 @@ def make_plan(
             processes = 1
             per_step = try_speed(recipe, precision, processes, data, trial)
         if per_step is None:
-            raise SystemExit(1)  # training has said why
+            raise SystemExit(1)  # training has printed why
         steps = _within(seconds / (OVERHEAD * per_step), device)
         first = steps // 2
     return Plan(
@@ -133,7 +133,7 @@ def try_speed(recipe: str, precision: str, processes: int, data: Path, trial: Pa
     shutil.rmtree(trial, ignore_errors=True)
     try:
         words = [recipe, *overrides, "--data", data, "--out", trial, "--device", "cpu"]
-        if launch(processes, words, quietly=True):
+        if launch(processes, words, quietly=processes > 1):  # one process must work, or say why not
             return None
         return statistics.median(_intervals(trial)[1:]) / TRIAL_LOG_EVERY
     finally:
