@@ -15,6 +15,16 @@ from deepnmt.serving.models import load_models
 from deepnmt.serving.server import create_app
 
 TEXT = "document.getElementById('output').textContent"
+# Counts the characters of all strings that the page joins from lists.
+COUNT_JOINED = """(() => {
+    const join = Array.prototype.join;
+    globalThis.joined = 0;
+    Array.prototype.join = function (separator) {
+        const result = join.call(this, separator);
+        globalThis.joined += result.length;
+        return result;
+    };
+})()"""
 
 
 @fixture(scope="module")
@@ -39,11 +49,28 @@ def browser(chromium):
 
 
 @fixture(scope="module")
-def phrase_address(chromium, phrase_folder):
+def phrase_app(phrase_folder):
     limits, metrics = Limits(), Metrics()
-    app = create_app(load_models([str(phrase_folder)], "cpu", "fp32", limits, metrics), limits, metrics)
-    with listening(app) as address:
+    return create_app(load_models([str(phrase_folder)], "cpu", "fp32", limits, metrics), limits, metrics)
+
+
+@fixture(scope="module")
+def phrase_address(chromium, phrase_app):
+    with listening(phrase_app) as address:
         yield address
+
+
+@fixture
+def faint_weights(phrase_app):
+    """Some of the learned weights, made small for one test."""
+    model = service(phrase_app).models[0].translator.models[0]
+    weights = [stack.connection.weight for stack in (model.encoder, model.decoder)]
+    before = [weight.detach().clone() for weight in weights]
+    for weight in weights:
+        weight.data[2, :2] = 0.02
+    yield
+    for weight, values in zip(weights, before, strict=True):
+        weight.data.copy_(values)
 
 
 class Patient(Shouter):
@@ -143,6 +170,7 @@ def test_a_long_text_appears_sentence_by_sentence(browser, shouting):
     text = "\n\n".join(["First of all. Then more.", "Please wait here.", *(f"Line {i}." for i in range(500))])
     patient.go.clear()
     browser.open(address)
+    browser.evaluate(COUNT_JOINED)
     browser.type(text)
     browser.wait(f"{TEXT}.startsWith('FIRST OF ALL. THEN MORE.')")
     assert browser.evaluate("document.getElementById('status').textContent").startswith("2 sentences, ")
@@ -151,6 +179,7 @@ def test_a_long_text_appears_sentence_by_sentence(browser, shouting):
     says(browser, text.upper())
     browser.wait("document.getElementById('progress').hidden")
     assert browser.evaluate("document.getElementById('status').textContent").startswith("503 sentences")
+    assert browser.evaluate("joined") < 10 * len(text), "the whole result was built again for every sentence"
     browser.point(".sentence[data-i='1']", click=True)
     assert browser.wait("document.querySelectorAll('#alternatives-list button').length") == 4, "fetched when chosen"
 
@@ -229,7 +258,7 @@ def test_any_text_is_shown_as_text(browser, shouting, text):
     assert browser.evaluate("document.querySelectorAll('#output b, #output script').length") == 0
 
 
-def test_the_heat_maps_show_the_weights_by_the_papers_rule(browser, phrase_address):
+def test_the_heat_maps_show_the_weights_by_the_papers_rule(browser, phrase_address, faint_weights):
     browser.open(f"{phrase_address}/#layers")
     browser.wait("document.querySelectorAll('.heat').length === 2")
     connections = browser.evaluate("fetch('/models/en-de/connections').then((answer) => answer.json())")
@@ -242,13 +271,13 @@ def test_the_heat_maps_show_the_weights_by_the_papers_rule(browser, phrase_addre
         browser.evaluate("document.getElementById('faint').click()")
         assert browser.evaluate(drawn) == connected
         browser.evaluate("document.getElementById('faint').click()")
-    browser.point("#stack-encoder tbody tr:nth-child(8) td:nth-of-type(4)")
+    browser.point("#stack-encoder tbody tr:nth-child(5) td:nth-of-type(4)")
     readout = "document.querySelector('#stack-encoder .readout').textContent"
-    value = connections["encoder"]["matrix"][7][3]
-    assert browser.evaluate(readout).startswith(f"Layer 8 weights layer 3: {value:.3f}".replace("-", "−"))
+    value = connections["encoder"]["matrix"][4][3]
+    assert browser.evaluate(readout).startswith(f"Layer 5 weights layer 3: {value:.3f}".replace("-", "−"))
     browser.evaluate("document.querySelector('#stack-encoder .heat').focus()")
     browser.press("ArrowUp")
-    assert browser.evaluate(readout).startswith("Layer 7 weights layer 3: ")
+    assert browser.evaluate(readout).startswith("Layer 4 weights layer 3: ")
 
 
 def test_where_nothing_is_learned_the_page_says_so(browser, shouting):

@@ -1,17 +1,17 @@
-// The view to translate in: type, pause, read; words lit where they came from; other ways to say a sentence.
+// The translation view: type, pause, read; aligned words are highlighted; alternatives for each sentence.
 
 import { translate, translateStream } from "/page/api.js";
 import { parts, sourcesOf, spans, targetsOf } from "/page/words.js";
 
 const PAUSE = 350; // milliseconds without a key before translating
-const LONG = 2500; // characters: above, alternatives and alignments are fetched when a sentence is chosen
-const RICH = { nbest: 4, beam: 4, alignments: true };
+const LONG = 2500; // characters; for longer texts, alternatives and alignments are fetched when a sentence is selected
+const RICH = { nbest: 4, alignments: true };
 const byId = (id) => document.getElementById(id);
 const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
 
 export function startTranslate(limits) {
   const source = byId("source"), output = byId("output"), pane = byId("target-pane");
-  let model, sentences = [], chosen = -1, running, timer, translated = null, fileName = "";
+  let model, sentences = [], count = 0, chosen = -1, running, timer, translated = null, fileName = "";
 
   // -- translating -----------------------------------------------------------------------------------------------
 
@@ -53,27 +53,28 @@ export function startTranslate(limits) {
   }
 
   function add(fresh, share) {
-    if (fresh.length === 1) {
+    const i = fresh.length - 1;
+    if (i === 0) {
       output.replaceChildren();
       choose(-1);
       pane.classList.remove("stale");
+      count = 0;
     }
     sentences = fresh;
-    const i = fresh.length - 1;
+    if (fresh[i].source) count++;
     output.append(element(fresh[i], i), fresh[i].gap);
     if (source.value.length > LONG) {
       progress(share, 1);
-      say(`${plural(fresh.filter((s) => s.source).length, "sentence")}, ${Math.floor(100 * share)} %`);
+      say(`${plural(count, "sentence")}, ${Math.floor(100 * share)} %`);
     }
     enable();
   }
 
   function finish(fresh, seconds) {
     sentences = fresh;
-    if (!fresh.length) output.replaceChildren(), choose(-1);
+    if (!fresh.length) output.replaceChildren(), choose(-1), (count = 0);
     pane.classList.remove("stale");
     progress(0, 0);
-    const count = fresh.filter((sentence) => sentence.source).length;
     say(count > 3 ? plural(count, "sentence") + (seconds >= 0.1 ? ` in ${seconds.toFixed(1)} s` : "") : "");
     if (count === 1 && document.activeElement === source) choose(fresh.findIndex((s) => s.source));
     enable();
@@ -213,11 +214,11 @@ export function startTranslate(limits) {
 
   function changed() {
     draw([]);
-    const count = [...source.value].length;
-    byId("count").textContent = count ? plural(count, "character") : "";
-    byId("clear").hidden = !count;
+    const length = [...source.value].length;
+    byId("count").textContent = length ? plural(length, "character") : "";
+    byId("clear").hidden = !length;
     clearTimeout(timer);
-    timer = setTimeout(run, count > LONG ? 2 * PAUSE : PAUSE);
+    timer = setTimeout(run, length > LONG ? 2 * PAUSE : PAUSE);
   }
 
   async function open(file) {
@@ -274,7 +275,11 @@ export function startTranslate(limits) {
   }
 
   const say = (text) => (byId("status").textContent = text);
-  const enable = () => ["copy", "download"].forEach((id) => (byId(id).disabled = !result().trim()));
+
+  function enable() {
+    const isEmpty = !sentences.some(({ text }) => text.trim()); // stops at the first
+    for (const id of ["copy", "download"]) byId(id).disabled = isEmpty;
+  }
 
   function problem(text) {
     byId("problem").textContent = text;
