@@ -171,7 +171,7 @@ def say_what_is_new(stream: BatchStream, newest: Path | None, measure: str) -> N
 
 
 def build_objective(recipe: Recipe, precision: Precision, world: World, start: Path | None = None) -> Objective:
-    """The model, initialised by the seed or from `start`, and its loss; sharded over the ranks if the recipe says so."""
+    """The model, initialised by the seed or from `start`, and its loss; sharded if the recipe says so."""
     config = recipe.training
     torch.manual_seed(config.seed)
     model = Transformer(recipe.model)

@@ -1,8 +1,8 @@
 """Several processes that train as one: how they add up gradients, agree, and fail together.
 
 Data parallel: each rank computes the gradient of its part of an update; they are added up after the last micro-batch.
-The sum is explicit, instead of torch's DistributedDataParallel, so that a rank may have fewer batches or none, may split
-and retry one that does not fit, and may compute its gradients with any engine (a replayed CUDA graph has no hooks).
+The sum is explicit, instead of torch's DistributedDataParallel: a rank may have fewer batches or none, may split and
+retry one that does not fit, and may compute its gradients with any engine (a replayed CUDA graph has no hooks).
 Sharded (FSDP2): parameters, gradients and optimiser state are spread over the ranks, layer by layer.
 """
 

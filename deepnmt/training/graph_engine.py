@@ -137,8 +137,8 @@ def record_graph(work: Work, stream: torch.cuda.Stream) -> Work:
 def compiled_layers(objective: Objective) -> Iterator[None]:
     """Layer by layer: one compilation serves all layers of a stack, however deep.
 
-    Only while recording: the recording keeps the compiled kernels, and validation batches differ in shape, so each would
-    be compiled again.
+    Only while recording: the recording keeps the compiled kernels, and validation batches differ in shape, so that each
+    would be compiled again.
     """
     model: Transformer = objective.model  # type: ignore[assignment]
     layers = [*model.encoder.layers, *model.decoder.layers]

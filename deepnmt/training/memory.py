@@ -64,8 +64,8 @@ class Splitter:
             self.has_warned = True
             where = f" on rank {world.rank}" if world.size > 1 else ""
             print(
-                f"deepnmt: out of memory{where}: a batch of {num_cells(failed):,} tokens (both sides) does not fit; from "
-                f"now on batches are split into pieces of {pieces}, with the same updates as a result "
+                f"deepnmt: out of memory{where}: a batch of {num_cells(failed):,} tokens (both sides) does not fit; "
+                f"from now on batches are split into pieces of {pieces}, with the same updates as a result "
                 "(a lower batching.tokens_per_batch avoids splitting)",
                 file=sys.stderr,
                 flush=True,
@@ -159,7 +159,7 @@ def largest_that_fits(fits: Callable[[int], bool], start: int, most: int, grain:
 
 
 def even_share(most: int, limit: int, grain: int = PACKED_MULTIPLE) -> int:
-    """The size up to `limit` (at least `grain`) that divides `most` into passes as even as multiples of `grain` allow."""
+    """The size up to `limit` (at least `grain`) that divides `most` into passes as evenly as `grain` allows."""
     if most <= limit:
         return most
     passes = -(-most // (limit // grain * grain))
