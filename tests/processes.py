@@ -19,7 +19,7 @@ from deepnmt import cli
 SECONDS = 240
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["__main__", "torch._dynamo", "torch.distributed.fsdp", "torch.utils.tensorboard", "deepnmt.training.assembly"]
+    ["__main__", "torch._dynamo", "torch.distributed.fsdp", "sacrebleu.metrics", "deepnmt.api.train"]
 )
 
 
@@ -97,8 +97,9 @@ def fork_commands(words: list[str]) -> NoReturn:
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(words[0])
+        listening.bind(f"{words[0]}.new")
         listening.listen()
+        Path(f"{words[0]}.new").rename(words[0])
         while True:
             client, _ = listening.accept()
             if os.fork() == 0:

@@ -10,6 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,8 +85,13 @@ def walk(tmp_path_factory) -> Walk:
         f"exec > {shlex.quote(str(log))} 2>&1\n{step.commands.replace(PORT, port)}"
         for step, log in zip(STEPS, logs, strict=True)
     )
-    address = str(aside / "deepnmt.socket")
-    with Process(fork_commands, [address], CUDA_VISIBLE_DEVICES="") as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="deepnmt-", dir="/tmp") as short,  # the address of a socket must be short
+        Process(fork_commands, [address := f"{short}/socket"], CUDA_VISIBLE_DEVICES="") as server,
+    ):
+        while not Path(address).exists():
+            assert server.status is None, server.output
+            time.sleep(0.05)
         # Standard output of the shell is a file: one process cannot hold up the test by keeping a pipe open.
         process = subprocess.Popen(
             ["bash", "-c", script],

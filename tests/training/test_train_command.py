@@ -293,7 +293,7 @@ def torchrun(words, namespace=None):
         enter_network(namespace)
     options, command = words[: words.index("train")], words[words.index("train") :]
     config, *_ = config_from_args(parse_args([*options, "-m", "deepnmt"]))
-    config.start_method = "fork"
+    config.start_method = "fork" if sys.platform == "linux" else "spawn"
     elastic_launch(config, work)(command)
     return 0
 
