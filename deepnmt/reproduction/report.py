@@ -1,6 +1,6 @@
 """Our numbers beside the paper's: tables, claims and charts of one experiment."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from deepnmt.analysis.charts import Axes, Series, line_chart
@@ -50,62 +50,55 @@ def _test_sets(arms: Sequence[ArmResult]) -> list[str]:
 
 
 def _main_table(arms: Sequence[ArmResult], experiment: Experiment, content: Mapping[str, Any]) -> Table:
-    given = {key for arm in arms for key in arm.arm.paper}
-    title = metric_titles(content).get(experiment.metric, experiment.metric)
-    uneven = len({arm.seeds for arm in arms if arm.seeds}) > 1
-    head = ["model", *(["seeds"] if uneven else []), "parameters"] + (["paper"] if "parameters" in given else [])
-    with_scores = "scores" in experiment.measures
-    if with_scores:
-        head += [title, "Δ"] + (["paper BLEU", "paper Δ"] if "bleu" in given else [])
-        head += ["sacreBLEU"] if experiment.metric != "bleu" else []
-    if experiment.shows_perplexity:
-        head += ["valid ppl"] + (["paper ppl"] if "ppl" in given else [])
-    if "speed" in experiment.measures:
-        head += ["generated tokens/s"] + (["paper tokens/s"] if "speed" in given else [])
-    if experiment.trains:
-        head += ["target tokens", "minutes", "trained tokens/s", "GiB"]
-    rows = []
+    columns = _columns(arms, experiment, content)
+    rows: list[list[str]] = []
     group = ""
     for result in arms:
         if result.arm.group and result.arm.group != group:
             group = result.arm.group
-            rows.append([f"**{group}**", *[""] * (len(head) - 1)])
+            rows.append([f"**{group}**", *[""] * (len(columns) - 1)])
         reference = next(arm for arm in arms if arm.arm.group == result.arm.group)
-        label, *cells = _row(result, reference, experiment, given, with_scores)
-        rows.append([label, *([str(result.seeds or "")] if uneven else []), *cells])
-    return Table(head, rows)
+        rows.append([cell(result, reference) for _, cell in columns])
+    return Table([title for title, _ in columns], rows)
 
 
-def _row(
-    result: ArmResult, reference: ArmResult, experiment: Experiment, given: set[str], with_scores: bool
-) -> list[str]:
-    paper = result.arm.paper
-    parameters = result.number("train", "parameters") or result.number("speed", "parameters")
-    cells = [result.arm.label, _millions(parameters)]
-    cells += [f"{paper['parameters']}M" if "parameters" in paper else ""] if "parameters" in given else []
-    if with_scores:
-        score = result.score(experiment.metric)
-        cells += [_score(result, score), _difference(score, reference.score(experiment.metric), result is reference)]
+Cell = Callable[[ArmResult, ArmResult], str]  # of an arm, beside the first of its group
+
+
+def _columns(arms: Sequence[ArmResult], experiment: Experiment, content: Mapping[str, Any]) -> list[tuple[str, Cell]]:
+    """The titles of the table and what stands below them; the paper's figures where it gives any."""
+    metric = experiment.metric
+    given = {key for arm in arms for key in arm.arm.paper}
+    columns: list[tuple[str, Cell]] = [("model", lambda result, _: result.arm.label)]
+
+    def paper(title: str, key: str, unit: str = "") -> list[tuple[str, Cell]]:
+        return [(title, lambda result, _: _plain(result.arm.paper.get(key), unit))] if key in given else []
+
+    if len({arm.seeds for arm in arms if arm.seeds}) > 1:
+        columns.append(("seeds", lambda result, _: str(result.seeds or "")))
+    columns.append(("parameters", lambda result, _: _millions(_parameters(result))))
+    columns += paper("paper", "parameters", "M")
+    if "scores" in experiment.measures:
+        title = metric_titles(content).get(metric, metric)
+        columns.append((title, lambda result, _: _score(result, result.score(metric))))
+        columns.append(("Δ", lambda result, reference: _difference(result, reference, metric)))
+        columns += paper("paper BLEU", "bleu")
         if "bleu" in given:
-            cells += [_plain(paper.get("bleu")), _paper_difference(paper.get("bleu"), reference.arm.paper.get("bleu"))]
-        if experiment.metric != "bleu":
-            cells.append(_score(result, result.score("bleu")))
+            columns.append(("paper Δ", lambda result, reference: _paper_difference(result, reference)))
+        if metric != "bleu":
+            columns.append(("sacreBLEU", lambda result, _: _score(result, result.score("bleu"))))
     if experiment.shows_perplexity:
-        ppl = result.number("train", "valid", "ppl")
-        cells.append(FAILED if result.has_failed else _spread(ppl))
-        cells += [_plain(paper.get("ppl"))] if "ppl" in given else []
+        columns.append(("valid ppl", lambda result, _: _perplexity(result)))
+        columns += paper("paper ppl", "ppl")
     if "speed" in experiment.measures:
-        cells.append(_whole(result.number("speed", "tokens_per_second")))
-        cells += [_plain(paper.get("speed"))] if "speed" in given else []
+        columns.append(("generated tokens/s", lambda result, _: _whole(result.number("speed", "tokens_per_second"))))
+        columns += paper("paper tokens/s", "speed")
     if experiment.trains:
-        seconds = result.number("train", "train_seconds")
-        cells += [
-            _whole(result.number("train", "target_tokens")),
-            f"{seconds.mean / 60:.1f}" if seconds else "",
-            _whole(result.number("train", "tokens_per_second")),
-            _decimal(result.number("train", "memory_gib")),
-        ]
-    return cells
+        columns.append(("target tokens", lambda result, _: _whole(result.number("train", "target_tokens"))))
+        columns.append(("minutes", lambda result, _: _decimal(result.number("train", "train_seconds"), 60)))
+        columns.append(("trained tokens/s", lambda result, _: _whole(result.number("train", "tokens_per_second"))))
+        columns.append(("GiB", lambda result, _: _decimal(result.number("train", "memory_gib"))))
+    return columns
 
 
 def _notes(arms: Sequence[ArmResult], experiment: Experiment) -> list[Block]:
@@ -313,28 +306,36 @@ def _spread(figure: Figure | None) -> str:
     return f"{figure.mean:.2f} ± {figure.spread:.2f}" if len(figure.values) > 1 else f"{figure.mean:.2f}"
 
 
-def _difference(score: Figure | None, reference: Figure | None, is_reference: bool) -> str:
-    if is_reference:
+def _difference(result: ArmResult, reference: ArmResult, metric: str) -> str:
+    if result is reference:
         return "reference"
-    return f"{score.mean - reference.mean:+.2f}" if score and reference else ""
+    score, first = result.score(metric), reference.score(metric)
+    return f"{score.mean - first.mean:+.2f}" if score and first else ""
 
 
-def _paper_difference(value: float | str | None, reference: float | str | None) -> str:
-    if isinstance(value, int | float) and isinstance(reference, int | float):
-        return f"{value - reference:+.2f}"
-    return ""
+def _paper_difference(result: ArmResult, reference: ArmResult) -> str:
+    value, first = result.arm.paper.get("bleu"), reference.arm.paper.get("bleu")
+    return f"{value - first:+.2f}" if isinstance(value, int | float) and isinstance(first, int | float) else ""
 
 
-def _plain(value: float | str | None) -> str:
-    return "" if value is None else str(value)
+def _perplexity(result: ArmResult) -> str:
+    return FAILED if result.has_failed else _spread(result.number("train", "valid", "ppl"))
+
+
+def _parameters(result: ArmResult) -> Figure | None:
+    return result.number("train", "parameters") or result.number("speed", "parameters")
+
+
+def _plain(value: float | str | None, unit: str = "") -> str:
+    return "" if value is None else f"{value}{unit}"
 
 
 def _whole(figure: Figure | None) -> str:
     return f"{figure.mean:,.0f}" if figure else ""
 
 
-def _decimal(figure: Figure | None) -> str:
-    return f"{figure.mean:.1f}" if figure else ""
+def _decimal(figure: Figure | None, divisor: float = 1) -> str:
+    return f"{figure.mean / divisor:.1f}" if figure else ""
 
 
 def _millions(figure: Figure | None) -> str:
