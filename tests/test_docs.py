@@ -1,5 +1,6 @@
 """The code in the documentation runs."""
 
+import pkgutil
 import re
 import shutil
 import sys
@@ -111,6 +112,17 @@ def test_the_architecture_page_names_what_exists():
         assert f"  {room}/" in page, f"docs/architecture.md does not name deepnmt/{room}/"
     for file in (ROOT / "deepnmt").glob("*.py"):
         assert file.name in page or file.stem.startswith("__"), file.name
+
+
+@mark.parametrize("title", ["A batch, from text file to optimiser step", "A sentence, from standard input"])
+def test_the_walks_name_each_function_once(title):
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    walk = page.partition(f"## {title}")[2].partition("\n## ")[0]
+    names = re.findall(r"`([a-z_]+(?:\.\w+)+)`", walk)
+    assert len(names) > 15
+    assert len(names) == len(set(names)), sorted(name for name in names if names.count(name) > 1)
+    for name in names:
+        pkgutil.resolve_name(f"deepnmt.{name}")  # AttributeError where there is no such function
 
 
 @mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
