@@ -3,15 +3,14 @@
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 
-from deepnmt import __version__
-from deepnmt.config import Recipe, read_table
+from deepnmt.config import Recipe
 from deepnmt.data.batching import AnyBatch, Batch, BatchStream, PackedBatch, StreamState
 from deepnmt.data.dataset import Dataset
 from deepnmt.data.loader import Loader
@@ -66,64 +65,47 @@ def open_run(
         is_resumed = world.agree(world.is_main and folder.check_folder(out, resume))
         if is_resumed and world.is_main:
             held.enter_context(hold_lock(out, LOCK_WAIT_SECONDS if world.size > 1 else 0))
-        recipe = settle(recipe, dataset, world, folder.read_recipe(out) if is_resumed else None)
+        stored = folder.read_recipe(out) if is_resumed else None
+        recipe = settle(recipe, dataset, world, stored)
         checkpoints = Checkpoints(out / folder.CHECKPOINTS, world, recipe)
         newest = checkpoints.newest() if is_resumed else None
-        if is_resumed:
-            start = check_resumed(out, recipe, dataset, start)
+        if stored is not None:
+            start = check_resumed(out, recipe, stored, dataset, start)
         elif start is not None:
             check_start(start, recipe, dataset)
-        streams = [open_stream(recipe, dataset, world, None if newest is None else read_position(newest))]
-
-        config, precision = recipe.training, resolve(recipe.training.precision, world.device)
+        stream = open_stream(recipe, dataset, world, None if newest is None else read_position(newest))
+        precision = resolve(recipe.training.precision, world.device)
         objective = build_objective(recipe, precision, world, None if newest else start)
         measure = score_measure(recipe, dataset, judge)
-        state = TrainingState.start(objective.model, config, precision == "fp16", world, measure)
+        state = TrainingState.start(objective.model, recipe.training, precision == "fp16", world, measure)
         optimizer_tensors(state.model, state.optimizer)  # takes its memory before batches are tried for size
         if newest is not None:
             checkpoints.load(newest, state)
+        validate = build_validator(recipe, dataset, objective, precision, world, judge)
 
-        if world.is_main:
+        if world.is_main:  # from here on files are written
             if not is_resumed:
                 out.mkdir(parents=True, exist_ok=True)
                 held.enter_context(hold_lock(out))
                 folder.check_folder(out, resume=False)  # again, now that nobody else can write
-            about = {"deepnmt": __version__, "data": str(dataset.folder.resolve())}
-            about |= {} if start is None else {"from": str(start.resolve())}
-            folder.write_folder(out, to_table(recipe), about, None if is_resumed else dataset.folder)
-            folder.remove_leftovers(out)
-            say_what_is_new(streams[0], newest, measure)
+            folder.write_folder(out, recipe, dataset.folder, start)
+            say_what_is_new(stream, newest, measure)
         world.agree(None)
-        if newest is not None and newest.name.startswith("epoch") and is_save_due(state, config):
+        if newest is not None and newest.name.startswith("epoch") and is_save_due(state, recipe.training):
             checkpoints.save(state)  # the run was killed between the two checkpoints of one step
             checkpoints.finish()
-        curves = held.enter_context(open_curves(recipe, out, state, world))
-
-        def open_updates(position: StreamState | None) -> Loader:
-            """The stream that was checked is the first to be used."""
-            stream = streams.pop() if streams else open_stream(recipe, dataset, world, position)
-            return Loader(stream, pin_memory=world.device.type == "cuda")
-
-        yield (
-            state,
-            Job(
-                config=config,
-                world=world,
-                engine=build_engine(recipe, objective, precision, world, state.splitter),
-                open_updates=open_updates,
-                checkpoints=checkpoints,
-                curves=curves,
-                diagnosis=Diagnosis(
-                    config,
-                    recipe.model.target_vocab_size,
-                    guessing_nll(dataset),
-                    is_post_norm=recipe.model.norm == "post",
-                    has_shortcuts=CONNECTIONS[recipe.model.encoder.connection.kind].has_shortcuts,
-                ),
-                interruption=held.enter_context(Interruption()),
-                validate=build_validator(recipe, dataset, objective, precision, world, judge),
-            ),
+        job = Job(
+            config=recipe.training,
+            world=world,
+            engine=build_engine(recipe, objective, precision, world, state.splitter),
+            open_updates=_Data(recipe, dataset, world, stream),
+            checkpoints=checkpoints,
+            curves=held.enter_context(open_curves(recipe, out, state, world)),
+            diagnosis=build_diagnosis(recipe, dataset),
+            interruption=held.enter_context(Interruption()),
+            validate=validate,
         )
+        yield state, job
 
 
 def settle(recipe: Recipe, dataset: Dataset, world: World, stored: Recipe | None) -> Recipe:
@@ -141,9 +123,9 @@ def settle(recipe: Recipe, dataset: Dataset, world: World, stored: Recipe | None
     return replace(recipe, batching=replace(batching, tokens_per_batch=tokens))
 
 
-def check_resumed(out: Path, recipe: Recipe, dataset: Dataset, start: Path | None) -> Path | None:
+def check_resumed(out: Path, recipe: Recipe, stored: Recipe, dataset: Dataset, start: Path | None) -> Path | None:
     """Refuse to resume a run with another recipe, subwords or model to start from; returns the latter."""
-    folder.check_recipe(out, read_table(out / folder.RECIPE), to_table(recipe))
+    folder.check_recipe(out, to_table(stored), to_table(recipe))
     folder.check_tokenizers(out, dataset.tokenizers, dataset.folder)
     return folder.initial_model(out, start)
 
@@ -218,6 +200,21 @@ def open_stream(recipe: Recipe, dataset: Dataset, world: World, position: Stream
     return stream
 
 
+@dataclass
+class _Data:
+    """Opens the training data at a position; the stream that was checked is the first to be used."""
+
+    recipe: Recipe
+    dataset: Dataset
+    world: World
+    checked: BatchStream | None
+
+    def __call__(self, position: StreamState | None) -> Loader:
+        stream, self.checked = self.checked, None
+        stream = stream or open_stream(self.recipe, self.dataset, self.world, position)
+        return Loader(stream, pin_memory=self.world.device.type == "cuda")
+
+
 @contextmanager
 def open_curves(recipe: Recipe, out: Path, state: TrainingState, world: World) -> Iterator[Curves]:
     """The curves of the run, continued from its state; only the main rank writes any."""
@@ -238,6 +235,16 @@ def open_curves(recipe: Recipe, out: Path, state: TrainingState, world: World) -
         yield curves
     finally:
         curves.close()
+
+
+def build_diagnosis(recipe: Recipe, dataset: Dataset) -> Diagnosis:
+    return Diagnosis(
+        recipe.training,
+        recipe.model.target_vocab_size,
+        guessing_nll(dataset),
+        is_post_norm=recipe.model.norm == "post",
+        has_shortcuts=CONNECTIONS[recipe.model.encoder.connection.kind].has_shortcuts,
+    )
 
 
 def guessing_nll(dataset: Dataset) -> float:

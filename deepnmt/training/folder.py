@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from deepnmt import __version__
 from deepnmt.config import Recipe, read_table
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.errors import InputError
 from deepnmt.files import replacing, write_json
-from deepnmt.settings import from_table, to_toml
+from deepnmt.settings import from_table, to_table, to_toml
 from deepnmt.training.lock import LOCK
 
 RECIPE, ABOUT, CHECKPOINTS, MODEL = "recipe.toml", "run.json", "checkpoints", "model"
@@ -77,12 +78,17 @@ def initial_model(folder: Path, given: Path | None) -> Path | None:
     return None if stored is None else Path(stored)
 
 
-def write_folder(folder: Path, recipe: Mapping[str, Any], about: Mapping[str, Any], tokenizers: Path | None) -> None:
-    """The recipe is written last: a folder that has it is complete. A resumed run keeps its own tokenisers."""
-    if tokenizers is not None:
-        copy_tokenizers(tokenizers, folder)
-    write_json(folder / ABOUT, about)
-    write_recipe(folder, recipe)
+def write_folder(folder: Path, recipe: Recipe, data: Path, start: Path | None) -> None:
+    """Write or update everything but checkpoints and curves. The recipe comes last: a folder that has it is complete.
+
+    A resumed run keeps its own tokenisers, which are those of the dataset.
+    """
+    if not (folder / RECIPE).exists():
+        copy_tokenizers(data, folder)
+    about = {"deepnmt": __version__, "data": str(data.resolve())}
+    write_json(folder / ABOUT, about | ({} if start is None else {"from": str(start.resolve())}))
+    write_recipe(folder, to_table(recipe))
+    remove_leftovers(folder)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -92,7 +98,10 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def read_recipe(folder: Path) -> Recipe:
-    return from_table(Recipe, read_table(folder / RECIPE))
+    try:
+        return from_table(Recipe, read_table(folder / RECIPE))
+    except InputError as error:
+        raise InputError(f"{folder / RECIPE}: {error}") from error
 
 
 def write_recipe(folder: Path, recipe: Mapping[str, Any]) -> None:

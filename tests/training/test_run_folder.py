@@ -105,6 +105,18 @@ def test_a_run_killed_before_its_recipe_was_written_starts_again(tmp_path, monke
     assert run_to_end(tmp_path, SHORT).step == 6
 
 
+def test_a_run_from_before_a_setting_existed_is_resumed(tmp_path, unchanged):
+    """A setting that recipe.toml does not have had its default; one that this version does not know is named."""
+    run_to_end(tmp_path, replace(SHORT, max_steps=3))
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace("sampled_softmax = 0\n", ""))
+    assert "sampled_softmax" not in recipe.read_text()
+    assert run_to_end(tmp_path, SHORT).step == 6
+    recipe.write_text(recipe.read_text().replace("sampled_softmax = 0\n", "sample = 0\n"))
+    with unchanged(tmp_path), pytest.raises(InputError, match=r"recipe.toml: unknown setting training.sample"):
+        run_to_end(tmp_path, SHORT)
+
+
 def test_resuming_with_changed_data_is_refused(tmp_path, unchanged):
     run_to_end(tmp_path, replace(SHORT, max_steps=3))
     with unchanged(tmp_path), pytest.raises(InputError, match="cannot resume: the training data has changed"):
