@@ -237,7 +237,7 @@ def test_what_the_server_refuses_is_said_on_the_page(chromium, browser, shouting
     try:
         browser.type("hello")
         told = browser.wait("document.getElementById('problem').textContent")
-        assert told == "Not translated: the server is shutting down and accepts no new requests."
+        assert told == "Translation failed: the server is shutting down and accepts no new requests."
     finally:
         service(app).gate.closed = False
     browser.type(" again")

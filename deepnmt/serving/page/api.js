@@ -1,4 +1,4 @@
-// Talking to the server. Every refusal becomes an Error with the server's own sentence.
+// Requests to the server. Every refusal becomes an Error with the server's message.
 
 const RETRIES = 5;
 
@@ -13,7 +13,7 @@ export async function translate(fields, signal) {
   return response.json();
 }
 
-// Calls `take` with every line of the stream.
+// Calls `take` with each line of the stream.
 export async function translateStream(fields, signal, take) {
   const response = await post({ ...fields, stream: true }, signal);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

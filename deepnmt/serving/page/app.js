@@ -1,4 +1,4 @@
-// The frame of the page: views, colours, and which model is used.
+// The frame of the page: views, colour theme and choice of model.
 
 import { getJson } from "/page/api.js";
 import { startLayers } from "/page/layers.js";
@@ -33,7 +33,7 @@ function startTheme() {
     root.dataset.theme = isDark() ? "light" : "dark";
     try {
       localStorage.setItem("theme", root.dataset.theme);
-    } catch { /* it holds for this visit */ }
+    } catch { /* no storage: kept for this visit */ }
     label();
   });
   system.addEventListener("change", label);
@@ -86,7 +86,7 @@ async function start() {
     });
     document.documentElement.dataset.ready = "";
   } catch (error) {
-    byId("problem").textContent = `The server does not answer: ${error.message}`;
+    byId("problem").textContent = `The server cannot be reached: ${error.message}`;
     byId("problem").hidden = false;
   }
 }

@@ -19,7 +19,7 @@ function kind(schema) {
   if (schema.const) return schema.const;
   const any = schema.anyOf ?? schema.oneOf;
   if (any) return any.map(kind).filter((name) => name !== "null").join(" or ");
-  if (schema.type === "array") return `list of ${kind(schema.items ?? {})}`;
+  if (schema.type === "array") return `list of ${kind(schema.items ?? {})}s`;
   return schema.type ?? "any";
 }
 
@@ -31,7 +31,7 @@ function fields(schema) {
     const row = table.insertRow();
     const head = made("th", made("code", name));
     head.scope = "row";
-    row.append(head, made("td", kind(field)), made("td", (field.description ?? "") + (needed ? " (needed)" : fallback)));
+    row.append(head, made("td", kind(field)), made("td", (field.description ?? "") + (needed ? " (required)" : fallback)));
   }
   const scroll = made("div", table);
   scroll.className = "scroll";
@@ -49,7 +49,8 @@ function operation(method, path, about) {
   const verb = made("span", method.toUpperCase());
   verb.className = "method";
   const section = made("section", made("h2", verb, made("code", path)), made("p", about.summary ?? ""));
-  const bodies = resolved(about.requestBody?.content?.["application/json"]?.schema).oneOf ?? [];
+  const schema = about.requestBody?.content?.["application/json"]?.schema;
+  const bodies = schema ? (schema.oneOf ?? [schema]) : [];
   for (const body of bodies) {
     section.append(made("h3", body.title), made("p", body.description ?? ""), fields(body), example(method, path, body));
   }

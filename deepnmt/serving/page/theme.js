@@ -1,4 +1,4 @@
-// Before the first paint, so that the page never flashes in the wrong colours.
+// Runs before the first paint, so that the page never flashes in the wrong colours.
 try {
   const kept = localStorage.getItem("theme");
   if (kept) document.documentElement.dataset.theme = kept;

@@ -48,7 +48,7 @@ export function startTranslate(limits) {
       progress(0, 0);
       pane.classList.remove("stale");
       say("");
-      problem(`Not translated: ${error.message}.`);
+      problem(`Translation failed: ${error.message}.`);
     }
   }
 
@@ -129,7 +129,7 @@ export function startTranslate(limits) {
       if (best && answer.translations[0].sentences.length === 1) Object.assign(sentence, { alternatives: [], ...best, gap: sentence.gap });
       if (sentences[i] === sentence) fill(spanOf(i), sentence);
     } catch {
-      sentence.rich = undefined; // it stays as it is, until it is chosen again
+      sentence.rich = undefined; // try again the next time it is selected
     }
   }
 
@@ -144,7 +144,7 @@ export function startTranslate(limits) {
         button.type = "button";
         button.lang = model.target;
         button.setAttribute("aria-pressed", String(way.text === sentence.text));
-        text.textContent = way.text || "(nothing)";
+        text.textContent = way.text || "(empty)";
         score.textContent = way.score === best ? "best" : (way.score - best).toFixed(2).replace("-", "−");
         score.title = `score ${way.score.toFixed(3)}`;
         button.append(text, score);
@@ -162,7 +162,7 @@ export function startTranslate(limits) {
 
   const pick = ({ text, score, alignment }) => ({ text, score, alignment });
 
-  // Light a target word and the source words it came from.
+  // Highlight a target word and the source words it came from.
   function light(i, word) {
     for (const lit of output.querySelectorAll(".lit")) lit.classList.remove("lit");
     const sentence = sentences[i];
@@ -176,7 +176,7 @@ export function startTranslate(limits) {
     );
   }
 
-  // Light the word at the caret and its translation.
+  // Highlight the translation of the word at the caret.
   function lightFromCaret() {
     if (document.activeElement !== source || source.selectionStart !== source.selectionEnd) return;
     const at = source.selectionStart;
@@ -210,7 +210,7 @@ export function startTranslate(limits) {
     byId("backdrop").replaceChildren(...nodes, text.slice(from), "\n\u200b");
   }
 
-  // -- what the user does ----------------------------------------------------------------------------------------
+  // -- user actions ----------------------------------------------------------------------------------------
 
   function changed() {
     draw([]);
