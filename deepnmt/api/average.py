@@ -69,13 +69,13 @@ def average(
     meta = {}
     if best_on_valid:
         dataset = Dataset.open(Path(data or about["data"]))
-        paths, bleu = best_window(paths, _judge(run, paths[0], dataset, beam, choose_device(device)))
+        paths, bleu = best_window(paths, _bleu_judge(run, paths[0], dataset, beam, choose_device(device)))
         meta = {"valid_bleu": bleu[len(paths) - 1]}
     write_average(run, paths, out, meta)
     return Average(out, [path.name for path in paths], bleu)
 
 
-def _judge(
+def _bleu_judge(
     run: Path, checkpoint: Path, dataset: Dataset, beam: int | None, device: str
 ) -> Callable[[dict[str, Tensor]], float]:
     """BLEU of the validation set, translated by a model with these weights."""

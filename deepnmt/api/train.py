@@ -24,7 +24,7 @@ from deepnmt.training.averaging import export_model
 from deepnmt.training.checkpoint import read_state
 from deepnmt.training.curves import read_log
 from deepnmt.training.distributed import World, join_world
-from deepnmt.training.validation import Judge
+from deepnmt.training.validation import TextMetrics
 
 Overrides = Iterable[str] | Mapping[str, Any]
 
@@ -113,8 +113,8 @@ def resolve_recipe(recipe: str | Path | Recipe, dataset: Dataset, overrides: Ove
 
 
 def _train(recipe: Recipe, dataset: Dataset, out: Path, world: World, resume: bool, start: Path | None) -> Run:
-    judge = _judge(recipe, dataset)
-    with open_run(recipe, dataset, out, world, resume=resume, start=start, judge=judge) as (state, job):
+    metrics = _text_metrics(recipe, dataset)
+    with open_run(recipe, dataset, out, world, resume=resume, start=start, metrics=metrics) as (state, job):
         try:
             ending = trainer.train(state, job)
         except torch.OutOfMemoryError as error:
@@ -135,7 +135,7 @@ def _train(recipe: Recipe, dataset: Dataset, out: Path, world: World, resume: bo
     return Run(out, state.step, is_finished, ending)
 
 
-def _judge(recipe: Recipe, dataset: Dataset) -> Judge:
+def _text_metrics(recipe: Recipe, dataset: Dataset) -> TextMetrics:
     """Translates as the recipe validates, and scores with BLEU and chrF."""
     beam, penalty = recipe.training.validation_beam, recipe.decoding.length_penalty
 
@@ -143,4 +143,4 @@ def _judge(recipe: Recipe, dataset: Dataset) -> Judge:
         translator = Translator.of(model, dataset.tokenizers)
         return translator.translate(sources, beam=beam, length_penalty=penalty)
 
-    return Judge(translate, partial(quick_scores, target_lang=dataset.tokenizers.target.language))
+    return TextMetrics(translate, partial(quick_scores, target_lang=dataset.tokenizers.target.language))

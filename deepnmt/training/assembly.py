@@ -37,7 +37,7 @@ from deepnmt.training.optimizer import optimizer_tensors
 from deepnmt.training.precision import resolve
 from deepnmt.training.state import TrainingState
 from deepnmt.training.trainer import Job, is_save_due
-from deepnmt.training.validation import Judge, build_validator, score_measure
+from deepnmt.training.validation import TextMetrics, build_validator, score_measure
 
 GUESSING_SAMPLE = 5_000_000
 LOCK_WAIT_SECONDS = 60  # for ranks that are started again: the main rank before may still be ending
@@ -52,7 +52,7 @@ def open_run(
     *,
     resume: bool = False,
     start: Path | None = None,
-    judge: Judge | None = None,
+    metrics: TextMetrics | None = None,
 ) -> Iterator[tuple[TrainingState, Job]]:
     """Start a run in `out`, or resume the one that is there; inside the block this process alone may write to it.
 
@@ -76,12 +76,12 @@ def open_run(
         stream = open_stream(recipe, dataset, world, None if newest is None else read_position(newest))
         precision = resolve(recipe.training.precision, world.device)
         objective = build_objective(recipe, precision, world, None if newest else start)
-        measure = score_measure(recipe, dataset, judge)
+        measure = score_measure(recipe, dataset, metrics)
         state = TrainingState.start(objective.model, recipe.training, precision == "fp16", world, measure)
         optimizer_tensors(state.model, state.optimizer)  # takes its memory before batches are tried for size
         if newest is not None:
             checkpoints.load(newest, state)
-        validate = build_validator(recipe, dataset, objective, precision, world, judge)
+        validate = build_validator(recipe, dataset, objective, precision, world, metrics)
 
         if world.is_main:  # from here on files are written
             if not is_resumed:

@@ -32,7 +32,7 @@ class Score(Protocol):
 
 
 @dataclass(frozen=True)
-class Judge:
+class TextMetrics:
     """What validation needs from the rooms above: how to translate with a model, and how to score translations."""
 
     translate: Callable[[Any, list[str]], list[str]]
@@ -62,7 +62,7 @@ class Validation:
 
 @dataclass(frozen=True)
 class Validator:
-    """Validates the model of an objective; `judge` is absent where nothing is to be translated."""
+    """Validates the model of an objective; `metrics` is absent where nothing is to be translated."""
 
     objective: Objective
     precision: Precision
@@ -70,20 +70,20 @@ class Validator:
     batches: Sequence[AnyBatch]
     sources: list[str]
     references: list[str]
-    judge: Judge | None
+    metrics: TextMetrics | None
     beam: int
 
     def __call__(self, model: nn.Module) -> Validation:
         loss, nll = mean_loss(self.objective, self.batches, self.precision, self.world.device)
         matrices = connection_matrices(self.objective)
-        if self.judge is None:
+        if self.metrics is None:
             return Validation(loss, nll, matrices=matrices)
-        translate = partial(self.judge.translate, model)
+        translate = partial(self.metrics.translate, model)
         with in_one_piece(self.objective), autocast(self.precision, self.world.device):
             # Sharded ranks must all do the same; others share the lines.
             alone = is_sharded(self.objective)
             hypotheses = translate(self.sources) if alone else self.world.spread(translate, self.sources)
-        scores = self.judge.score(hypotheses, self.references)
+        scores = self.metrics.score(hypotheses, self.references)
         return Validation(
             loss,
             nll,
@@ -95,7 +95,12 @@ class Validator:
 
 
 def build_validator(
-    recipe: Recipe, dataset: Dataset, objective: Objective, precision: Precision, world: World, judge: Judge | None
+    recipe: Recipe,
+    dataset: Dataset,
+    objective: Objective,
+    precision: Precision,
+    world: World,
+    metrics: TextMetrics | None,
 ) -> Validator | None:
     """None if the dataset has no validation set."""
     if dataset.valid is None or not len(dataset.valid):
@@ -108,9 +113,9 @@ def build_validator(
     if left_out and world.is_main:
         say(f"{left_out:,} validation pairs are longer than model.max_positions = {longest}: not counted in the loss")
     sources, references = decoded_lines(recipe, dataset)
-    judge = judge if sources else None
+    metrics = metrics if sources else None
     beam = recipe.training.validation_beam
-    return Validator(objective, precision, world, batches, sources, references, judge, beam)
+    return Validator(objective, precision, world, batches, sources, references, metrics, beam)
 
 
 def decoded_lines(recipe: Recipe, dataset: Dataset) -> tuple[list[str], list[str]]:
@@ -122,7 +127,7 @@ def decoded_lines(recipe: Recipe, dataset: Dataset) -> tuple[list[str], list[str
     return sources[:count], references[:count]
 
 
-def score_measure(recipe: Recipe, dataset: Dataset, judge: Judge | None) -> str:
+def score_measure(recipe: Recipe, dataset: Dataset, metrics: TextMetrics | None) -> str:
     """What the score of a validation measures: only scores of the same measure can be compared."""
     if dataset.valid is None:
         return ""
@@ -130,7 +135,7 @@ def score_measure(recipe: Recipe, dataset: Dataset, judge: Judge | None) -> str:
     for side in dataset.valid.sides.values():
         digest.update(side.ids.tobytes() + side.offsets.tobytes())
     where = f"valid:{digest.hexdigest()}"
-    lines = len(decoded_lines(recipe, dataset)[0]) if judge else 0
+    lines = len(decoded_lines(recipe, dataset)[0]) if metrics else 0
     if config.best_by == "loss" or not lines:
         return f"loss|smoothing:{config.label_smoothing}|{where}"
     how = f"beam:{config.validation_beam}|length_penalty:{recipe.decoding.length_penalty}"

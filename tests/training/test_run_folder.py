@@ -191,7 +191,7 @@ def test_what_a_score_measures(change, is_same):
         recipe = replace(recipe, decoding=replace(recipe.decoding, **decoding or {}))
         data = dataset(valid=valid)
         data.valid_text = (["a b"] * 10, ["b a"] * 10)
-        return assembly.score_measure(recipe, data, judge=object())
+        return assembly.score_measure(recipe, data, metrics=object())
 
     assert (measure(**change) == measure()) is is_same
 
