@@ -71,11 +71,12 @@ def made_once(tmp_path_factory) -> Callable[[str, Callable[[Path], object]], Pat
 # Begun first, so that at the end no worker is left alone with one of them.
 LONGEST = (
     "test_tutorial.py",
-    "test_demo_command.py",
+    "test_soak.py",
     "test_export.py",
     "test_study.py",
     "test_train_command.py",
     "test_learning.py",
+    "test_demo.py",
     "test_trainer.py",
     "test_resume.py",
 )

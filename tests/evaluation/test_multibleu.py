@@ -43,7 +43,7 @@ def corpora(draw: st.DrawFn) -> tuple[list[str], list[list[str]]]:
     return [draw(st.one_of(sentence(0), st.just(references[0][i]))) for i in range(size)], references
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100)
 @given(corpora())
 def test_equals_an_independent_multi_bleu_with_any_number_of_references(
     corpus: tuple[list[str], list[list[str]]],

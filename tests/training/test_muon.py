@@ -139,8 +139,8 @@ def test_bad_gradient_changes_neither_parameters_nor_the_state():
 
 
 def test_it_learns(tmp_path):
-    config = replace(MUON, max_steps=120, tokens_per_update=256, log_every=20, validate_every=120, save_every=120)
-    run_to_end(tmp_path, replace(config, lr=2e-2, warmup_steps=20, clip_norm=1.0))
+    config = replace(MUON, max_steps=80, tokens_per_update=256, log_every=10, validate_every=80, save_every=80)
+    run_to_end(tmp_path, replace(config, lr=3e-2, warmup_steps=10, clip_norm=1.0))
     losses = [line["nll"] for line in read_log(tmp_path) if line["kind"] == "train"]
     assert losses[-1] < 0.75 * losses[0]
 

@@ -390,10 +390,10 @@ def test_loss_at_step_0_is_the_expected_one(tied):
 
 def test_tiny_model_learns_to_reverse(tmp_path):
     config = replace(
-        TRAINING, max_steps=400, validate_every=400, save_every=400, lr=1e-2, warmup_steps=40, log_every=50
+        TRAINING, max_steps=160, validate_every=160, save_every=160, lr=1.5e-2, warmup_steps=20, log_every=20
     )
     config = replace(config, save_epochs=False, label_smoothing=0.0)
-    run_to_end(tmp_path, config, model_config=without_dropout(), data=dataset(corpus(40)))
+    run_to_end(tmp_path, config, model_config=without_dropout(), data=dataset(corpus(16)))
     assert losses(tmp_path)[-1] < 0.2 < math.log(VOCAB)
 
 
