@@ -117,17 +117,8 @@ def _variant(variants: Mapping[str, type[Any]], value: Any, where: str) -> Any:
 
 
 def _optional(hint: Any, metadata: Mapping[str, Any], value: Any, where: str) -> Any:
-    inner = [arg for arg in get_args(hint) if arg is not type(None)]
-    if value is None:
-        return None
-    if len(inner) == 1:
-        return _value(inner[0], metadata, value, where)
-    for arg in inner:
-        try:
-            return _value(arg, metadata, value, where)
-        except InputError:
-            continue
-    raise InputError(f"{where} cannot be {value!r}")
+    (inner,) = (arg for arg in get_args(hint) if arg is not type(None))
+    return None if value is None else _value(inner, metadata, value, where)
 
 
 def _choice(choices: tuple[Any, ...], value: Any, where: str) -> Any:

@@ -3,7 +3,8 @@
 import argparse
 from pathlib import Path
 
-from deepnmt.commands.options import add_translation_options, settings_of
+from deepnmt.commands.options import add_translation_options, settings_in
+from deepnmt.decoding.config import TranslationConfig
 from deepnmt.devices import limit_shape_caches, use_threads
 from deepnmt.progress import say
 
@@ -29,7 +30,9 @@ def run(arguments: argparse.Namespace) -> None:
 
     use_threads(arguments.threads)
     names = ("model", "text", "out", "device", "precision", "chunk")
-    made = backtranslate(**{name: getattr(arguments, name) for name in names}, **settings_of(arguments))
+    made = backtranslate(
+        **{name: getattr(arguments, name) for name in names}, **settings_in(TranslationConfig, arguments)
+    )
     if made is not None:
         note = f" ({made.left_out:,} empty lines left out)" if made.left_out else ""
         say(f"{made.pairs:,} pairs in {made.synthetic} (synthetic) and {made.given}{note}")

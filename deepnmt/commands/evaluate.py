@@ -5,8 +5,9 @@ import json
 import sys
 from pathlib import Path
 
-from deepnmt.commands.options import add_translation_options, settings_of
+from deepnmt.commands.options import add_translation_options, settings_in
 from deepnmt.commands.score import add_metric_arguments
+from deepnmt.decoding.config import TranslationConfig
 from deepnmt.devices import limit_shape_caches, use_threads
 
 EXAMPLE = "deepnmt evaluate MODEL --source newstest2014.en --reference newstest2014.de --output newstest2014.out.de"
@@ -29,7 +30,9 @@ def run(arguments: argparse.Namespace) -> None:
     use_threads(arguments.threads)
     names = ("output", "device", "precision", "source_lang", "target_lang", "metrics", "lowercase", "confidence")
     options = {name: getattr(arguments, name) for name in names}
-    found = evaluate(arguments.model, arguments.source, arguments.reference, **options, **settings_of(arguments))
+    found = evaluate(
+        arguments.model, arguments.source, arguments.reference, **options, **settings_in(TranslationConfig, arguments)
+    )
     if not arguments.json:
         for notice in found.scores.notices:
             print(f"note: {notice}", file=sys.stderr)

@@ -8,7 +8,6 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from deepnmt.decoding.config import TranslationConfig
-from deepnmt.settings import from_table
 
 NEGATIONS = {"stop_early": "--no-early-stop"}  # as others call it
 METAVARS = {int: "N", float: "X", str: "NAME", Path: "PATH"}
@@ -53,13 +52,6 @@ def add_translation_options(parser: argparse.ArgumentParser, *omitted: str) -> N
         "--precision", default="fp32", metavar="fp32|bf16|fp16|int8", help="int8: CPU; fp16: GPU (default: %(default)s)"
     )
     machine.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all available cores)")
-
-
-def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The settings of the translation among the given options, checked."""
-    settings = settings_in(TranslationConfig, arguments)
-    from_table(TranslationConfig, settings)
-    return settings
 
 
 def add_settings(group: Any, config: type, help_of: Mapping[str, str], *, passed_on: bool = True) -> None:

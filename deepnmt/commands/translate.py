@@ -3,7 +3,8 @@
 import argparse
 from pathlib import Path
 
-from deepnmt.commands.options import add_translation_options, settings_of
+from deepnmt.commands.options import add_translation_options, settings_in
+from deepnmt.decoding.config import TranslationConfig
 from deepnmt.devices import limit_shape_caches, use_threads
 
 EXAMPLE = """deepnmt translate MODEL < news.en > news.de
@@ -47,5 +48,5 @@ def run(arguments: argparse.Namespace) -> None:
         arguments.output,
         as_json=arguments.json,
         **{name: getattr(arguments, name) for name in names},
-        **settings_of(arguments),
+        **settings_in(TranslationConfig, arguments),
     )

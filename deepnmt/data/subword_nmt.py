@@ -13,6 +13,7 @@ from typing import Any
 from deepnmt.data.bpe_dropout import BpeDropout, Keys
 from deepnmt.data.vocabulary import SPECIAL_PIECES, UNK
 from deepnmt.errors import InputError
+from deepnmt.text import read_lines
 
 SEPARATOR = "@@"
 _END = "</w>"
@@ -47,14 +48,7 @@ class Codes:
 
     @classmethod
     def read(cls, path: Path) -> "Codes":
-        try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError as error:
-            raise InputError(f"{path} does not exist") from error
-        except (UnicodeDecodeError, IsADirectoryError) as error:
-            raise InputError(f"{path} is not a codes file of subword-nmt: {error}") from error
-        lines = text.removesuffix("\n").split("\n")
-        return cls(lines, str(path))
+        return cls(read_lines(path), str(path))
 
     def segment(self, word: str, skips: Iterable[int] = ()) -> tuple[list[str], int]:
         """The symbols of a word, all but the last one marked with the separator, and how many merges came up.
@@ -166,15 +160,9 @@ class SubwordNmt:
 
 def read_dictionary(path: Path) -> list[str]:
     """The symbols of fairseq's dictionary, one line `symbol count` each; ids follow the special ones, as ours do."""
-    try:
-        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except FileNotFoundError as error:
-        raise InputError(f"{path} does not exist") from error
-    except (UnicodeDecodeError, IsADirectoryError) as error:
-        raise InputError(f"{path} is not a dictionary of fairseq: {error}") from error
     symbols: dict[str, int] = {}
-    for number, line in enumerate(lines, start=1):
-        symbol, _, count = line.rstrip("\r").removesuffix(" #fairseq:overwrite").rpartition(" ")
+    for number, line in enumerate(read_lines(path), start=1):
+        symbol, _, count = line.removesuffix(" #fairseq:overwrite").rpartition(" ")
         if not symbol or not count.isdecimal():
             raise InputError(f"{path}, line {number}: {line[:80]!r} is not a symbol and its count")
         if symbol in symbols:

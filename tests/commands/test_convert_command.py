@@ -138,8 +138,8 @@ def test_refusals(convert, arguments, message):
         (b"a 1\nb\n", "line 2: 'b' is not a symbol and its count"),
         (b"a 1\n\nb 2\n", "line 2: '' is not a symbol and its count"),
         (b"a 1\na 2\n", "line 2: 'a' is there already, in line 1"),
-        (b"\xff 1\n", "is not a dictionary of fairseq"),
-        (b"", "line 1: '' is not a symbol and its count"),
+        (b"\xff 1\n", "not valid UTF-8 at byte 1"),
+        (b"", "is empty"),
     ],
 )
 def test_dictionary_refusals_name_the_line(tmp_path, content, message):

@@ -89,7 +89,7 @@ def test_the_file_is_self_contained(tmp_path: Path) -> None:
         ("#version: 9.9\na b\n", "version '9.9'"),
         ("#version: 0.2\na b\nabc\n", "line 3: 'abc' is not a merge"),
         ("a b c\n", "line 1"),
-        ("", "not a merge"),
+        ("", "is empty"),
         ("#version: 0.2\n", "no merge operations"),
     ],
 )

@@ -48,7 +48,7 @@ function panel(side, stack) {
   const section = document.createElement("section");
   section.className = "stack";
   section.id = `stack-${side}`;
-  section.append(made("h2", capital(side)), made("p", `${stack.num_layers} layers, ${stack.kind === "dlcl" ? "DLCL" : stack.kind} connection`));
+  section.append(made("h2", capital(side)), made("p", `${stack.num_layers} layers, ${stack.kind} connection`));
   if (!stack.matrix) {
     section.append(made("p", "This connection scheme has no learned weights to show."));
     return section;
