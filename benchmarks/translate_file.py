@@ -183,15 +183,11 @@ def _slots(translator: Any, slots: int) -> None:
         translator.continuous.most = slots
 
 
-def _recorded(translator: Any, slots: int) -> None:
+def _plain(translator: Any, slots: int) -> None:
     translator.continuous = None
 
 
-def _plain(translator: Any, slots: int) -> None:
-    translator.continuous = translator.graphed = None
-
-
-WAYS: dict[str, Callable[[Any, int], None]] = {"default": _slots, "recorded": _recorded, "plain": _plain}
+WAYS: dict[str, Callable[[Any, int], None]] = {"default": _slots, "plain": _plain}
 
 
 def run_peer(peer: str, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:

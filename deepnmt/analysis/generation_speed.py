@@ -12,10 +12,8 @@ from deepnmt.analysis.config import Workload
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
 from deepnmt.decoding.config import SearchConfig
 from deepnmt.decoding.continuous import ContinuousSearches
-from deepnmt.decoding.engine import Engine
 from deepnmt.decoding.fused import can_fuse
-from deepnmt.decoding.graphed import GraphedSearches
-from deepnmt.decoding.precision import prepare
+from deepnmt.decoding.precision import PreparedModel, prepare
 from deepnmt.decoding.rules import Rules
 from deepnmt.decoding.sampling import Greedy, generate
 from deepnmt.decoding.search import Shrinking, beam_search
@@ -39,10 +37,10 @@ def measure_generation(config: ModelConfig, workload: Workload, *, device: str, 
     if on_gpu:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    engine = prepare(Transformer(config).to(device).eval(), precision)
+    prepared = prepare(Transformer(config).to(device).eval(), precision)
     source = torch.randint(UNK + 1, config.source_vocab_size, (workload.batch, workload.length), device=device)
     source[:, -1] = EOS
-    run, encode = _runners(engine, source, workload)
+    run, encode = _runners(prepared, source, workload)
     seconds = _best_of(run, workload, on_gpu)
     encoder_seconds = _best_of(encode, workload, on_gpu)
     tokens = workload.workers * workload.batch * workload.length
@@ -56,37 +54,33 @@ def measure_generation(config: ModelConfig, workload: Workload, *, device: str, 
     )
 
 
-def _runners(engine: Engine, source: Tensor, workload: Workload) -> tuple[Callable[[], object], Callable[[], object]]:
+def _runners(
+    prepared: PreparedModel, source: Tensor, workload: Workload
+) -> tuple[Callable[[], object], Callable[[], object]]:
     """Translating the batch, and only encoding it."""
     config = SearchConfig(beam=workload.beam)
-    if source.is_cuda and workload.fused and can_fuse(engine.model) and ContinuousSearches.suits(config):
-        return _fused_runners(engine, source, workload, config)
-    graphed = GraphedSearches(engine) if source.is_cuda else None
+    if source.is_cuda and workload.fused and can_fuse(prepared.model) and ContinuousSearches.suits(config):
+        return _fused_runners(prepared, source, workload, config)
 
     def run() -> object:
         rules = _rules(workload, source.device)
-        if graphed is not None and graphed.suits(rules, config):
-            return graphed.search(source, rules, config)
-        state = engine.start(source, workload.beam, workload.length)
+        state = prepared.start(source, workload.beam, workload.length)
         # Nothing ends before the last step: looking would only make the host wait.
         never = Shrinking(every=workload.length + 2)
         if workload.beam == 1:
-            return generate(engine.step, state, rules, Greedy(), shrinking=never)
-        return beam_search(engine.step, state, rules, config, never)
+            return generate(prepared.step, state, rules, Greedy(), shrinking=never)
+        return beam_search(prepared.step, state, rules, config, never)
 
     def encode() -> None:
-        if graphed is not None and graphed.recorded:
-            next(iter(graphed.recorded.values())).start_graph.replay()
-        else:
-            engine.start(source, workload.beam)
+        prepared.start(source, workload.beam)
 
     return run, encode
 
 
 def _fused_runners(
-    engine: Engine, source: Tensor, workload: Workload, config: SearchConfig
+    prepared: PreparedModel, source: Tensor, workload: Workload, config: SearchConfig
 ) -> tuple[Callable[[], object], Callable[[], object]]:
-    searches, sources = ContinuousSearches(engine), source.tolist()
+    searches, sources = ContinuousSearches(prepared), source.tolist()
 
     def run() -> object:
         return searches.search_all(sources, _rules(workload, torch.device("cpu")), config)

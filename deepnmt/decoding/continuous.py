@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from deepnmt.decoding.config import SearchConfig
-from deepnmt.decoding.engine import Engine
 from deepnmt.decoding.fused import WIDEST_BEAM, FusedStep, SlotShape, record
+from deepnmt.decoding.precision import PreparedModel
 from deepnmt.decoding.rules import Rules
 from deepnmt.decoding.search import Found, before_end
 
@@ -38,8 +38,8 @@ class CannotFuseError(Exception):
 class ContinuousSearches:
     """Recordings by shape; those not used for the longest time are dropped."""
 
-    def __init__(self, engine: Engine, most: int = SLOTS[-1]) -> None:
-        self.engine, self.most = engine, most
+    def __init__(self, prepared: PreparedModel, most: int = SLOTS[-1]) -> None:
+        self.prepared, self.most = prepared, most
         self.recorded: OrderedDict[SlotShape, SlotSearch] = OrderedDict()
 
     @staticmethod
@@ -76,7 +76,7 @@ class ContinuousSearches:
             while len(self.recorded) >= KEPT_SHAPES:
                 self.recorded.popitem(last=False)
             try:
-                self.recorded[shape] = SlotSearch(self.engine, shape, rules.eos)
+                self.recorded[shape] = SlotSearch(self.prepared, shape, rules.eos)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # whatever a compiler on the user's machine may say
@@ -86,7 +86,7 @@ class ContinuousSearches:
 
     def _affordable(self, lengths: tuple[int, int], beam: int) -> int:
         """How many sentences of these lengths fit into the device's memory."""
-        weight, stack = self.engine.model.output_weight, self.engine.model.config.decoder
+        weight, stack = self.prepared.model.output_weight, self.prepared.model.config.decoder
         if not weight.is_cuda:
             return SLOTS[-1]
         positions = 2 * stack.num_layers * (lengths[0] + lengths[1] * beam)
@@ -119,10 +119,10 @@ class _Encoded:
 class SlotSearch:
     """The slots of one shape, their recorded step, and who is in them."""
 
-    def __init__(self, engine: Engine, shape: SlotShape, eos: int) -> None:
-        self.engine, self.shape = engine, shape
-        self.device = engine.model.output_weight.device
-        self.fused = FusedStep(engine, shape, eos)
+    def __init__(self, prepared: PreparedModel, shape: SlotShape, eos: int) -> None:
+        self.prepared, self.shape = prepared, shape
+        self.device = prepared.model.output_weight.device
+        self.fused = FusedStep(prepared, shape, eos)
         self.step = record(self.fused.step, self.device)
         self.encoders: OrderedDict[tuple[int, int], _RecordedEncoder] = OrderedDict()
         self.look_every = LOOK_EVERY["many" if shape.sentences >= MANY else "few"]
@@ -177,18 +177,18 @@ class SlotSearch:
     @torch.inference_mode()
     def encode(self, sources: Sequence[Sequence[int]]) -> Tensor:
         """The keys and values of these sources for all decoder layers: (layers, 2, n, S, heads, head_dim)"""
-        width, pad = max(map(len, sources)), self.engine.model.config.pad_id
+        width, pad = max(map(len, sources)), self.prepared.model.config.pad_id
         source = self._tensor([[*ids, *[pad] * (width - len(ids))] for ids in sources])
         return self._encoder(len(sources), width)(source)
 
     def _encoder(self, count: int, width: int) -> Callable[[Tensor], Tensor]:
         if self.device.type != "cuda" or self.shape.sentences > RECORDED_ENCODER_SENTENCES:
-            return lambda source: encode(self.engine, source)
+            return lambda source: encode(self.prepared, source)
         key = (next(size for size in SLOTS if size >= count), min(_rounded(width, 16), self.shape.source_length))
         if key not in self.encoders:
             while len(self.encoders) >= KEPT_ENCODERS:
                 self.encoders.popitem(last=False)
-            self.encoders[key] = _RecordedEncoder(self.engine, *key)
+            self.encoders[key] = _RecordedEncoder(self.prepared, *key)
         self.encoders.move_to_end(key)
         return self.encoders[key]
 
@@ -230,14 +230,14 @@ class _RecordedEncoder:
     """Encoding batches of one shape; what a batch lacks to it is filled with empty sentences."""
 
     @torch.inference_mode()
-    def __init__(self, engine: Engine, sentences: int, length: int) -> None:
-        device = engine.model.output_weight.device
-        self.pad_id = engine.model.config.pad_id
+    def __init__(self, prepared: PreparedModel, sentences: int, length: int) -> None:
+        device = prepared.model.output_weight.device
+        self.pad_id = prepared.model.config.pad_id
         self.source = torch.full((sentences, length), self.pad_id + 1, device=device)
-        self.memory = encode(engine, self.source)
+        self.memory = encode(prepared, self.source)
 
         def run() -> None:
-            self.memory.copy_(encode(engine, self.source))
+            self.memory.copy_(encode(prepared, self.source))
 
         self.replay = record(run, device)
 
@@ -251,9 +251,9 @@ class _RecordedEncoder:
         return self.memory[:, :, :count, :width]
 
 
-def encode(engine: Engine, source: Tensor) -> Tensor:
+def encode(prepared: PreparedModel, source: Tensor) -> Tensor:
     """The keys and values of a source (n, S) for all decoder layers: (layers, 2, n, S, heads, head_dim)"""
-    memory = engine.model.start(engine.model.encode(source)).memory
+    memory = prepared.model.project_memories(prepared.model.encode(source))
     return torch.stack([part for layer in memory for part in layer]).unflatten(0, (len(memory), 2))
 
 

@@ -89,10 +89,12 @@ class DecoderStepGraph(nn.Module):
         self.model = model
 
     def forward(self, tokens: Tensor, padding: Tensor, memory: list[Tensor], past: list[Tensor]) -> tuple[Tensor, ...]:
-        length = past[0].shape[1]
-        cache = Cache(_paired(past), _paired(memory), padding, beam=1, length=length, need_attention=False)
+        batch, length = past[0].shape[:2]
+        mask = torch.zeros(padding.shape).masked_fill(padding, -torch.inf)[:, None, None, :]
+        lineage = torch.zeros(batch, 1, length)
+        cache = Cache(_in_slots(past), lineage, _in_slots(memory), mask, filled=length, length=length)
         logits, grown = self.model.step(tokens, cache)
-        return logits, *_flat(grown.past)
+        return logits, *(part.transpose(1, 2) for part in _flat(grown.past))
 
 
 def write_graphs(model: Transformer, folder: Path) -> None:
@@ -173,8 +175,10 @@ def _flat(layers: Iterable[KeysValues]) -> list[Tensor]:
     return [part for layer in layers for part in layer]
 
 
-def _paired(parts: list[Tensor]) -> list[KeysValues]:
-    return [KeysValues(*pair) for pair in zip(parts[::2], parts[1::2], strict=True)]
+def _in_slots(parts: list[Tensor]) -> list[KeysValues]:
+    """Keys and values (batch, positions, heads, head_dim) in turn, as a cache has them."""
+    heads_first = [part.transpose(1, 2) for part in parts]
+    return [KeysValues(*pair) for pair in zip(heads_first[::2], heads_first[1::2], strict=True)]
 
 
 def _write_tokenizer(folder: Path, side: str, tokenizer: Tokenizer) -> None:

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from deepnmt.decoding.config import SearchConfig
-from deepnmt.decoding.engine import Engine
 from deepnmt.decoding.penalties import penalty_table
+from deepnmt.decoding.precision import PreparedModel
 from deepnmt.model.attention import KeysValues
 from deepnmt.model.connections.dlcl import Dlcl
 from deepnmt.model.connections.residual import Residual
@@ -46,12 +46,12 @@ class FusedStep:
     """The buffers of a shape, and `step`, which moves every sentence that is not done by one position."""
 
     @torch.inference_mode()
-    def __init__(self, engine: Engine, shape: SlotShape, eos: int) -> None:
+    def __init__(self, prepared: PreparedModel, shape: SlotShape, eos: int) -> None:
         from deepnmt.decoding.kernels.beams_triton import BeamState
 
-        self.engine, self.shape, self.eos = engine, shape, eos
-        self.pre = engine.model.config.norm == "pre"
-        model, config = engine.model, shape.config
+        self.prepared, self.shape, self.eos = prepared, shape, eos
+        self.pre = prepared.model.config.norm == "pre"
+        model, config = prepared.model, shape.config
         weight, stack = model.output_weight, model.config.decoder
         self.layers = [layer for layer in model.decoder.layers if isinstance(layer, DecoderLayer)]
         self.state = BeamState.empty(shape.sentences, shape.target_length, config, weight.device)
@@ -86,7 +86,7 @@ class FusedStep:
         from deepnmt.decoding.kernels.beams_triton import advance
 
         shape = self.shape
-        logits = self.engine.project(self._features())
+        logits = self.prepared.project(self._features())
         advance(self.state, logits, self.allowed, self.penalties, shape.config, self.eos, shape.min_length)
 
     def _features(self) -> Tensor:
@@ -94,7 +94,7 @@ class FusedStep:
         kernel. Of the two tensors that flow, sub-layers add to the first and compute with the second."""
         from deepnmt.decoding.kernels.step_triton import embed
 
-        embedding, state, beam = self.engine.model.target_embedding, self.state, self.shape.config.beam
+        embedding, state, beam = self.prepared.model.target_embedding, self.state, self.shape.config.beam
         x = embed(state.last, state.position, embedding.tokens.weight, self.positions, embedding.scale, beam)
         stream, given = self._arrive(0, x, None)
         for depth, layer in enumerate(self.layers):
@@ -117,7 +117,7 @@ class FusedStep:
         """The end of layer `depth` (0: the embedding), with what the connection does before the next one."""
         from deepnmt.decoding.kernels.step_triton import join
 
-        following = self.engine.model.decoder.final_norm
+        following = self.prepared.model.decoder.final_norm
         if depth < len(self.layers):
             following = self.layers[depth].around_attention.norm
         ends = self.layers[depth - 1].around_feed_forward.norm if depth else None

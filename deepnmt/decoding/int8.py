@@ -69,20 +69,19 @@ def scales_for(outputs: int, inputs: int) -> Scales:
 
 def _is_exact(weight: Tensor) -> bool:
     """Is the product of the largest inputs with this weight what integers say it is?"""
-    scales = torch.ones(len(weight))
+    scales, zeros = torch.ones(len(weight)), torch.zeros(len(weight), dtype=torch.int32)
     packed = torch.ops.onednn.qlinear_prepack(weight, None)
     expected = LARGEST_INPUT * weight.sum(1).double()
     for rows in PROBE_ROWS:
         inputs = torch.full((rows, weight.shape[1]), LARGEST_INPUT, dtype=torch.uint8)
-        found = _multiply(inputs, packed, scales, None).double()
+        found = _multiply(inputs, packed, scales, zeros, None).double()
         if not torch.allclose(found, expected.expand_as(found), rtol=1e-6, atol=0.5):
             return False
     return True
 
 
-def _multiply(inputs: Tensor, packed: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+def _multiply(inputs: Tensor, packed: Tensor, scales: Tensor, zeros: Tensor, bias: Tensor | None) -> Tensor:
     """uint8 inputs (rows, K) times packed int8 weights, in integers; times scales (N,) plus bias, in fp32."""
-    zeros = torch.zeros(len(scales), dtype=torch.int32)
     output: Tensor = torch.ops.onednn.qlinear_pointwise(
         inputs, 1.0, 0, packed, scales, zeros, bias, 1.0, 0, torch.float32, "none", [], ""
     )
@@ -103,6 +102,7 @@ class Int8Linear(nn.Module):
         weight = weight.detach().float()
         self.scales = scales_for(*weight.shape)(weight)
         quantised = (weight / self.scales[:, None]).round().to(torch.int8)
+        self.zeros = torch.zeros(len(weight), dtype=torch.int32)
         self.packed = torch.ops.onednn.qlinear_prepack(quantised, None)
         self.relu, self.after_relu = relu, after_relu
         self.offset = None if after_relu else -128 * quantised.sum(1) * self.scales
@@ -111,7 +111,7 @@ class Int8Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
         quantised, scales = quantise_positive(rows) if self.after_relu else quantise(rows)
-        product = _multiply(quantised, self.packed, self.scales, self.offset)
+        product = _multiply(quantised, self.packed, self.scales, self.zeros, self.offset)
         output = product.mul_(scales) if self.bias is None else torch.addcmul(self.bias, product, scales)
         if self.relu:
             output.relu_()

@@ -1,12 +1,14 @@
 """The number formats a model can translate in. Packing and quantising happen once, when the model is loaded."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deepnmt.decoding.engine import Engine
 from deepnmt.decoding.int8 import Int8Linear
 from deepnmt.errors import InputError
+from deepnmt.model.cache import Cache
 from deepnmt.model.layers import FeedForward
 from deepnmt.model.transformer import Transformer
 
@@ -14,8 +16,33 @@ PRECISIONS = ("fp32", "bf16", "fp16", "int8")
 TYPICAL_ROWS = 128  # the packing may depend on it, the result does not
 
 
-def prepare(model: Transformer, precision: str) -> Engine:
-    """An engine that computes with `model` in this precision. The model is changed for good."""
+class PreparedModel:
+    """A model as a step function for search, with its output projection, which may be packed or quantised."""
+
+    def __init__(self, model: Transformer, project: Callable[[Tensor], Tensor] | None = None) -> None:
+        self.model = model
+        self.project = project or model.project
+
+    @torch.inference_mode()
+    def start(self, source: Tensor, beam: int, max_length: int = 0) -> Cache:
+        """source: (B, S) ids, padded at the end; `max_length` is how long the longest target may get, if known."""
+        return self.model.start(self.model.encode(source), beam, max_length=max_length + 1 if max_length else 0)
+
+    def step(self, symbols: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        """symbols (B * K,) -> logits (B * K, V) of the next position.
+
+        The first symbol is the same for all hypotheses of a sentence: that step is computed once for them all.
+        """
+        beam = cache.beam
+        if cache.length or beam == 1:
+            features, cache = self.model.step_features(symbols, cache)
+            return self.project(features), cache
+        features, cache = self.model.step_features(symbols[::beam], cache.narrowed())
+        return self.project(features).repeat_interleave(beam, 0), cache.widened(beam)
+
+
+def prepare(model: Transformer, precision: str) -> PreparedModel:
+    """`model`, to compute in this precision. It is changed for good."""
     if precision not in PRECISIONS:
         raise InputError(f"precision {precision!r} is not known: one of {', '.join(PRECISIONS)}")
     device = model.output_weight.device.type
@@ -26,12 +53,11 @@ def prepare(model: Transformer, precision: str) -> Engine:
     if precision in ("bf16", "fp16"):
         model.to({"bf16": torch.bfloat16, "fp16": torch.float16}[precision])
     if device != "cpu":
-        return Engine(model)
+        return PreparedModel(model)
     kind = Int8Linear if precision == "int8" else PackedLinear
     project = kind(model.output_weight, None)
     _replace_linears(model, kind)
-    # Beside int8 products, bf16 is no loss.
-    return Engine(model, project, cache_dtype=torch.bfloat16 if precision == "int8" else None)
+    return PreparedModel(model, project)
 
 
 def _replace_linears(model: Transformer, kind: "type[PackedLinear] | type[Int8Linear]") -> None:

@@ -15,13 +15,11 @@ from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
 from deepnmt.decoding.alignment import Alignment, align_words, attention
 from deepnmt.decoding.config import TranslationConfig
 from deepnmt.decoding.continuous import CannotFuseError, ContinuousSearches
-from deepnmt.decoding.engine import Engine
 from deepnmt.decoding.ensemble import Ensemble, EnsembleState
 from deepnmt.decoding.fused import can_fuse
-from deepnmt.decoding.graphed import GraphedSearches
 from deepnmt.decoding.penalties import penalty_table
 from deepnmt.decoding.placeholders import lacks_placeholders, restore_placeholders
-from deepnmt.decoding.precision import prepare
+from deepnmt.decoding.precision import PreparedModel, prepare
 from deepnmt.decoding.rules import Rules, prefix_table
 from deepnmt.decoding.sampling import Draw, Greedy, generate, random_numbers
 from deepnmt.decoding.search import Found, Shrinking, beam_search
@@ -88,9 +86,9 @@ class Translator:
                     f"{folder} and {folders[0]} have different target vocabularies: no ensemble of the two"
                 )
         self.models = [self._load(folder, pair) for folder, pair in zip(folders, self.tokenizers, strict=True)]
-        self.engines = [prepare(model, precision) for model in self.models]
+        self.prepared = [prepare(model, precision) for model in self.models]
         self.defaults: dict[str, Any] = load_meta(folders[0]).get("decoding", {})
-        self.graphed, self.continuous = _recorded_searches(self.device, self.engines)
+        self.continuous = _search_in_slots(self.device, self.prepared)
 
     @classmethod
     def of(cls, model: Transformer, tokenizers: TokenizerPair, precision: str | None = None) -> "Translator":
@@ -101,10 +99,10 @@ class Translator:
         translator = cls.__new__(cls)
         translator.device = model.output_weight.device
         translator.tokenizers, translator.models = [tokenizers], [model]
-        translator.engines = [Engine(model) if precision is None else prepare(model, precision)]
-        translator.graphed, translator.continuous, translator.defaults = None, None, {}
+        translator.prepared = [PreparedModel(model) if precision is None else prepare(model, precision)]
+        translator.continuous, translator.defaults = None, {}
         if precision is not None:
-            translator.graphed, translator.continuous = _recorded_searches(translator.device, translator.engines)
+            translator.continuous = _search_in_slots(translator.device, translator.prepared)
         return translator
 
     def _load(self, folder: Path, pair: TokenizerPair) -> Transformer:
@@ -291,11 +289,9 @@ class Translator:
 
     def _search(self, batch: list[_Piece], config: TranslationConfig) -> list[list[Found]]:
         rules = self._rules(batch, config, self.device)
-        if self.graphed is not None and not config.sampling and self.graphed.suits(rules, config.search):
-            return self.graphed.search(self._padded(batch, 0), rules, config.search)
         count = config.nbest if config.sampling else config.beam
-        parts = [engine.start(self._padded(batch, i), count, rules.total) for i, engine in enumerate(self.engines)]
-        step: Any = self.engines[0].step if len(parts) == 1 else Ensemble([engine.step for engine in self.engines])
+        parts = [model.start(self._padded(batch, i), count, rules.total) for i, model in enumerate(self.prepared)]
+        step: Any = self.prepared[0].step if len(parts) == 1 else Ensemble([model.step for model in self.prepared])
         state: Any = parts[0] if len(parts) == 1 else EnsembleState(parts)
         shrinking = Shrinking() if self.device.type == "cpu" else Shrinking(every=4)
         search = config.search
@@ -367,14 +363,11 @@ class Translator:
         return sorted(joined, key=lambda hypothesis: -hypothesis.score)
 
 
-def _recorded_searches(
-    device: torch.device, engines: list[Engine]
-) -> tuple[GraphedSearches | None, ContinuousSearches | None]:
-    """What makes one model fast on a GPU: the recorded search, and the one in slots for models it knows."""
-    if device.type != "cuda" or len(engines) > 1:
-        return None, None
-    (engine,) = engines
-    return GraphedSearches(engine), ContinuousSearches(engine) if can_fuse(engine.model) else None
+def _search_in_slots(device: torch.device, models: list[PreparedModel]) -> ContinuousSearches | None:
+    """What makes one model fast on a GPU, if the kernels know it."""
+    if device.type != "cuda" or len(models) > 1 or not can_fuse(models[0].model):
+        return None
+    return ContinuousSearches(models[0])
 
 
 def check_vocabularies(folder: Path, config: ModelConfig, tokenizers: TokenizerPair) -> None:

@@ -1,73 +1,145 @@
-"""What decoding step by step carries from one position to the next: a value passed into a step and out of it."""
+"""What decoding step by step carries from one position to the next: a value passed into a step and out of it.
 
+The keys and values of all hypotheses of a sentence share one row of slots, a slot for each hypothesis at each position.
+When a search reorders its hypotheses, no keys or values are copied: only the table of who descends from whom changes.
+Each hypothesis looks at all slots of its sentence and sees those of its own ancestors. Hypotheses of a beam have most
+ancestors in common, so slots that no hypothesis descends from are dropped now and then.
+"""
+
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from deepnmt.model.attention import KeysValues, Visibility, attend_padded
+from deepnmt.model.attention import KeysValues, Visibility
+
+COMPACT_EVERY = 16  # positions
+WORTH_KEEPING = 0.7  # the share of used slots above which dropping the others does not pay
 
 
 @dataclass(frozen=True)
 class Cache:
-    """The keys and values of the positions decoded so far, and those of the source.
+    """The slots of B sentences of K hypotheses each, and the keys and values of their sources.
 
-    Rows are hypotheses, `beam` of them for each sentence: row = sentence * beam + k. What belongs to the source is kept
-    once for each sentence, however wide the beam.
+    Keys and values are (B, heads, slots, head_dim), as a step reads them. Masks are 0 where a hypothesis may look and
+    -inf elsewhere. Slots are written in place where there is room, so a cache is used up when it was stepped from.
     """
 
-    past: list[KeysValues]  # for each decoder layer (rows, length, heads, head_dim)
-    memory: list[KeysValues]  # for each decoder layer (sentences, source length, heads, head_dim)
-    padding: Tensor  # (sentences, source length), True where there is nothing
-    beam: int
-    length: int
-    need_attention: bool
-    attention: Tensor | None = None  # (rows, source length): where the last step looked, if it was asked for
+    past: list[KeysValues]  # for each decoder layer
+    lineage: Tensor  # (B, K, slots): 0 where the slot belongs to an ancestor of the hypothesis
+    memory: list[KeysValues]  # for each decoder layer, a slot for each source position
+    source_mask: Tensor  # (B, 1, 1, source length): -inf at padding
+    filled: int = 0  # slots in use
+    length: int = 0  # positions decoded
+    need_attention: bool = False
+    attention: Tensor | None = None  # (B * K, source length): where the last step looked, if it was asked for
+
+    @property
+    def beam(self) -> int:
+        return self.lineage.shape[1]
 
     def reorder(self, rows: Tensor) -> "Cache":
-        """The cache in which row i continues what row rows[i] had; rows[i] belongs to the same sentence as i."""
-        return replace(self, past=[KeysValues(*(part.index_select(0, rows) for part in layer)) for layer in self.past])
+        """The cache in which row i continues what row rows[i] had. Row = sentence * K + k; none leaves its sentence."""
+        if self.beam == 1:
+            return self
+        return replace(self, lineage=self.lineage.flatten(0, 1).index_select(0, rows).view_as(self.lineage))
 
     def select(self, sentences: Tensor) -> "Cache":
         """The cache of these sentences only."""
-        beams = torch.arange(self.beam, device=sentences.device)
-        rows = (sentences[:, None] * self.beam + beams).flatten()
-        return replace(
-            self.reorder(rows),
-            memory=[KeysValues(*(part.index_select(0, sentences) for part in layer)) for layer in self.memory],
-            padding=self.padding.index_select(0, sentences),
-            attention=None if self.attention is None else self.attention.index_select(0, rows),
-        )
+
+        def choose(part: Tensor) -> Tensor:
+            chosen = part.new_empty(len(sentences), *part.shape[1:])
+            chosen[:, :, : self.filled] = part[:, :, : self.filled][sentences]
+            return chosen
+
+        memory = [KeysValues(*(part[sentences] for part in layer)) for layer in self.memory]
+        return replace(self._changed(choose), memory=memory, source_mask=self.source_mask[sentences])
+
+    def narrowed(self) -> "Cache":
+        """With one hypothesis of each sentence, before the first step: there all hypotheses are still the same."""
+        return replace(self, lineage=self.lineage[:, :1])
+
+    def widened(self, beam: int) -> "Cache":
+        """With `beam` hypotheses that have the one of each sentence as their ancestor."""
+        return replace(self, lineage=self.lineage.expand(-1, beam, -1).contiguous())
+
+    def compact(self) -> "Cache":
+        """Without unused slots, if they are many. This makes the host wait for the device."""
+        if self.beam == 1 or self.length == 0 or self.length % COMPACT_EVERY:
+            return self
+        used = (self.lineage[:, :, : self.filled] == 0).any(1)
+        most = int(used.sum(1).max())
+        if most >= WORTH_KEEPING * self.filled:
+            return self
+        # Sentences that use fewer slots than the one that uses most keep some unused ones.
+        kept = used.byte().argsort(dim=1, descending=True, stable=True)[:, :most]
+
+        def move(part: Tensor) -> Tensor:
+            index = kept.view(len(kept), 1, most, *[1] * (part.ndim - 3)).expand(-1, part.shape[1], -1, *part.shape[3:])
+            part[:, :, :most] = part.gather(2, index)
+            return part
+
+        return replace(self._changed(move), filled=most)
+
+    def _changed(self, change: Callable[[Tensor], Tensor]) -> "Cache":
+        """With every part that has slots, as its third axis, changed by this function."""
+        past = [KeysValues(*map(change, layer)) for layer in self.past]
+        return replace(self, past=past, lineage=change(self.lineage))
 
 
-class GrowingVisibility(Visibility):
-    """A new position sees all positions before it and itself; `seen` are theirs afterwards."""
+class PastVisibility(Visibility):
+    """New positions, one of each hypothesis, see their ancestors and themselves; `past` is what the next step sees."""
 
-    def __init__(self, past: KeysValues) -> None:
-        self.seen = past
+    def __init__(self, past: KeysValues, filled: int, lineage: Tensor) -> None:
+        """lineage: (B, K, slots), the new ones included"""
+        self.past, self.filled, self.beam = past, filled, lineage.shape[1]
+        self.mask = lineage[:, None] if self.beam > 1 else None
 
     def attend(self, query: Tensor, seen: KeysValues, dropout: float) -> Tensor:
-        self.seen = KeysValues(*(torch.cat([old, new], dim=1) for old, new in zip(self.seen, seen, strict=True)))
-        return attend_padded(query, self.seen, dropout)
+        """query and seen: (B * K, heads, head_dim)"""
+        folded, keys, values = (fold(part, self.beam) for part in (query, *seen))
+        self.past = KeysValues(put(self.past.keys, keys, self.filled), put(self.past.values, values, self.filled))
+        slots = KeysValues(*(part[:, :, : self.filled + self.beam] for part in self.past))
+        return attend_slots(folded, slots, self.mask)[0].reshape(query.shape).to(query.dtype)
 
 
-class BeamVisibility(Visibility):
-    """The hypotheses of a sentence see that sentence's source: they are the positions of one query."""
+class MemoryVisibility(Visibility):
+    """The hypotheses of a sentence see its source."""
 
-    def __init__(self, padding: Tensor, beam: int, need_weights: bool = False) -> None:
-        self.visible = ~padding[:, None, None, :]
-        self.beam = beam
-        self.need_weights = need_weights
+    def __init__(self, source_mask: Tensor, beam: int, need_weights: bool = False) -> None:
+        self.mask, self.beam, self.need_weights = source_mask, beam, need_weights
         self.weights: Tensor | None = None
 
     def attend(self, query: Tensor, seen: KeysValues, dropout: float) -> Tensor:
-        """query: (sentences * beam, 1, heads, head_dim)"""
-        folded = query.reshape(-1, self.beam, *query.shape[2:])
+        """query: (B * K, heads, head_dim)"""
+        attended, weights = attend_slots(fold(query, self.beam), seen, self.mask)
         if self.need_weights:
-            self.weights = self._weights(folded, seen.keys)
-        return attend_padded(folded, seen, dropout, visible=self.visible).reshape_as(query)
+            self.weights = weights.float().mean(1).flatten(0, 1)
+        return attended.reshape(query.shape).to(query.dtype)
 
-    def _weights(self, query: Tensor, keys: Tensor) -> Tensor:
-        """The mean over the heads of the attention weights. (sentences * beam, source length)"""
-        products = torch.einsum("bthd,bshd->bhts", query.float(), keys.float()) * query.shape[-1] ** -0.5
-        return products.masked_fill(~self.visible, -torch.inf).softmax(-1).mean(1).flatten(0, 1)
+
+def attend_slots(query: Tensor, slots: KeysValues, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """query: (B, heads, K, head_dim) -> (B, K, heads, head_dim) and the weights (B, heads, K, slots).
+
+    As `attend_padded`, for few queries, and with the weights at hand.
+    """
+    dtype, scale = slots.keys.dtype, query.shape[-1] ** -0.5
+    products = query.to(dtype) @ slots.keys.transpose(2, 3)
+    scores = products * scale if mask is None else torch.add(mask, products, alpha=scale)
+    weights = scores.softmax(-1, dtype=torch.promote_types(dtype, torch.float32)).to(dtype)
+    return (weights @ slots.values).transpose(1, 2), weights
+
+
+def fold(rows: Tensor, beam: int) -> Tensor:
+    """(B * K, heads, head_dim) -> (B, heads, K, head_dim)"""
+    return rows.unflatten(0, (-1, beam)).transpose(1, 2)
+
+
+def put(slots: Tensor, new: Tensor, filled: int) -> Tensor:
+    """The slots (third axis) with new ones behind the first `filled`: in place if there is room, else in a copy."""
+    end = filled + new.shape[2]
+    if end > slots.shape[2]:
+        return torch.cat([slots[:, :, :filled], new.to(slots.dtype)], dim=2)
+    slots[:, :, filled:end] = new
+    return slots

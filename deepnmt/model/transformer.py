@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from deepnmt.model.attention import KeysValues
-from deepnmt.model.cache import BeamVisibility, Cache, GrowingVisibility
+from deepnmt.model.cache import Cache, MemoryVisibility, PastVisibility, put
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections import CONNECTIONS, Connection, StackShape
 from deepnmt.model.embedding import Embedding, LearnedPositions, SinusoidalPositions
@@ -99,45 +99,61 @@ class Transformer(nn.Module):
     def decode(self, target_input: Tensor | Sequences, encoded: Encoded) -> Tensor:
         target = self._sequences(target_input)
         visibility, memory_visibility = target.past(), target.translated(encoded.source)
-        given = [(visibility, memory, memory_visibility) for memory in self._project_memories(encoded)]
+        given = [(visibility, memory, memory_visibility) for memory in self.project_memories(encoded)]
         (result,) = self.decoder(self.target_embedding(target.ids, target.positions()), given)
         return result
 
-    def start(self, encoded: Encoded, beam: int = 1, need_attention: bool = False) -> Cache:
-        """A cache for `beam` hypotheses of each encoded (padded) sentence, nothing decoded yet."""
+    def start(self, encoded: Encoded, beam: int = 1, max_length: int = 0, need_attention: bool = False) -> Cache:
+        """A cache for `beam` hypotheses of each encoded (padded) sentence, nothing decoded yet.
+
+        Room for `max_length` positions is set aside, which saves copying; memory that is never written costs nothing.
+        """
         source = encoded.source
         if not isinstance(source, PaddedSequences):
             raise TypeError("step by step decoding needs padded sources")
-        stack = self.config.decoder
-        head_shape = (stack.num_heads, stack.dim // stack.num_heads)
-        empty = encoded.memories[0].new_zeros(len(source.ids) * beam, 0, *head_shape)
-        past = [KeysValues(empty, empty)] * stack.num_layers
-        memory = self._project_memories(encoded)
-        return Cache(past, memory, source.padding, beam, length=0, need_attention=need_attention)
+        memory = [KeysValues(*map(_cached, layer)) for layer in self.project_memories(encoded)]
+        (sentences, heads, _, head_dim), dtype = memory[0].keys.shape, memory[0].keys.dtype
+        slots = max_length * beam
+        past = [KeysValues(*(part.new_empty(sentences, heads, slots, head_dim) for part in layer)) for layer in memory]
+        lineage = torch.empty(sentences, beam, slots, dtype=dtype, device=source.ids.device)
+        mask = torch.zeros(source.padding.shape, dtype=dtype, device=lineage.device)
+        mask = mask.masked_fill(source.padding, -torch.inf)[:, None, None, :]
+        return Cache(past, lineage, memory, mask, need_attention=need_attention)
 
     def step(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """tokens: (rows,), the ids at the next position -> logits (rows, V) of the one after it; the grown cache."""
-        growing = [GrowingVisibility(past) for past in cache.past]
-        memory_visibility = BeamVisibility(cache.padding, cache.beam)
-        last_visibility = BeamVisibility(cache.padding, cache.beam, need_weights=cache.need_attention)
-        over_memory = [memory_visibility] * (len(growing) - 1) + [last_visibility]
+        features, cache = self.step_features(tokens, cache)
+        return self.project(features), cache
+
+    def step_features(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        """The step before the output projection: (rows, dim)."""
         self._check_length(cache.length + 1)
-        position = torch.tensor([cache.length], device=tokens.device)
-        embedded = self.target_embedding(tokens.unsqueeze(1), position)
-        (features,) = self.decoder(embedded, list(zip(growing, cache.memory, over_memory, strict=True)))
+        cache = cache.compact()
+        sentences, beam, _ = cache.lineage.shape
+        itself = torch.eye(beam, dtype=cache.lineage.dtype, device=tokens.device).log()  # 0, elsewhere -inf
+        lineage = put(cache.lineage, itself.expand(sentences, -1, -1), cache.filled)
+        seen = lineage[:, :, : cache.filled + beam]
+        over_past = [PastVisibility(past, cache.filled, seen) for past in cache.past]
+        over_memory = [MemoryVisibility(cache.source_mask, beam) for _ in over_past]
+        over_memory[-1].need_weights = cache.need_attention
+        embedded = self.target_embedding(tokens, torch.tensor([cache.length], device=tokens.device))
+        (features,) = self.decoder(embedded, list(zip(over_past, cache.memory, over_memory, strict=True)))
         grown = replace(
             cache,
-            past=[visibility.seen for visibility in growing],
+            past=[visibility.past for visibility in over_past],
+            lineage=lineage,
+            filled=cache.filled + beam,
             length=cache.length + 1,
-            attention=last_visibility.weights,
+            attention=over_memory[-1].weights,
         )
-        return self.project(features.squeeze(1)), grown
+        return features, grown
 
     def checkpoint_activations(self, on: bool = True) -> None:
         """Keep only the layers' inputs for the backward pass and compute the rest again."""
         self.encoder.checkpoints_activations = self.decoder.checkpoints_activations = on
 
-    def _project_memories(self, encoded: Encoded) -> list[KeysValues]:
+    def project_memories(self, encoded: Encoded) -> list[KeysValues]:
+        """The keys and values of the source for each decoder layer: (B, S, heads, head_dim)"""
         layers = (layer for layer in self.decoder.layers if isinstance(layer, DecoderLayer))
         return [layer.cross_attention.project(memory) for layer, memory in zip(layers, encoded.memories, strict=True)]
 
@@ -151,6 +167,13 @@ class Transformer(nn.Module):
             raise ValueError(
                 f"a sentence of {length} tokens is longer than max_positions = {self.config.max_positions}"
             )
+
+
+def _cached(part: Tensor) -> Tensor:
+    """(B, S, heads, head_dim) -> (B, heads, S, head_dim), in the type in which a step attends fastest: on a CPU not in
+    half precision."""
+    dtype = part.dtype if part.is_cuda else torch.promote_types(part.dtype, torch.float32)
+    return part.transpose(1, 2).to(dtype).contiguous()
 
 
 def _embedding(config: ModelConfig, tokens: nn.Embedding) -> Embedding:

@@ -9,8 +9,8 @@ import torch
 
 from deepnmt.decoding import continuous
 from deepnmt.decoding.config import LengthPenalty, SearchConfig
-from deepnmt.decoding.engine import Engine
 from deepnmt.decoding.fused import can_fuse
+from deepnmt.decoding.precision import PreparedModel
 from deepnmt.decoding.rules import Rules
 from deepnmt.decoding.search import Found, beam_search
 from deepnmt.model.config import ModelConfig, StackConfig
@@ -57,10 +57,10 @@ def sentences(count: int, longest: int = 12) -> list[list[int]]:
     return [[*torch.randint(4, 150, (length,), generator=draw).tolist(), EOS] for length in lengths]
 
 
-def plain(engine: Engine, sources: list[list[int]], rules: Rules, config: SearchConfig) -> list[list[Found]]:
+def plain(prepared: PreparedModel, sources: list[list[int]], rules: Rules, config: SearchConfig) -> list[list[Found]]:
     width = max(map(len, sources))
     source = torch.tensor([ids + [1] * (width - len(ids)) for ids in sources], device=DEVICE)
-    return beam_search(engine.step, engine.start(source, config.beam), rules, config)
+    return beam_search(prepared.step, prepared.start(source, config.beam), rules, config)
 
 
 def limits(sources: list[list[int]]) -> torch.Tensor:
@@ -75,9 +75,9 @@ def assert_same(found: list[list[Found]], expected: list[list[Found]]) -> None:
 
 
 def check(model: Transformer, config: SearchConfig, count: int = 3, most: int = 1024, min_length: int = 0) -> None:
-    engine, sources = Engine(model), sentences(count)
-    expected = plain(engine, sources, Rules(limits(sources), EOS, BANNED, min_length), config)
-    searches = continuous.ContinuousSearches(engine, most=most)
+    prepared, sources = PreparedModel(model), sentences(count)
+    expected = plain(prepared, sources, Rules(limits(sources), EOS, BANNED, min_length), config)
+    searches = continuous.ContinuousSearches(prepared, most=most)
     for _ in range(1 if INTERPRETED else 2):  # the second time over what the first one left
         assert_same(searches.search_all(sources, Rules(limits(sources), EOS, BANNED, min_length), config), expected)
 
@@ -124,16 +124,16 @@ class TestAgreement:
         check(small_model(), SearchConfig(beam=4, nbest=2))
 
     def test_a_run_that_was_given_up_leaves_nothing(self) -> None:
-        engine, sources, config = Engine(small_model()), sentences(9), SearchConfig(beam=3)
-        searches = continuous.ContinuousSearches(engine, most=4)
+        prepared, sources, config = PreparedModel(small_model()), sentences(9), SearchConfig(beam=3)
+        searches = continuous.ContinuousSearches(prepared, most=4)
         given_up = searches.search(sources, Rules(limits(sources), EOS, BANNED), config)
         next(given_up)
         given_up.close()
-        expected = plain(engine, sources, Rules(limits(sources), EOS, BANNED), config)
+        expected = plain(prepared, sources, Rules(limits(sources), EOS, BANNED), config)
         assert_same(searches.search_all(sources, Rules(limits(sources), EOS, BANNED), config), expected)
 
     def test_shapes_are_used_again(self) -> None:
-        searches = continuous.ContinuousSearches(Engine(small_model()))
+        searches = continuous.ContinuousSearches(PreparedModel(small_model()))
         for count in (5, 7, 8, 3):
             sources = sentences(count)
             searches.search_all(sources, Rules(limits(sources), EOS, BANNED), SearchConfig(beam=2))
@@ -142,9 +142,9 @@ class TestAgreement:
     @pytest.mark.skipif(DEVICE == "cpu", reason="the interpreter has no product of bf16")
     def test_in_half_precision_most_is_the_same(self) -> None:
         model = small_model().bfloat16()
-        engine, sources, config = Engine(model), sentences(64), SearchConfig(beam=4)
-        expected = plain(engine, sources, Rules(limits(sources), EOS, BANNED), config)
-        found = continuous.ContinuousSearches(engine).search_all(sources, Rules(limits(sources), EOS, BANNED), config)
+        prepared, sources, config = PreparedModel(model), sentences(64), SearchConfig(beam=4)
+        expected = plain(prepared, sources, Rules(limits(sources), EOS, BANNED), config)
+        found = continuous.ContinuousSearches(prepared).search_all(sources, Rules(limits(sources), EOS, BANNED), config)
         same = sum(left[0].symbols == right[0].symbols for left, right in zip(found, expected, strict=True))
         assert same > 48
         means = [sum(h[0].score for h in hypotheses) / 64 for hypotheses in (found, expected)]

@@ -70,7 +70,7 @@ def test_pair_scales_never_saturate_and_full_ones_do(inputs):
 def test_the_probe_finds_the_scales_that_are_exact(monkeypatch, name):
     """Run over operators of both kinds, in integers, instead of the one of this processor."""
 
-    def multiply(inputs, packed, scales, bias):
+    def multiply(inputs, packed, scales, zeros, bias):
         exact = inputs.int() @ packed.int().t()
         return (exact if name == "exact" else saturating_product(inputs, packed)).float() * scales
 
@@ -80,7 +80,7 @@ def test_the_probe_finds_the_scales_that_are_exact(monkeypatch, name):
 
 
 def test_a_processor_that_pairs_products_in_another_way_is_refused(monkeypatch):
-    def multiply(inputs, packed, scales, bias):
+    def multiply(inputs, packed, scales, zeros, bias):
         shuffled = torch.arange(packed.shape[1]).view(2, -1).t().flatten()
         return saturating_product(inputs[:, shuffled], packed[:, shuffled]).float() * scales
 

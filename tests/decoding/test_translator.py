@@ -275,7 +275,7 @@ def test_unknown_symbols_are_said_only_when_allowed(unsure):
 def test_one_long_text_among_many_short_ones_is_cheap(translator):
     """The long one has a batch of its own: the padding of others does not grow with it."""
     seen = []
-    engine = translator.engines[0]
+    engine = translator.prepared[0]
     original = engine.start
     engine.start = lambda source, *more: (seen.append(tuple(source.shape)), original(source, *more))[1]
     try:
@@ -342,7 +342,7 @@ def test_slots_translate_as_batches_do(digits_model, monkeypatch, failures):
     translator = Translator(digits_model)
     expected = translator.translate_nbest(SLOT_TEXTS, nbest=2, alignments=True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    translator.continuous = Slots(translator.engines[0], failures)
+    translator.continuous = Slots(translator.prepared[0], failures)
     done = []
     found = translator.translate_nbest(SLOT_TEXTS, nbest=2, alignments=True, done=done.append)
     assert [[h.text for h in hypotheses] for hypotheses in found] == [[h.text for h in hs] for hs in expected]
@@ -360,7 +360,7 @@ def test_slots_translate_as_batches_do(digits_model, monkeypatch, failures):
 def test_without_kernels_the_batches_take_over(digits_model):
     translator = Translator(digits_model)
     expected = translator.translate(SLOT_TEXTS)
-    translator.continuous = Slots(translator.engines[0], [(0, CannotFuseError("no compiler"))])
+    translator.continuous = Slots(translator.prepared[0], [(0, CannotFuseError("no compiler"))])
     with pytest.warns(UserWarning, match="without fused kernels, which do not run here: no compiler"):
         assert translator.translate(SLOT_TEXTS) == expected
     assert translator.continuous is None
@@ -368,7 +368,7 @@ def test_without_kernels_the_batches_take_over(digits_model):
 
 def test_what_slots_cannot_do_goes_to_batches(digits_model):
     translator = Translator(digits_model)
-    translator.continuous = slots = Slots(translator.engines[0])
+    translator.continuous = slots = Slots(translator.prepared[0])
     for settings in ({"beam": 1}, {"no_repeat_ngram": 2}, {"sampling": True}, {"prefixes": ["zwei", "", "", ""]}):
         assert len(translator.translate(SLOT_TEXTS, **settings)) == 4
     assert slots.asked == []

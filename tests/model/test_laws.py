@@ -150,8 +150,8 @@ def test_attention_of_a_step_is_the_last_layers_mean_over_heads():
     last.register_forward_pre_hook(lambda module, inputs: seen.append(inputs))
     _, cache = model.step(target, model.start(model.encode(source), need_attention=True))
     x, memory, _ = seen[0]
-    query = last.query(x).unflatten(-1, (4, -1))[:, 0]
-    products = torch.einsum("bhd,bshd->bhs", query, memory.keys) / query.shape[-1] ** 0.5
+    query = last.query(x).unflatten(-1, (4, -1))
+    products = torch.einsum("bhd,bhsd->bhs", query, memory.keys) / query.shape[-1] ** 0.5
     expected = products.masked_fill((source == 1)[:, None], -torch.inf).softmax(-1).mean(1)
     torch.testing.assert_close(cache.attention.double(), expected, rtol=1e-5, atol=1e-6)
     assert model.step(target, model.start(model.encode(source)))[1].attention is None

@@ -1,4 +1,4 @@
-"""Search over a model: the engine's cache, the model's own cache and no cache at all say the same."""
+"""Search over a model: the prepared's cache, the model's own cache and no cache at all say the same."""
 
 from dataclasses import dataclass
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.data.vocabulary import EOS
-from deepnmt.decoding import engine as engine_module
 from deepnmt.decoding.config import SearchConfig
-from deepnmt.decoding.engine import Engine
+from deepnmt.decoding.precision import PreparedModel
 from deepnmt.decoding.rules import Rules
 from deepnmt.decoding.search import Shrinking, beam_search
+from deepnmt.model import cache
 from deepnmt.model.storage import load_model
 
 SENTENCES = [[5, 9, 6, EOS], [7, EOS], [8, 8, 30, 12, 11, EOS]]
@@ -70,26 +70,28 @@ def test_cached_is_uncached(model, beam):
     expected = search(uncached_step(model), Uncached(source, empty, beam), beam)
     assert max(len(h.symbols) for found in expected for h in found) > 8, "too short to show anything"
     assert_same(search(model.step, model.start(model.encode(source), beam=beam), beam), expected)
-    engine = Engine(model)
-    assert_same(search(engine.step, engine.start(source, beam), beam), expected)
+    prepared = PreparedModel(model)
+    assert_same(search(prepared.step, prepared.start(source, beam), beam), expected)
 
 
 @pytest.mark.parametrize("every", [1, 3, 100])
 @pytest.mark.parametrize("length", [0, 5, 40])
 def test_unused_slots_are_dropped_without_a_trace(model, monkeypatch, every, length):
-    engine = Engine(model)
-    expected = search(engine.step, engine.start(padded(SENTENCES), 3), 3)
-    monkeypatch.setattr(engine_module, "LOOK_EVERY", every)
-    monkeypatch.setattr(engine_module, "WORTH_KEEPING", 1.0)
-    assert_same(search(engine.step, engine.start(padded(SENTENCES), 3, length), 3), expected)
+    prepared = PreparedModel(model)
+    expected = search(prepared.step, prepared.start(padded(SENTENCES), 3), 3)
+    monkeypatch.setattr(cache, "COMPACT_EVERY", every)
+    monkeypatch.setattr(cache, "WORTH_KEEPING", 1.0)
+    assert_same(search(prepared.step, prepared.start(padded(SENTENCES), 3, length), 3), expected)
 
 
 def test_company_and_shrinking_change_nothing(model):
-    engine = Engine(model)
-    together = search(engine.step, engine.start(padded(SENTENCES), 3), 3, shrinking=Shrinking(below=0.0))
-    assert_same(search(engine.step, engine.start(padded(SENTENCES), 3), 3, shrinking=Shrinking(below=1.0)), together)
+    prepared = PreparedModel(model)
+    together = search(prepared.step, prepared.start(padded(SENTENCES), 3), 3, shrinking=Shrinking(below=0.0))
+    assert_same(
+        search(prepared.step, prepared.start(padded(SENTENCES), 3), 3, shrinking=Shrinking(below=1.0)), together
+    )
     for i, (sentence, length) in enumerate(zip(SENTENCES, (20, 35, 11), strict=True)):
-        alone = search(engine.step, engine.start(padded([sentence]), 3), 3, max_lengths=[length])
+        alone = search(prepared.step, prepared.start(padded([sentence]), 3), 3, max_lengths=[length])
         assert_same(alone, together[i : i + 1])
 
 
@@ -110,15 +112,15 @@ def test_deep_connections_decode_step_by_step(random_model, connection):
             decoder=StackConfig(**stack, connection=CONNECTION_CONFIGS[decoder]()),
         )
     ).eval()
-    source, engine = padded(SENTENCES), Engine(model)
+    source, prepared = padded(SENTENCES), PreparedModel(model)
     empty = torch.zeros(len(SENTENCES) * 2, 0, dtype=torch.long)
     expected = search(uncached_step(model), Uncached(source, empty, 2), 2)
-    assert_same(search(engine.step, engine.start(source, 2), 2), expected)
+    assert_same(search(prepared.step, prepared.start(source, 2), 2), expected)
 
 
 def test_the_tiny_model_is_not_degenerate(model):
     """The laws above mean something: what is said depends on the source and on what was said before."""
-    engine = Engine(model)
-    found = search(engine.step, engine.start(padded(SENTENCES), 3), 3)
+    prepared = PreparedModel(model)
+    found = search(prepared.step, prepared.start(padded(SENTENCES), 3), 3)
     assert len({tuple(hypotheses[0].symbols[:6]) for hypotheses in found}) == len(SENTENCES)
     assert all(len(set(hypotheses[0].symbols)) > 2 for hypotheses in found)
