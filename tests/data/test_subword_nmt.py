@@ -105,5 +105,5 @@ def test_missing_and_binary_codes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist"):
         Codes.read(tmp_path / "none")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InputError, match="not a codes file"):
+    with pytest.raises(InputError, match="binary is UTF-16"):
         Codes.read(tmp_path / "binary")
