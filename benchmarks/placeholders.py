@@ -2,7 +2,7 @@
 
     python benchmarks/placeholders.py MODEL --source test.en --reference test.de
 
-A line survives if its translation has exactly the placeholders of its source. "reference" is what the human translators did.
+A line survives if its translation has exactly the placeholders of its source; "reference" is the human translation.
 """
 
 import argparse

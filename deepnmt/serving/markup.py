@@ -1,199 +1,17 @@
 """HTML: sentences are taken out whole, without their tags, and the tags are put back into the translations.
 
-Everything that is not text is copied byte by byte. Block elements and `<br>` separate texts; inline elements belong to
-the sentence around them; the contents of OPAQUE elements and of those marked as not to be translated are kept.
+Everything that is not text is copied byte by byte.
 """
 
-import re
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from html import unescape
-from html.parser import HTMLParser
+from dataclasses import replace
 from itertools import accumulate
 
+from deepnmt.serving.html_tokens import Token, tokens_of
 from deepnmt.serving.hypotheses import ServedHypothesis
 from deepnmt.serving.sentences import fitted_gaps, split_sentences
 from deepnmt.serving.tags import Element, with_elements
-
-BLOCKS = {
-    "address", "article", "aside", "audio", "base", "blockquote", "body", "br", "button", "canvas", "caption", "col",
-    "colgroup", "dd", "details", "dialog", "div", "dl", "dt", "fieldset", "figcaption", "figure", "footer", "form",
-    "frame", "frameset", "h1", "h2", "h3", "h4", "h5", "h6", "head", "header", "hgroup", "hr", "html", "iframe",
-    "legend", "li", "link", "main", "menu", "meta", "nav", "noscript", "object", "ol", "optgroup", "option", "p",
-    "param", "search", "section", "select", "source", "summary", "table", "tbody", "td", "tfoot", "th", "thead",
-    "title", "tr", "track", "ul", "video",
-}  # fmt: skip
-OPAQUE_BLOCKS = {"math", "pre", "script", "style", "svg", "template", "textarea"}
-OPAQUE = {*OPAQUE_BLOCKS, "code", "kbd", "samp", "var"}
-VOID = {
-    "area", "base", "br", "col", "embed", "frame", "hr", "img", "input", "link", "meta", "param", "source", "track",
-    "wbr",
-}  # fmt: skip
-MAX_DEPTH = 32  # of inline elements; deeper ones separate texts
-MAX_OPAQUE = 80  # characters that may stand inside a sentence without being translated
-_SPACE = re.compile(r"[ \t\n\r\f]+")
-_TAG = re.compile(r"<[^>]*>")
-_SENTENCE_END = re.compile(r"[.!?…।॥؟۔]\S*\s|[。！？\n\r]")
-
-
-@dataclass
-class Token:
-    """A stretch of the document. `kind`: text, open, close, mark (an inline tag without content), opaque or block."""
-
-    kind: str
-    raw: str
-    name: str = ""
-    kept: bool = False  # the start of an element that is not to be translated
-
-
-class _Tokens(HTMLParser):
-    """The standard library's parser, asked only where tokens begin: the document itself says what they are."""
-
-    def __init__(self, document: str) -> None:
-        super().__init__(convert_charrefs=False)
-        self.events: list[tuple[int, Token, str | None]] = []  # where, what, and its text if that is known
-        self._lines = [0, *accumulate(len(line) + 1 for line in document.split("\n"))]
-        # The parser looks for the end of a tag again and again where there is none: let it see only what may have one.
-        end = document.rfind(">") + 1
-        self.feed(document[:end])
-        self.close()
-        self.tokens: list[Token] = []
-        starts = [where for where, _, _ in self.events]
-        ends = [*starts, end][1:]
-        if before := document[: starts[0] if starts else end]:  # the parser passed over it
-            self.tokens.append(Token("mark", before))
-        for (where, token, known), following in zip(self.events, ends, strict=True):
-            raw = document[where:following]
-            if known is not None and raw != known and raw.startswith(known):  # followed by what the parser passed over
-                self.tokens += [replace(token, raw=known), Token("mark", raw[len(known) :])]
-            else:
-                self.tokens.append(replace(token, raw=raw))
-        if document[end:]:
-            self.tokens.append(Token("text", document[end:]))
-
-    def _add(self, kind: str, name: str = "", kept: bool = False, text: str | None = None) -> None:
-        line, column = self.getpos()
-        self.events.append((self._lines[line - 1] + column, Token(kind, "", name, kept), text))
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        marked = any(
-            (name == "translate" and (value or "").lower() == "no")
-            or (name == "class" and "notranslate" in (value or "").split())
-            for name, value in attrs
-        )
-        kind = "block" if tag in BLOCKS or tag in OPAQUE_BLOCKS else "mark" if tag in VOID else "open"
-        self._add(kind, tag, tag not in VOID and (marked or tag in OPAQUE), self.get_starttag_text())
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag in VOID or tag not in OPAQUE:
-            self._add("block" if tag in BLOCKS else "mark", tag, text=self.get_starttag_text())
-        else:
-            self.handle_starttag(tag, attrs)
-
-    def handle_endtag(self, tag: str) -> None:
-        self._add("block" if tag in BLOCKS or tag in OPAQUE_BLOCKS else "close", tag)
-
-    def handle_data(self, data: str) -> None:
-        self._add("text", text=data)
-
-    def handle_entityref(self, name: str) -> None:
-        self._add("text")
-
-    def handle_charref(self, name: str) -> None:
-        self._add("text")
-
-    def handle_comment(self, data: str) -> None:
-        self._add("mark")
-
-    def handle_decl(self, decl: str) -> None:
-        self._add("block")
-
-    def handle_pi(self, data: str) -> None:
-        self._add("mark")
-
-    def unknown_decl(self, data: str) -> None:
-        self._add("mark")
-
-    def parse_marked_section(self, i: int, report: int = 1) -> int:
-        """In HTML it is a comment (older versions of the parser raise an error)."""
-        return self.parse_bogus_comment(i)
-
-
-def _without_kept(tokens: Sequence[Token]) -> list[Token]:
-    """Each element that is not to be translated as one token, up to its end or that of the element around it."""
-    result: list[Token] = []
-    open_names: Counter[str] = Counter()
-    kept: list[Token] = []
-    inside: Counter[str] = Counter()
-
-    def finish() -> None:
-        token = Token("opaque", "".join(token.raw for token in kept))
-        content = _content(token)
-        if any(token.kind == "block" for token in kept) or len(content) > MAX_OPAQUE or _SENTENCE_END.search(content):
-            token.kind = "block"
-        result.append(token)
-        kept.clear()
-        inside.clear()
-
-    for token in tokens:
-        starts = token.kind == "open" or (token.kind == "block" and _is_start(token))
-        ends = bool(token.name) and not starts and token.kind in ("close", "block") and token.name not in VOID
-        if kept and ends and not inside[token.name] and open_names[token.name]:
-            finish()
-        if kept or token.kept:
-            kept.append(token)
-            inside[token.name] += starts - (ends and inside[token.name] > 0)
-            if ends and token.name == kept[0].name and not inside[token.name]:
-                finish()
-            continue
-        result.append(token)
-        open_names[token.name] += starts - (ends and open_names[token.name] > 0)
-    if kept:
-        finish()
-    return result
-
-
-def _is_start(token: Token) -> bool:
-    return bool(token.name) and token.name not in VOID and not token.raw.startswith("</")
-
-
-def _with_matched_tags(tokens: list[Token]) -> list[Token]:
-    """The same, with inline tags that cannot be matched as blocks: what they separate is translated by itself."""
-    stack: list[int] = []
-    names: Counter[str] = Counter()
-    broken = 0  # elements below this depth have a separator inside
-    separators: set[int] = set()
-    for i, token in enumerate(tokens):
-        if token.kind == "open":
-            stack.append(i)
-            names[token.name] += 1
-            if len(stack) > MAX_DEPTH:
-                separators.add(i)
-                broken = len(stack)
-        elif token.kind == "close":
-            if not names[token.name]:
-                separators.add(i)
-                broken = len(stack)
-                continue
-            matched = True
-            while True:
-                own = stack.pop()
-                names[tokens[own].name] -= 1
-                matched &= tokens[own].name == token.name and len(stack) >= broken
-                if not matched:
-                    separators.add(own)
-                if tokens[own].name == token.name:
-                    break
-            if not matched:
-                separators.add(i)
-                broken = len(stack)
-            broken = min(broken, len(stack))
-        elif token.kind == "block":
-            broken = len(stack)
-    separators.update(stack)
-    return [replace(token, kind="block") if i in separators else token for i, token in enumerate(tokens)]
 
 
 class Passage:
@@ -217,8 +35,7 @@ class Passage:
         for i, token in enumerate(tokens):
             parent = open_elements[-1][0]
             if token.kind in ("text", "opaque"):
-                content = _content(token)
-                content = content[1:] if space and content.startswith(" ") else content
+                content = token.text.removeprefix(" ") if space else token.text
                 if token.kind == "opaque":
                     self._add(Element(length, length + len(content), token.raw, "", parent, is_opaque=True))
                 pieces.append(content)
@@ -331,10 +148,9 @@ class MarkupText:
     """An HTML document. Law: with every sentence translated as itself, it is the document but for white space."""
 
     def __init__(self, document: str) -> None:
-        tokens = _with_matched_tags(_without_kept(_Tokens(document).tokens))
         self.parts: list[str | Passage] = []
         run: list[Token] = []
-        for token in [*tokens, Token("block", "")]:
+        for token in [*tokens_of(document), Token("block", "")]:
             if token.kind != "block":
                 run.append(token)
                 continue
@@ -361,8 +177,3 @@ class MarkupText:
 
     def _own(self, passage: Passage, remaining: Iterator[ServedHypothesis]) -> list[ServedHypothesis]:
         return [] if passage.is_copied else [next(remaining) for _ in passage.sentences]
-
-
-def _content(token: Token) -> str:
-    raw = token.raw if token.kind == "text" else _TAG.sub("", token.raw)
-    return _SPACE.sub(" ", unescape(raw))

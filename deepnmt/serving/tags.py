@@ -12,6 +12,7 @@ import numpy as np
 from deepnmt.decoding.alignment import word_spans
 from deepnmt.serving.hypotheses import SCALE, ServedAlignment, ServedHypothesis
 
+MAX_PLACED = 100  # elements of one sentence; more are placed in proportion to their places in the source
 ENOUGH = 0.2  # attention to an element for which a single word may stand
 Span = tuple[int, int]
 Masses = np.ndarray[tuple[int], np.dtype[np.float64]]
@@ -38,8 +39,9 @@ class Element:
 def with_elements(source: str, elements: Sequence[Element], hypothesis: ServedHypothesis) -> str:
     """The translation as HTML. Parents come before their children in `elements`."""
     text = hypothesis.text
-    if text == source:
-        spans = [(element.start, element.end) for element in elements]
+    if text == source or len(elements) > MAX_PLACED:
+        scale = len(text) / max(len(source), 1)
+        spans = [(round(element.start * scale), round(element.end * scale)) for element in elements]
     else:
         spans = _Placement(source, elements, text, hypothesis.alignment).spans
     children = _children(elements)

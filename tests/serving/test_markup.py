@@ -11,8 +11,9 @@ from pytest import mark
 
 from deepnmt.decoding.alignment import Alignment, word_spans
 from deepnmt.decoding.translator import Hypothesis
+from deepnmt.serving.html_tokens import _Tokens
 from deepnmt.serving.hypotheses import ServedHypothesis
-from deepnmt.serving.markup import MarkupText, _Tokens
+from deepnmt.serving.markup import MarkupText
 
 
 def hypothesis(text, target_words, links):
@@ -65,6 +66,7 @@ def translated(document, translate, language="de"):
         ("one <img src=a alt='>'>two", "<img src=a alt='>'>TWO ONE"),
         ("go<script>if (a<b) {}</script>on", "GO<script>if (a<b) {}</script>ON"),
         ("run <Code>make it</CODE> now", "NOW <Code>make it</CODE> RUN"),
+        ("run <code title='a > b'>make it</code> now", "NOW <code title='a > b'>make it</code> RUN"),
         ("<pre>let it be", "<pre>let it be"),
         ("<div>a b <pre>let it</div>c d", "<div>B A <pre>let it</div>D C"),
         ('call <span translate="no">Big Ben</span> now', 'NOW <span translate="no">Big Ben</span> CALL'),
@@ -144,6 +146,14 @@ def test_every_tag_comes_out_once_untouched_and_balanced(document):
             result = translated(document, translate, language)
             assert Counter(tags(result)) == Counter(tags(document))
             assert is_balanced(result)
+
+
+def test_hundreds_of_tags_in_one_sentence_are_placed_in_proportion():
+    document = "".join(f"<b>word{i % 10}</b> " for i in range(80)) + "<i>" * 20 + "end" + "</i>" * 20
+    for translate in TRANSLATIONS:
+        result = translated(document, translate)
+        assert Counter(tags(result)) == Counter(tags(document))
+        assert is_balanced(result)
 
 
 @given(DOCUMENTS)

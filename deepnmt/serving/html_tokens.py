@@ -1,0 +1,196 @@
+"""An HTML document as tokens: end to end, they are the document.
+
+Block elements and `<br>` separate texts; inline elements belong to the sentence around them; OPAQUE elements and those
+marked as not to be translated are one token with all they contain.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from html import unescape
+from html.parser import HTMLParser
+from itertools import accumulate
+
+BLOCKS = {
+    "address", "article", "aside", "audio", "base", "blockquote", "body", "br", "button", "canvas", "caption", "col",
+    "colgroup", "dd", "details", "dialog", "div", "dl", "dt", "fieldset", "figcaption", "figure", "footer", "form",
+    "frame", "frameset", "h1", "h2", "h3", "h4", "h5", "h6", "head", "header", "hgroup", "hr", "html", "iframe",
+    "legend", "li", "link", "main", "menu", "meta", "nav", "noscript", "object", "ol", "optgroup", "option", "p",
+    "param", "search", "section", "select", "source", "summary", "table", "tbody", "td", "tfoot", "th", "thead",
+    "title", "tr", "track", "ul", "video",
+}  # fmt: skip
+OPAQUE_BLOCKS = {"math", "pre", "script", "style", "svg", "template", "textarea"}
+OPAQUE = {*OPAQUE_BLOCKS, "code", "kbd", "samp", "var"}
+VOID = {
+    "area", "base", "br", "col", "embed", "frame", "hr", "img", "input", "link", "meta", "param", "source", "track",
+    "wbr",
+}  # fmt: skip
+MAX_DEPTH = 32  # of inline elements; deeper ones separate texts
+MAX_OPAQUE = 80  # characters that may stand inside a sentence without being translated
+_SPACE = re.compile(r"[ \t\n\r\f]+")
+_SENTENCE_END = re.compile(r"[.!?…।॥؟۔]\S*\s|[。！？\n\r]")
+
+
+@dataclass
+class Token:
+    """A stretch of the document. `kind`: text, open, close, mark (an inline tag without content), opaque or block."""
+
+    kind: str
+    raw: str
+    name: str = ""
+    is_kept: bool = False  # the start of an element that is not to be translated
+    text: str = ""  # of text and opaque elements: as a reader sees it
+
+
+class _Tokens(HTMLParser):
+    """The standard library's parser, asked only where tokens begin: the document itself says what they are."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__(convert_charrefs=False)
+        self.events: list[tuple[int, Token, str | None]] = []  # where, what, and its text if that is known
+        self._lines = [0, *accumulate(len(line) + 1 for line in document.split("\n"))]
+        # The parser looks for the end of a tag again and again where there is none: let it see only what may have one.
+        end = document.rfind(">") + 1
+        self.feed(document[:end])
+        self.close()
+        self.tokens: list[Token] = []
+        starts = [where for where, _, _ in self.events]
+        ends = [*starts, end][1:]
+        if before := document[: starts[0] if starts else end]:  # the parser passed over it
+            self.tokens.append(Token("mark", before))
+        for (where, token, known), following in zip(self.events, ends, strict=True):
+            raw = document[where:following]
+            if known is not None and raw != known and raw.startswith(known):  # followed by what the parser passed over
+                self.tokens += [replace(token, raw=known), Token("mark", raw[len(known) :])]
+            else:
+                self.tokens.append(replace(token, raw=raw))
+        if document[end:]:
+            self.tokens.append(Token("text", document[end:]))
+        for token in self.tokens:
+            token.text = _SPACE.sub(" ", unescape(token.raw)) if token.kind == "text" else ""
+
+    def _add(self, kind: str, name: str = "", is_kept: bool = False, text: str | None = None) -> None:
+        line, column = self.getpos()
+        self.events.append((self._lines[line - 1] + column, Token(kind, "", name, is_kept), text))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        marked = any(
+            (name == "translate" and (value or "").lower() == "no")
+            or (name == "class" and "notranslate" in (value or "").split())
+            for name, value in attrs
+        )
+        kind = "block" if tag in BLOCKS or tag in OPAQUE_BLOCKS else "mark" if tag in VOID else "open"
+        self._add(kind, tag, tag not in VOID and (marked or tag in OPAQUE), self.get_starttag_text())
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in VOID or tag not in OPAQUE:
+            self._add("block" if tag in BLOCKS else "mark", tag, text=self.get_starttag_text())
+        else:
+            self.handle_starttag(tag, attrs)
+
+    def handle_endtag(self, tag: str) -> None:
+        self._add("block" if tag in BLOCKS or tag in OPAQUE_BLOCKS else "close", tag)
+
+    def handle_data(self, data: str) -> None:
+        self._add("text", text=data)
+
+    def handle_entityref(self, name: str) -> None:
+        self._add("text")
+
+    def handle_charref(self, name: str) -> None:
+        self._add("text")
+
+    def handle_comment(self, data: str) -> None:
+        self._add("mark")
+
+    def handle_decl(self, decl: str) -> None:
+        self._add("block")
+
+    def handle_pi(self, data: str) -> None:
+        self._add("mark")
+
+    def unknown_decl(self, data: str) -> None:
+        self._add("mark")
+
+    def parse_marked_section(self, i: int, report: int = 1) -> int:
+        """In HTML it is a comment (older versions of the parser raise an error)."""
+        return self.parse_bogus_comment(i)
+
+
+def tokens_of(document: str) -> list[Token]:
+    """Every open token has its close; nothing between them is a block."""
+    return _with_matched_tags(_without_kept(_Tokens(document).tokens))
+
+
+def _without_kept(tokens: Sequence[Token]) -> list[Token]:
+    """Each element that is not to be translated as one token, up to its end or that of the element around it."""
+    result: list[Token] = []
+    open_names: Counter[str] = Counter()
+    kept: list[Token] = []
+    inside: Counter[str] = Counter()
+
+    def finish() -> None:
+        raw, text = "".join(token.raw for token in kept), "".join(token.text for token in kept)
+        separates = any(token.kind == "block" for token in kept) or len(text) > MAX_OPAQUE or _SENTENCE_END.search(text)
+        result.append(Token("block" if separates else "opaque", raw, text=text))
+        kept.clear()
+        inside.clear()
+
+    for token in tokens:
+        starts = token.kind == "open" or (token.kind == "block" and _is_start(token))
+        ends = bool(token.name) and not starts and token.kind in ("close", "block") and token.name not in VOID
+        if kept and ends and not inside[token.name] and open_names[token.name]:
+            finish()
+        if kept or token.is_kept:
+            kept.append(token)
+            inside[token.name] += starts - (ends and inside[token.name] > 0)
+            if ends and token.name == kept[0].name and not inside[token.name]:
+                finish()
+            continue
+        result.append(token)
+        open_names[token.name] += starts - (ends and open_names[token.name] > 0)
+    if kept:
+        finish()
+    return result
+
+
+def _is_start(token: Token) -> bool:
+    return bool(token.name) and token.name not in VOID and not token.raw.startswith("</")
+
+
+def _with_matched_tags(tokens: list[Token]) -> list[Token]:
+    """The same, with inline tags that cannot be matched as blocks: what they separate is translated by itself."""
+    stack: list[int] = []
+    names: Counter[str] = Counter()
+    broken = 0  # elements below this depth have a separator inside
+    separators: set[int] = set()
+    for i, token in enumerate(tokens):
+        if token.kind == "open":
+            stack.append(i)
+            names[token.name] += 1
+            if len(stack) > MAX_DEPTH:
+                separators.add(i)
+                broken = len(stack)
+        elif token.kind == "close":
+            if not names[token.name]:
+                separators.add(i)
+                broken = len(stack)
+                continue
+            matched = True
+            while True:
+                own = stack.pop()
+                names[tokens[own].name] -= 1
+                matched &= tokens[own].name == token.name and len(stack) >= broken
+                if not matched:
+                    separators.add(own)
+                if tokens[own].name == token.name:
+                    break
+            if not matched:
+                separators.add(i)
+                broken = len(stack)
+            broken = min(broken, len(stack))
+        elif token.kind == "block":
+            broken = len(stack)
+    separators.update(stack)
+    return [replace(token, kind="block") if i in separators else token for i, token in enumerate(tokens)]
