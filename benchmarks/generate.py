@@ -60,6 +60,9 @@ def main() -> None:
 
 
 def ours(arguments: argparse.Namespace) -> dict[str, float]:
+    from deepnmt.devices import tune_for_translation
+
+    tune_for_translation()  # as the commands do
     import torch
 
     from deepnmt.analysis.config import Workload

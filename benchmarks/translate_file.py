@@ -121,6 +121,9 @@ class NumberTokenizers:
 
 
 def ours(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    from deepnmt.devices import tune_for_translation
+
+    tune_for_translation()  # as the commands do
     import torch
 
     from deepnmt.config import load_recipe

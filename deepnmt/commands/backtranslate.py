@@ -5,7 +5,7 @@ from pathlib import Path
 
 from deepnmt.commands.options import add_translation_options, settings_in
 from deepnmt.decoding.config import TranslationConfig
-from deepnmt.devices import limit_shape_caches, use_threads
+from deepnmt.devices import tune_for_translation, use_threads
 from deepnmt.progress import say
 
 EXAMPLE = """deepnmt backtranslate DE-EN-MODEL mono.de --out bt/news
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    limit_shape_caches()
+    tune_for_translation()
     from deepnmt.api.backtranslate import backtranslate
 
     use_threads(arguments.threads)

@@ -8,7 +8,7 @@ from pathlib import Path
 from deepnmt.commands.options import add_translation_options, settings_in
 from deepnmt.commands.score import add_metric_arguments
 from deepnmt.decoding.config import TranslationConfig
-from deepnmt.devices import limit_shape_caches, use_threads
+from deepnmt.devices import tune_for_translation, use_threads
 
 EXAMPLE = "deepnmt evaluate MODEL --source newstest2014.en --reference newstest2014.de --output newstest2014.out.de"
 
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    limit_shape_caches()
+    tune_for_translation()
     from deepnmt.api.evaluate import evaluate
 
     use_threads(arguments.threads)

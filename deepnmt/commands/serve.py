@@ -4,7 +4,7 @@ import argparse
 import logging
 import sys
 
-from deepnmt.devices import choose_device, limit_shape_caches, use_threads
+from deepnmt.devices import choose_device, tune_for_translation, use_threads
 from deepnmt.errors import InputError
 from deepnmt.progress import say
 from deepnmt.serving.limits import Limits
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    limit_shape_caches()
+    tune_for_translation()
     try:
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401

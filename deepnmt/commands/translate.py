@@ -5,7 +5,7 @@ from pathlib import Path
 
 from deepnmt.commands.options import add_translation_options, settings_in
 from deepnmt.decoding.config import TranslationConfig
-from deepnmt.devices import limit_shape_caches, use_threads
+from deepnmt.devices import tune_for_translation, use_threads
 
 EXAMPLE = """deepnmt translate MODEL < news.en > news.de
   deepnmt translate MODEL --input news.en.gz --output news.de          run again, it resumes
@@ -37,7 +37,7 @@ def _path(text: str) -> Path | None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    limit_shape_caches()
+    tune_for_translation()
     from deepnmt.api.translate import translate_file
 
     use_threads(arguments.threads)

@@ -1,5 +1,6 @@
 """Long jobs over lines: chunks from files and pipes, results in order, and files that survive an interruption."""
 
+import codecs
 import fcntl
 import hashlib
 import json
@@ -83,6 +84,8 @@ def _pipe_lines(pipe: BinaryIO) -> Iterator[bytes]:
                 f"line {number:,} of standard input is longer than {MAX_LINE_BYTES:,} bytes; "
                 "is it text with one sentence per line?"
             )
+        if number == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)
         yield line.removesuffix(b"\n").removesuffix(b"\r")
 
 

@@ -123,7 +123,7 @@ class Translator:
         done: Callable[[int], None] | None = None,
         **settings: Any,
     ) -> list[list[Hypothesis]]:
-        """The hypotheses of each text, best first, never none.
+        """The hypotheses of each text, best first, never none; all different, unless they are drawn.
 
         `settings` are the fields of `TranslationConfig`; `prefixes` are what the translations must begin with;
         `done` is called with the number of texts of each batch. A text of spaces only has one empty translation.
@@ -136,7 +136,8 @@ class Translator:
                 done(sum(piece.is_first for piece in batch))
         results = [[Hypothesis("", 0.0, 0.0, [])] for _ in texts]
         for number, of_text in groupby(pieces, key=lambda piece: piece.text):
-            results[number] = self._joined(number, list(of_text), config, warn)
+            found = self._joined(number, list(of_text), config, warn)
+            results[number] = found if config.sampling else different(found)
         return results
 
     def _pieces(
@@ -368,6 +369,14 @@ def _search_in_slots(device: torch.device, models: list[PreparedModel]) -> Conti
     if device.type != "cuda" or len(models) > 1 or not can_fuse(models[0].model):
         return None
     return ContinuousSearches(models[0])
+
+
+def different(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+    """The first of each text: the same text can be written by different subwords."""
+    texts: dict[str, Hypothesis] = {}
+    for hypothesis in hypotheses:
+        texts.setdefault(hypothesis.text, hypothesis)
+    return list(texts.values())
 
 
 def check_vocabularies(folder: Path, config: ModelConfig, tokenizers: TokenizerPair) -> None:

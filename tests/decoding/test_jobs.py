@@ -21,6 +21,11 @@ def test_file_chunks_are_all_lines_in_order(tmp_path):
     assert list(file_chunks(path, 2)) == []
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_line():
+    lines = [line for chunk in pipe_chunks(io.BytesIO(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n"), 8) for line in chunk]
+    assert lines == [b"one", b"\xef\xbb\xbftwo"]
+
+
 def test_pipe_chunks_are_all_lines_in_order():
     lines = [b"%d" % i for i in range(1000)]
     chunks = list(pipe_chunks(io.BytesIO(b"\n".join(lines)), 64))

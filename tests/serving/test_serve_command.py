@@ -15,14 +15,14 @@ from phrasebook import phrases
 from pytest import fixture, mark
 
 from deepnmt.cli import main
-from deepnmt.devices import SHAPE_CACHES
+from deepnmt.devices import TRANSLATION_ENVIRONMENT
 from deepnmt.serving.running import make_server
 
 
 @fixture(autouse=True)
 def own_environment(monkeypatch):
     """What the command sets is unset again."""
-    for name, capacity in SHAPE_CACHES.items():
+    for name, capacity in TRANSLATION_ENVIRONMENT.items():
         monkeypatch.setenv(name, capacity)
 
 
