@@ -155,11 +155,11 @@ def test_metrics_count_sentences_characters_tokens_and_batches():
     assert 'deepnmt_batch_sentences_bucket{model="en-de",le="2"} 2' in queue.metrics.text()
 
 
-@mark.parametrize("nbest", [1, 3])
-def test_together_is_as_good_as_alone(phrase_folder, nbest):
-    """The law of batching, with a real model: company changes nothing."""
+@mark.parametrize(("nbest", "precision"), [(1, "fp32"), (3, "fp32"), (3, "int8")])
+def test_together_is_as_good_as_alone(phrase_folder, nbest, precision):
+    """The law of batching, with a real model: a translation does not depend on its batch."""
     texts = ["The house is old.", "The garden seems today beautiful.", "The tree was green.", "Something else entirely"]
-    translator = Translator(phrase_folder)
+    translator = Translator(phrase_folder, precision=precision)
     alone = [translator.translate_nbest([text], beam=4, nbest=nbest)[0] for text in texts]
 
     async def together():
