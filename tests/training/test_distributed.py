@@ -16,8 +16,8 @@ from deepnmt.training.curves import read_log
 from deepnmt.training.distributed import _fresh_store, join_world
 from deepnmt.training.trainer import train
 
-FIFTY = replace(TRAINING, max_steps=50, tokens_per_update=256, log_every=1, validate_every=25, save_every=25)
-FEW = replace(FIFTY, max_steps=20, ema_decay=0.9, clip_norm=0.5, validate_every=6, save_every=6)
+LONG = replace(TRAINING, max_steps=24, tokens_per_update=256, log_every=1, validate_every=12, save_every=12)
+FEW = replace(LONG, max_steps=20, ema_decay=0.9, clip_norm=0.5, validate_every=6, save_every=6)
 SHARDED = replace(FEW, max_steps=12, parallel="fsdp")
 
 
@@ -55,10 +55,10 @@ def test_two_ranks_give_the_losses_of_one_with_dropout(tmp_path, one_rank):
 
 
 def test_two_and_four_ranks_give_the_losses_of_one(tmp_path):
-    train_alone(tmp_path / "1", FIFTY, without_dropout())
+    train_alone(tmp_path / "1", LONG, without_dropout())
     for size in (2, 4):
-        train_ranks(size, tmp_path / str(size), FIFTY, without_dropout())
-        assert len(losses(tmp_path / "1")) == 52
+        train_ranks(size, tmp_path / str(size), LONG, without_dropout())
+        assert len(losses(tmp_path / "1")) == 26
         assert losses(tmp_path / str(size)) == pytest.approx(losses(tmp_path / "1"), abs=1e-5)
 
 
@@ -215,5 +215,5 @@ def refuse_everywhere():
 def test_settings_of_the_tests_do_accumulate():
     from deepnmt.data.batching import BatchStream
 
-    stream = BatchStream({"train": corpus()}, BATCHING, seed=1, tokens_per_update=FIFTY.tokens_per_update)
+    stream = BatchStream({"train": corpus()}, BATCHING, seed=1, tokens_per_update=LONG.tokens_per_update)
     assert stream.batches_per_update == 4

@@ -23,7 +23,7 @@ from deepnmt.training.memory import Splitter, is_out_of_memory
 from deepnmt.training.trainer import train
 
 PACKED = replace(BATCHING, layout="packed", tokens_per_batch=128)
-CONFIG = replace(TRAINING, log_every=1, max_steps=12, compile=False, validate_every=6)
+CONFIG = replace(TRAINING, log_every=1, max_steps=8, compile=False, validate_every=8)
 
 
 def replayed(work):
@@ -197,7 +197,7 @@ def test_one_rank_that_runs_out_of_memory_does_not_stop_the_others(tmp_path):
     results = run_ranks(2, train_with_one_small_device, tmp_path / "two", 1, config, "graph")
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "alone"), abs=1e-5)
     assert results == [((36, 36), 0), ((36, 36), 2)], "a save makes them agree on the pieces"
-    saved = json.loads((tmp_path / "two" / "checkpoints" / "step-00000012" / "state.json").read_text())
+    saved = json.loads((tmp_path / "two" / "checkpoints" / "step-00000008" / "state.json").read_text())
     assert saved["run"]["split_room"] == [36, 36]
 
 
