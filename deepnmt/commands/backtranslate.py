@@ -34,5 +34,6 @@ def run(arguments: argparse.Namespace) -> None:
         **{name: getattr(arguments, name) for name in names}, **settings_in(TranslationConfig, arguments)
     )
     if made is not None:
-        note = f" ({made.left_out:,} empty lines left out)" if made.left_out else ""
+        lines = "line" if made.left_out == 1 else "lines"
+        note = f" ({made.left_out:,} empty {lines} left out)" if made.left_out else ""
         say(f"{made.pairs:,} pairs in {made.synthetic} (synthetic) and {made.given}{note}")
