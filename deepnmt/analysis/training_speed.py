@@ -119,7 +119,7 @@ def corpus_of(lengths: Lengths, model: ModelConfig, seed: int = 1) -> Iterator[C
             source, target = (
                 (random.integers(4, size, int(side.sum())), side) for side, size in zip(lengths, sizes, strict=True)
             )
-            writer.append_flat(source, target)
+            writer.append(source, target)
         yield Corpus.open(Path(name), "made")
 
 

@@ -1,4 +1,4 @@
-"""Endless, shuffled, resumable updates of token-budgeted batches; the same whatever the number of ranks or workers."""
+"""Endless, shuffled, resumable updates of batches with a token budget; the same for any number of ranks."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -34,9 +34,9 @@ class BatchingConfig:
 
     tokens_per_batch: int = 4096  # on either side, padding and eos counted
     layout: Literal["auto", "padded", "packed"] = "auto"  # auto: packed on a GPU, else padded
-    max_shapes: int = 256  # padded: how many shapes at most; fewer shapes, more padding
+    max_shapes: int = 256  # padded: largest number of shapes; fewer shapes mean more padding
     max_length: int | None = None  # longer sentences (either side, eos not counted) are skipped in training
-    weights: dict[str, float] = field(default_factory=dict)  # by corpus; those not named keep the dataset's
+    weights: dict[str, float] = field(default_factory=dict)  # by corpus; default: the dataset's
     temperature: float = 1.0
     bpe_dropout: float = 0.0
 
@@ -63,7 +63,7 @@ class BatchingConfig:
 
 
 class StreamState(TypedDict):
-    """Where a stream stands: the next update, and what the order was made from."""
+    """The position of a stream: the next update, and everything the order depends on."""
 
     epoch: int
     position: int
@@ -72,7 +72,7 @@ class StreamState(TypedDict):
 
 @dataclass(frozen=True)
 class Update:
-    """One optimiser step: this rank's batches, and the counts over all ranks by which to normalise.
+    """One optimiser step: this rank's batches, and the counts over all ranks, which the loss is divided by.
 
     Every rank has the same number of batches; one that is only there to keep step has num_target_tokens 0.
     """
@@ -152,7 +152,7 @@ class BatchStream:
 
     @property
     def shapes(self) -> list[BatchShape]:
-        """All the shapes there are: one when packed."""
+        """All batch shapes; one when packed."""
         return self._planner.shapes
 
     def __iter__(self) -> Iterator[Update]:
@@ -171,7 +171,7 @@ class BatchStream:
 
     def updates_per_epoch(self, epoch: int | None = None) -> int:
         epoch = self._epoch if epoch is None else epoch
-        if epoch not in self._num_updates:  # kept: where epochs meet, both are asked for in turn
+        if epoch not in self._num_updates:  # cached: where epochs meet, both are needed in turn
             self._num_updates[epoch] = -(-len(self.plan(epoch)) // self.batches_per_update)
         return self._num_updates[epoch]
 
@@ -239,7 +239,7 @@ class BatchStream:
         )
 
     def _batch(self, plan: EpochPlan, number: int, pair: tuple[Ragged, Ragged], part: int, parts: int) -> AnyBatch:
-        """Every `parts`-th row of a batch from row `part` on; where there is none, the batch without loss."""
+        """Every `parts`-th row of a batch, starting at row `part`; if there is none, the batch without loss."""
         source, target = pair
         sentences, shape = plan.sentences(number), plan.shape(number)
         if part >= len(sentences):

@@ -1,4 +1,4 @@
-"""Few rectangles of (source length, target length) that hold a corpus with little padding."""
+"""A few rectangles of (source length, target length) that cover a corpus with little padding."""
 
 import heapq
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.integer]
-EXACT_LENGTHS = 256  # beyond these, lengths are told apart to one part in 32 only, which bounds the table of buckets
+EXACT_LENGTHS = 256  # longer ones are rounded up to one part in 32, which bounds the table of buckets
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Buckets:
 
 
 def fitting_rows(longest: Array, tokens_per_batch: int) -> Array:
-    """How many rows of this length a batch has: a multiple of eight where there are so many, for the matrix units."""
+    """How many rows of this length fit into a batch; from eight on a multiple of eight, for the matrix units."""
     rows = tokens_per_batch // longest
     return np.where(rows >= 8, rows // 8 * 8, rows)
 
@@ -86,7 +86,7 @@ Cut = tuple[int, int]  # axis, first index of the second half
 
 
 class _Splitter:
-    """Best-first splitting of a 2-D histogram of lengths into rectangles, each tight around what it holds."""
+    """Best-first splitting of a 2-D histogram of lengths into rectangles, each the bounding box of its sentences."""
 
     def __init__(self, histogram: npt.NDArray[np.float64], edges: tuple[Array, Array], tokens_per_batch: int) -> None:
         self.histogram, self.edges, self.tokens_per_batch = histogram, edges, tokens_per_batch
@@ -94,7 +94,7 @@ class _Splitter:
     def split(self, max_parts: int) -> list[Part]:
         whole = self._tighten((0, self.histogram.shape[0], 0, self.histogram.shape[1]))
         heap = [self._candidate(whole)]
-        # One part is kept free for the bucket that holds anything.
+        # One part is reserved for the bucket that holds any pair.
         while len(heap) < max_parts - 1 and (cut := heap[0][2]) is not None:
             _, (top, bottom, left, right), _ = heapq.heappop(heap)
             axis, at = cut

@@ -1,4 +1,4 @@
-"""Small real parallel corpora out of packages that anyone can fetch: string catalogues and help pages of free software.
+"""Small real parallel corpora from public packages: string catalogues and help pages of free software.
 
 The packages are only read, never installed or executed.
 """
@@ -43,7 +43,7 @@ class Catalogue:
 
 
 def homeassistant(languages: tuple[str, str], wheel: Path | None = None) -> Catalogue:
-    """The interface strings of Home Assistant, paired by key. A wheel of one's own is not checked for its digest."""
+    """The interface strings of Home Assistant, paired by key. The digest of a given wheel is not checked."""
     if wheel is not None:
         return read_homeassistant(wheel, languages)
     with tempfile.TemporaryDirectory() as folder:
@@ -97,7 +97,7 @@ def _leaves(table: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _line_pairs(source: str, target: str) -> list[tuple[str, str]]:
-    """Paragraphs of equal number are paired one by one, otherwise the text as one line."""
+    """Paragraph by paragraph if both sides have the same number of them, otherwise the whole text as one line."""
     sides = [[" ".join(line.split()) for line in text.splitlines() if line.strip()] for text in (source, target)]
     if len(sides[0]) != len(sides[1]):
         sides = [[" ".join(lines)] for lines in sides]
@@ -225,7 +225,7 @@ SPLITS = ("train", "valid", "test")
 
 
 def split(parts: Pairs) -> Pairs:
-    """Train, valid and test by part, so that no part is on two sides; a held-out source is nowhere in a larger split.
+    """Train, valid and test by part, so that no part is in two splits; no held-out source is in a larger split.
 
     Which part goes where follows from its name alone, so it stays so when other parts come and go.
     """

@@ -15,8 +15,8 @@ from deepnmt.languages import base_language
 
 EXAMPLES_PER_REASON = 3
 _EXAMPLE_CHARACTERS = 200
-_LANGUAGE_CHARACTERS = 40  # a shorter line is not judged by language: the guess would be worth little
-# Tabs, line and form feeds are spaces to us; other C0 and C1 controls and the sign of a failed conversion are dirt.
+_LANGUAGE_CHARACTERS = 40  # shorter lines are not checked: the guess would be unreliable
+# Tabs, line feeds and form feeds count as spaces; other control characters and U+FFFD are refused.
 _CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ufffd]")
 
 Keys = npt.NDArray[np.uint64]
@@ -62,7 +62,7 @@ class ReasonCounts:
 
 
 class Judge:
-    """Finds the reason to drop a pair of decoded, unsplit lines; None for a pair that may stay."""
+    """Finds the reason to drop a pair of decoded lines; None if there is none."""
 
     def __init__(self, settings: CleaningSettings, languages: tuple[str, str]) -> None:
         self.keep = frozenset(settings.keep)
@@ -152,7 +152,7 @@ _CHECKS: dict[str, Callable[[tuple[str, str]], Check]] = {
 
 
 def keys(lines: Iterable[bytes]) -> Keys:
-    """A 64-bit key of each line. Among ten million lines, two different ones share a key once in 370,000 corpora."""
+    """A 64-bit hash of each line; the chance of any collision among ten million lines is one in 370,000."""
     return np.frombuffer(b"".join(blake2b(line, digest_size=8).digest() for line in lines), np.uint64)
 
 
@@ -161,13 +161,13 @@ def pair_keys(source: Keys, target: Keys) -> Keys:
 
 
 class SeenKeys:
-    """A set of keys in eight bytes each: sorted arrays, merged when they have grown alike (log-structured)."""
+    """A set of keys, eight bytes each: sorted arrays, merged when they reach similar sizes (log-structured)."""
 
     def __init__(self) -> None:
         self._runs: list[Keys] = []
 
     def add(self, batch: Keys) -> npt.NDArray[np.bool_]:
-        """Put in the keys; True where one was not there before, neither earlier nor earlier in the batch."""
+        """Add keys; True for each that is new, both in the set and in the batch so far."""
         fresh = np.zeros(len(batch), bool)
         _, first = np.unique(batch, return_index=True)
         fresh[first] = True

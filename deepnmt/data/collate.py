@@ -1,4 +1,4 @@
-"""From sentence numbers to tensors: gathered from the memory maps and laid out without a loop over rows."""
+"""From sentence numbers to tensors: gathered from the memory maps and arranged without a loop over rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -17,7 +17,7 @@ Array = npt.NDArray[np.int64]
 
 
 class _Tensors:
-    """What both kinds of batch can do with all their tensors at once."""
+    """Operations on all tensors of a batch."""
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
         return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
@@ -33,17 +33,17 @@ class _Tensors:
 
 @dataclass(frozen=True)
 class Batch(_Tensors):
-    """Padded: source (B, S), target_input and target_output (B, T), int64. Counts are of what is not padding."""
+    """Padded: source (B, S), target_input and target_output (B, T), int64. Counts exclude padding."""
 
     source: Tensor
     target_input: Tensor
     target_output: Tensor
     num_source_tokens: int
     num_target_tokens: int
-    sentences: npt.NDArray[np.integer]  # which, counted through all corpora in their order
+    sentences: npt.NDArray[np.integer]  # numbered through all corpora in their order
 
     def split(self) -> "tuple[Batch, Batch]":
-        """The two halves by rows, for a device on which the whole did not fit."""
+        """The two halves by rows, for a device without memory for the whole."""
         if len(self.source) < 2:
             raise ValueError("a batch of one sentence cannot be split")
         middle = len(self.source) // 2
@@ -73,12 +73,12 @@ class PackedBatch(_Tensors):
     sentences: npt.NDArray[np.integer]
 
     def lengths(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-        """Of the sentences on the two sides, eos counted."""
+        """Lengths of the sentences on both sides, eos counted."""
         source, target = (np.diff(offsets.numpy()) for offsets in (self.source_offsets, self.target_offsets))
         return source[target > 0], target[target > 0]
 
     def cut(self, source_room: int, target_room: int) -> "list[PackedBatch]":
-        """The same sentences in batches with this much room, all of one shape, in which the longest must have its."""
+        """The same sentences in smaller batches, all with room for this many tokens; each sentence must fit."""
         source, target = (offsets.numpy() for offsets in (self.source_offsets, self.target_offsets))
         pieces, start, end = [], 0, int(np.count_nonzero(np.diff(target)))
         while start < end:
@@ -94,7 +94,7 @@ class PackedBatch(_Tensors):
         return pieces
 
     def _part(self, start: int, stop: int, source_room: int, target_room: int) -> "PackedBatch":
-        """Sentences start to stop. What has no loss as a whole has none in its parts."""
+        """Sentences `start` to `stop`. Parts of a batch without loss have none either."""
         source_offsets, target_offsets = (
             (offsets[start : stop + 1] - offsets[start]) for offsets in (self.source_offsets, self.target_offsets)
         )
@@ -113,7 +113,7 @@ class PackedBatch(_Tensors):
 
 
 def _fill(values: Tensor, size: int, rest: int) -> Tensor:
-    """So many elements: the values, then the rest. In pinned memory if the values are."""
+    """`size` elements: the values, then `rest` repeated. In pinned memory if the values are."""
     filled = torch.full((size,), rest, dtype=values.dtype, pin_memory=values.is_pinned())
     filled[: len(values)] = values
     return filled
@@ -177,7 +177,7 @@ def _gather_one(corpus: Corpus, sentences: npt.NDArray[np.integer], side: str) -
 
 
 def _ranges(starts: Array, lengths: Array) -> Array:
-    """starts[0], starts[0] + 1, … lengths[0] numbers long, then the same of the next."""
+    """lengths[0] consecutive numbers from starts[0] on, then lengths[1] from starts[1] on, and so on."""
     before = np.cumsum(lengths) - lengths
     return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
 
@@ -223,7 +223,7 @@ def pack(source: Ragged, target: Ragged, shape: BatchShape, sentences: npt.NDArr
 
 
 def _lay_end_to_end(side: Ragged, room: int, slots: int) -> tuple[Array, npt.NDArray[np.int32], Array]:
-    """Each sentence and its eos one after the other; the offsets; the places of the sentences' own ids."""
+    """Sentences with eos end to end; the offsets; the positions of the ids without eos."""
     ends = np.cumsum(side.lengths + 1)
     offsets = np.full(slots + 1, ends[-1] if len(ends) else 0, np.int32)
     offsets[0] = 0
@@ -236,7 +236,7 @@ def _lay_end_to_end(side: Ragged, room: int, slots: int) -> tuple[Array, npt.NDA
 
 
 def without_loss(batch: AnyBatch) -> AnyBatch:
-    """The same work with nothing to predict, so no loss and no gradient: for a rank without a batch that keeps step."""
+    """The same work without targets and so without gradient, for a rank that has no batch but must stay in step."""
     nothing = torch.full_like(batch.target_output, PAD)
     return replace(
         batch, target_output=nothing, num_source_tokens=0, num_target_tokens=0, sentences=batch.sentences[:0]

@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -38,7 +37,7 @@ Flat = tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.integer[Any]]]  # all 
 
 
 def train_file_name(name: str) -> str:
-    """Under which name the training corpus that dataset.json lists as `name` is stored."""
+    """The file name of the training corpus that dataset.json calls `name`."""
     return f"train.{name}"
 
 
@@ -52,20 +51,12 @@ class CorpusWriter:
             _SideWriter(folder / f"{name}.{side}", size) for side, size in zip(SIDES, vocab_sizes, strict=True)
         ]
 
-    def append(self, source_ids: Sequence[Sequence[int]], target_ids: Sequence[Sequence[int]]) -> None:
-        """Add a chunk of pairs; each sentence is a list of ids without eos."""
-        if len(source_ids) != len(target_ids):
-            raise ValueError(f"{len(source_ids)} source sentences but {len(target_ids)} target sentences")
-        for side, sentences in zip(self._sides, (source_ids, target_ids), strict=True):
-            side.append(sentences)
-        self.pairs += len(source_ids)
-
-    def append_flat(self, source: tuple[Integers, Integers], target: tuple[Integers, Integers]) -> None:
+    def append(self, source: Flat, target: Flat) -> None:
         """Add a chunk of pairs given as (all ids end to end, the length of each sentence) per side."""
         if len(source[1]) != len(target[1]):
             raise ValueError(f"{len(source[1])} source sentences but {len(target[1])} target sentences")
         for side, (ids, lengths) in zip(self._sides, (source, target), strict=True):
-            side.append_flat(ids, lengths)
+            side.append(ids, lengths)
         self.pairs += len(source[1])
 
     @property
@@ -114,11 +105,7 @@ class _SideWriter:
             self._files.append(path.open("wb"))
         self._write(1, np.zeros(1, OFFSET))
 
-    def append(self, sentences: Sequence[Sequence[int]]) -> None:
-        lengths = np.fromiter(map(len, sentences), np.int64, len(sentences))
-        self.append_flat(np.fromiter(chain.from_iterable(sentences), np.int64, int(lengths.sum())), lengths)
-
-    def append_flat(self, ids: Integers, lengths: Integers) -> None:
+    def append(self, ids: Integers, lengths: Integers) -> None:
         if ids.size != lengths.sum():
             raise ValueError(f"{ids.size} ids for sentences of {lengths.sum()} in all")
         if ids.size and not 0 <= ids.min() <= ids.max() < self.vocab_size:
@@ -146,7 +133,7 @@ class _SideWriter:
 
 
 class Corpus:
-    """Pairs of id sequences, memory-mapped: opening reads nothing but sizes, whatever the size of the corpus."""
+    """Pairs of id sequences, memory-mapped: opening reads only sizes."""
 
     def __init__(self, source: "Side", target: "Side") -> None:
         self.sides = {"source": source, "target": target}
@@ -226,7 +213,7 @@ class Side:
 
 
 class Dataset:
-    """A DATASET folder. Everything but the description is only mapped, or read when asked for."""
+    """A DATASET folder. All but the description is memory-mapped, or read on first use."""
 
     def __init__(
         self, folder: Path, meta: dict[str, Any], train: dict[str, Corpus], valid: Corpus | None, test: Corpus | None
@@ -280,7 +267,7 @@ HELD_OUT = ("valid", "test")
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """dataset.json of a DATASET folder, refused if it is not one or of a format this version does not know."""
+    """dataset.json of a DATASET folder; another folder or an unknown format is refused."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a dataset: there is no such folder; make one with `deepnmt prepare`")
     path = folder / "dataset.json"

@@ -1,4 +1,4 @@
-"""The plan of an epoch: which sentences make which batch, in which order, in either layout."""
+"""The plan of an epoch: which sentences are in which batch, and the order of batches, for both layouts."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,14 +10,14 @@ from deepnmt.data.buckets import Buckets
 from deepnmt.data.mixture import Sentences, random_bits, shuffled
 
 PACKED_MULTIPLE = 128  # sizes of packed batches are multiples of a tile of the matrix units
-SPARE_DEVIATIONS = 6  # how far above the expected number of sentences a packed batch still has slots
+SPARE_DEVIATIONS = 6  # slots of a packed batch beyond the expected number of sentences
 
 Lengths = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class BatchShape:
-    """Rows (or slots, when packed) and tokens a side has room for: per row when padded, in all when packed."""
+    """Rows (slots when packed) and tokens per side: per row when padded, in total when packed."""
 
     rows: int
     source: int
@@ -46,7 +46,7 @@ class EpochPlan:
 
 
 class Planner(Protocol):
-    """Lengths are those to plan with, eos counted, of every sentence of every corpus."""
+    """Plans epochs from the lengths of all sentences, eos counted."""
 
     shapes: list[BatchShape]
 
@@ -54,7 +54,7 @@ class Planner(Protocol):
 
 
 class PaddedPlanner:
-    """Sentences of like length together: a random order within each bucket, full batches, then the batches shuffled.
+    """Sentences of similar length together: random order within each bucket, full batches, then batches shuffled.
 
     Only the very last batch of the longest bucket can have fewer rows than its bucket.
     """
@@ -95,7 +95,7 @@ class PaddedPlanner:
 
 
 class PackedPlanner:
-    """Sentences in random order, end to end, until the next would not fit on one of the sides (or in the slots)."""
+    """Sentences in random order, end to end, until the next one does not fit on one side (or there is no slot)."""
 
     def __init__(self, source: Lengths, target: Lengths, shape: BatchShape) -> None:
         self.source, self.target = source, target
@@ -122,7 +122,7 @@ class PackedPlanner:
 def packed_shape(
     source: Lengths, target: Lengths, counts: npt.NDArray[np.float64], tokens_per_batch: int
 ) -> BatchShape:
-    """One static shape: the fuller side has the whole budget, the other what the corpus's ratio makes of it.
+    """One static shape: the longer side has the whole budget, the other its share by the length ratio of the corpus.
 
     The number of sentences in N tokens has mean N / m and variance N v / m^3, lengths having mean m and variance v.
     """

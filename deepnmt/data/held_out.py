@@ -1,4 +1,4 @@
-"""Validation and test sets: every pair is kept, in order, with its text as written; oddities are only reported."""
+"""Validation and test sets: every pair is kept, in order, with its original text; odd ones are only reported."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ class HeldOut:
         return cls(split, files, (source_text, target_text), [tag for tag, _ in tagged], words, noted, seen)
 
     def overlaps(self, source: Keys, target: Keys) -> npt.NDArray[np.bool_]:
-        """True for a training pair one side of which is a sentence of this set."""
+        """True for training pairs that share a source or a target with this set."""
         return self.seen[0].contains(source) | self.seen[1].contains(target)
 
     def write(self, folder: Path, tokenizers: TokenizerPair, settings: CleaningSettings) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class HeldOut:
         target = flatten(tokenizers.target.subwords.encode_lines(self.words[1]))
         sizes = (tokenizers.source.vocab_size, tokenizers.target.vocab_size)
         with CorpusWriter(folder, self.split, sizes) as writer:
-            writer.append_flat(source, target)
+            writer.append(source, target)
         for side, lines in zip(("source", "target"), self.text, strict=True):
             with (folder / f"{self.split}.{side}.txt").open("w", encoding="utf-8", newline="\n") as file:
                 file.writelines(f"{line}\n" for line in lines)

@@ -1,4 +1,4 @@
-"""The tokenisers of a dataset: learnt from counted words, or read from what the user has."""
+"""The tokenisers of a dataset: learnt from word counts, or given by the user."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -96,6 +96,6 @@ def _of_file(path: Path, preprocessor: Preprocessor, tags: tuple[str, ...]) -> T
 
 
 def _with_tags(tokenizer: Tokenizer, tags: tuple[str, ...]) -> Tokenizer:
-    """New tags go behind the vocabulary, so that ids keep their meaning."""
+    """New tags are appended to the vocabulary, so that ids keep their meaning."""
     new = [tag for tag in tags if tag not in tokenizer.tags]
     return Tokenizer(tokenizer.subwords, tokenizer.preprocessor, [*tokenizer.tags, *new])

@@ -1,4 +1,4 @@
-"""Updates built ahead of their use by a thread; the position in the data is that of the last update handed out."""
+"""Updates built ahead by a thread; the position in the data is that of the last update consumed."""
 
 import queue
 import threading
@@ -37,7 +37,7 @@ class Loader:
         return update
 
     def state(self) -> StreamState:
-        """The state after the last update that was handed out, whatever was built ahead."""
+        """The state after the last update consumed, not after those built ahead."""
         return self._state
 
     def close(self) -> None:

@@ -13,11 +13,10 @@ Sentences = npt.NDArray[np.integer]
 class Mixture:
     """An epoch of corpora with n_i sentences and weights w_i holds N = sum of w_i n_i sentences.
 
-    Corpus i has a share of (w_i n_i)^(1/T) / sum of (w_j n_j)^(1/T) of them, T being the temperature: at 1 it simply
-    gives w_i n_i, the higher T the more alike the corpora are. A corpus is read in rounds; every round is the whole
-    corpus in an order of its own, and an epoch goes on where the epoch before stopped. So after any number of epochs
-    no sentence of a corpus has been drawn more than once oftener than another, and with one corpus of weight one
-    an epoch is every sentence once.
+    Corpus i gets a share of (w_i n_i)^(1/T) / sum of (w_j n_j)^(1/T) of them with temperature T: w_i n_i sentences at
+    T = 1, and more equal shares the higher T is. A corpus is read in rounds, each the whole corpus in a new order, and
+    an epoch continues where the last one stopped. So after any number of epochs the numbers of times that two sentences
+    of a corpus were drawn differ by at most one, and with one corpus of weight one an epoch is every sentence once.
     """
 
     def __init__(self, pools: Sequence[Sentences], weights: Sequence[float], temperature: float, seed: int) -> None:
@@ -55,10 +54,10 @@ PURPOSES = ("round", "order", "batches", "resample")
 
 
 def random_bits(seed: int, purpose: str, *key: int) -> np.random.PCG64:
-    """A generator of its own for each purpose and key: nothing depends on what was drawn before."""
+    """A separate generator for each purpose and key, so that no draw depends on earlier ones."""
     return np.random.PCG64(np.random.SeedSequence([seed, PURPOSES.index(purpose), *key]))
 
 
 def shuffled(count: int, bits: np.random.PCG64) -> npt.NDArray[np.int64]:
-    """A permutation made of raw bits, which numpy keeps the same over its versions (unlike `Generator.permutation`)."""
+    """A permutation from raw bits, which are the same in all versions of numpy (unlike `Generator.permutation`)."""
     return np.argsort(bits.random_raw(count), kind="stable")

@@ -14,7 +14,7 @@ from deepnmt.text import iterate_lines
 
 @dataclass(frozen=True)
 class ParallelFile:
-    """Two files line by line beside each other, or one file of two columns (`target` is None)."""
+    """Two files with corresponding lines, or one file with two columns (`target` is None)."""
 
     source: Path
     target: Path | None = None

@@ -17,7 +17,7 @@ from deepnmt.errors import InputError
 
 @dataclass(frozen=True)
 class CleanChunk:
-    """The pairs of a chunk that may stay, as subwords will see them, one per line; and the counts of the others."""
+    """The pairs of a chunk that are kept, preprocessed, one per line; and counts of the dropped ones."""
 
     file: str
     lines: Numbers
@@ -99,7 +99,7 @@ def _raw_pairs(chunk: RawChunk) -> Iterable[list[bytes]]:
 
 
 def held_out_pairs(chunk: RawChunk) -> list[tuple[str, str]]:
-    """The pairs of a held-out chunk, of which none may be dropped: a line that is not a pair is refused."""
+    """The pairs of a held-out chunk. None may be dropped, so a line that is not a pair is refused."""
     pairs = []
     for number, pair in enumerate(_raw_pairs(chunk), start=chunk.first_line):
         if len(pair) != 2:
@@ -113,13 +113,13 @@ def _lenient(line: bytes) -> str:
 
 
 class WordCounter:
-    """Counts the words of every `stride`-th line of some chunks, each side by itself."""
+    """Counts the words of every `stride`-th line of some chunks, separately for each side."""
 
     def __init__(self, stride: int) -> None:
         self.stride = stride
 
     def __call__(self, chunks: Sequence[SpoolChunk]) -> tuple[dict[str, int], dict[str, int], int, int]:
-        """The counts of source and target, the lines counted, and the pairs there were."""
+        """The counts of source and target, the number of lines counted, and the number of pairs."""
         counts: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
         lines_counted = 0
         for chunk in chunks:
@@ -132,7 +132,7 @@ class WordCounter:
 
 @dataclass(frozen=True)
 class EncodedChunk:
-    """The ids of the pairs of a chunk that are not too long; and the counts of the others."""
+    """The ids of the pairs of a chunk that are not too long; and counts of the others."""
 
     source: Flat
     target: Flat
@@ -142,7 +142,7 @@ class EncodedChunk:
 
 
 class Encoder:
-    """Cuts words into subwords and drops what is too long in subwords."""
+    """Splits words into subwords and drops pairs with too many."""
 
     def __init__(self, tokenizers: TokenizerPair, settings: CleaningSettings, tag: str | None) -> None:
         self.tokenizers, self.settings, self.tag = tokenizers, settings, tag

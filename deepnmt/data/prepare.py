@@ -1,4 +1,4 @@
-"""Raw parallel text to a DATASET folder: clean to a spool, learn subwords, encode; nothing is left half-written.
+"""Raw parallel text to a DATASET folder: clean, learn subwords, encode; nothing is left half-written.
 
 Three passes, each over chunks of pairs in all cores with results in order, so that the dataset does not depend on the
 number of workers and memory does not depend on the size of the text.
@@ -131,7 +131,7 @@ class _Preparation:
         return self._describe(tokenizers, train, splits, time.monotonic() - started)
 
     def _clean(self, spools: dict[str, Spool], held_out: list[HeldOut]) -> None:
-        """First pass: what stays goes to the spool."""
+        """First pass: write the pairs that are kept to the spool."""
         seen = SeenKeys()
         with progress("cleaning", unit="pairs") as shown:
             for corpus in self.corpora:
@@ -149,7 +149,7 @@ class _Preparation:
     def _spool(
         self, chunk: CleanChunk, spool: Spool, seen: SeenKeys, held_out: list[HeldOut], dropped: ReasonCounts
     ) -> None:
-        """Write a chunk without what occurs in the held-out sets or has been seen before."""
+        """Write a chunk without pairs that overlap with held-out sets or were seen before."""
         keep = self.settings.keep
         reasons = np.full(len(chunk.lines), "", "U9")
         if "overlap" not in keep:
@@ -199,7 +199,7 @@ class _Preparation:
         words: tuple[dict[str, int], dict[str, int]] = ({}, {})
         lines = 0
         chunks = [chunk for spool in spools.values() for chunk in spool]
-        # Several chunks at a time: most of the work here is adding up the counts of the workers.
+        # Several chunks at a time: most of the work is adding up the counts of the workers.
         groups = [chunks[start : start + _CHUNKS_COUNTED] for start in range(0, len(chunks), _CHUNKS_COUNTED)]
         with progress("counting words", total, unit="pairs") as shown:
             for *sides, counted, pairs in self.workers.in_order(WordCounter, (stride,), groups):
@@ -221,7 +221,7 @@ class _Preparation:
             CorpusWriter(self.folder, train_file_name(corpus.name), sizes) as writer,
         ):
             for chunk in self.workers.in_order(Encoder, arguments, spool):
-                writer.append_flat(chunk.source, chunk.target)
+                writer.append(chunk.source, chunk.target)
                 dropped.merge(chunk.dropped)
                 unknown += chunk.unknown
                 shown.advance(chunk.pairs_read)
@@ -290,7 +290,7 @@ def _preprocessors(settings: PrepareSettings) -> tuple[Preprocessor, Preprocesso
 
 
 def _remove_leftovers(out: Path) -> None:
-    """What a killed call left beside `out`; one that still runs is not touched."""
+    """Remove what killed calls left next to `out`, but not what running ones write."""
     for folder in out.parent.glob(f".{out.name}.*.partial"):
         number = folder.name.split(".")[-2]
         if number.isdecimal() and not _is_running(int(number)):

@@ -1,4 +1,4 @@
-"""Words before subwords: none, Moses or jieba. `split` puts spaces between words, `join` gives readable text back."""
+"""Word tokenisation before subwords: none, Moses or jieba. `split` puts spaces between words, `join` undoes it."""
 
 import re
 import warnings
@@ -9,7 +9,7 @@ from deepnmt.errors import InputError
 
 
 class Pretokenizer(Protocol):
-    """`split` takes and gives a line with single spaces; `join` undoes it as well as the convention allows."""
+    """`split` maps a line with single spaces to another; `join` inverts it as far as possible."""
 
     def split(self, text: str) -> str: ...
 
@@ -51,7 +51,7 @@ _IS_HAN = re.compile(f"[{_HAN}]")
 
 
 class Jieba:
-    """Chinese words. Spaces beside a Chinese character mean nothing and are dropped; others are kept.
+    """Chinese words. Spaces next to a Chinese character are meaningless and dropped; others are kept.
 
     A boundary that jieba sees inside foreign text ("GPT|-|4") is not used: it could not be undone.
     """

@@ -1,4 +1,4 @@
-"""BPE-dropout at training time: another segmentation of a sentence each time it is seen, reproducibly."""
+"""BPE-dropout in training: a new segmentation each time a sentence is seen, reproducibly."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -13,7 +13,7 @@ from deepnmt.data.mixture import Sentences, random_bits
 
 Row = Sequence[int] | npt.NDArray[np.integer]
 Resample = Callable[[list[list[int]], Keys], Sequence[Row]]
-"""The ids of sentences and a key for each to the ids of another segmentation of each."""
+"""From the ids of sentences and a key for each to the ids of a new segmentation of each."""
 
 FITTING_SHARE = 0.9  # padded: buckets have room for this share of the new segmentations
 
@@ -25,7 +25,7 @@ class Resampler:
         self.functions, self.seed, self.layout = functions, seed, layout
 
     def stretched(self, lengths: Lengths, sample: Ragged, sentences: Sentences, side: int) -> Lengths:
-        """The lengths (eos counted) to plan with, by what became of a sample of the sentences.
+        """The lengths (eos counted) to plan with, estimated from a sample of the sentences.
 
         A length l becomes g l on average, give or take a multiple of sqrt(l), as each merge is dropped by itself. The
         sentences of a packed batch share its room, so the average will do; one of a padded batch has only its row.

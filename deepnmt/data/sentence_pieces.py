@@ -59,7 +59,7 @@ class SentencePieces:
         self._dropout: BpeDropout | None = None
 
     def _words_are_independent(self) -> bool:
-        """Whether encoding a line is encoding its words: then each word is encoded once, which is much faster."""
+        """Whether words can be encoded one by one: then each is encoded once and cached, which is much faster."""
         if any(SPACE in piece[1:] for piece in self.pieces):
             return False
         first, second, both = self._processor.encode(["a", "b", "a b"], num_threads=1)

@@ -13,7 +13,7 @@ Numbers = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True)
 class SpoolChunk:
-    """Where a chunk of pairs lies: a stretch of the files of both sides, and which lines of the user's file it was."""
+    """A chunk of pairs: byte ranges in the files of both sides, and the line numbers in the user's file."""
 
     paths: tuple[Path, Path]
     starts: tuple[int, int]

@@ -1,4 +1,4 @@
-"""Subwords from the merge list ("codes") of subword-nmt, so that data and models made with it move over.
+"""Subwords from the merge operations ("codes") of subword-nmt, for data and models made with it.
 
 Byte pair encoding as in Sennrich et al. 2016 (https://aclanthology.org/P16-1162). A vocabulary is needed beside the
 codes; a symbol outside it is unknown: this kind of tokeniser has no byte fallback.
@@ -26,7 +26,7 @@ class Codes:
     def __init__(self, lines: Sequence[str], where: str = "the codes") -> None:
         self.lines = tuple(line.rstrip("\r\n ") for line in lines)
         first = self.lines[0] if self.lines else ""
-        self._end_is_a_symbol = True  # the way of version 0.1, which has no header
+        self._end_is_a_symbol = True  # in version 0.1, which has no header
         merges = self.lines
         if first.startswith("#version:"):
             version = first.partition(":")[2].strip()
@@ -103,7 +103,7 @@ def count_symbols(codes: Codes, words: Mapping[str, int]) -> dict[str, int]:
 
 
 def vocabulary(counts: Mapping[str, int], min_frequency: int, max_size: int | None = None) -> list[str]:
-    """Symbols by falling frequency, ties in the order of code points; the special ones are not counted among them."""
+    """Symbols by decreasing frequency, ties by code point, without the special ones."""
     frequent = [symbol for symbol, count in counts.items() if count >= min_frequency and symbol not in SPECIAL_PIECES]
     return sorted(frequent, key=lambda symbol: (-counts[symbol], symbol))[:max_size]
 

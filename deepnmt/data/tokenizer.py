@@ -1,4 +1,4 @@
-"""From a user's line to ids and back: normalise, lowercase, words, subwords, and the same way in reverse.
+"""From a line of text to ids and back: normalisation, case, words, subwords.
 
 A tokeniser is one self-contained JSON file; a DATASET or MODEL folder holds one per side.
 """
@@ -27,7 +27,7 @@ TOKENIZER_FORMAT = 1
 
 
 class Subwords(Protocol):
-    """What cuts words into pieces. Lines have single spaces; encoded ids are bytes of native unsigned ints."""
+    """Splits words into pieces. Lines have single spaces; encoded ids are bytes of native unsigned ints."""
 
     kind: str
     pieces: list[str]
@@ -45,7 +45,7 @@ SUBWORDS: dict[str, Any] = {kind.kind: kind for kind in (SentencePieces, Subword
 
 
 def clean_spaces(text: str) -> str:
-    """Single plain spaces; the sign that SentencePiece writes for a space counts as one."""
+    """Collapse whitespace to single spaces; SentencePiece's sign for a space counts as one."""
     return " ".join(text.replace(SPACE, " ").split())
 
 
@@ -69,12 +69,12 @@ class Preprocessor:
         return PRETOKENIZERS[self.pretokenizer](self.language)
 
     def split(self, text: str) -> str:
-        """The line as subwords see it: normalised, words between single spaces."""
+        """The normalised line, with single spaces between words."""
         text = self._canonical(text)
         return text if self.pretokenizer == "none" else clean_spaces(self._words.split(text))
 
     def join(self, text: str) -> str:
-        """From words between spaces back to readable text."""
+        """Readable text from words between spaces."""
         text = clean_spaces(text)
         return text if self.pretokenizer == "none" else clean_spaces(self._words.join(text))
 
@@ -95,7 +95,7 @@ class Preprocessor:
 
 
 def _without_surrogates(text: str) -> str:
-    """Half characters, which Python allows and UTF-8 does not, become the replacement character."""
+    """Surrogates, which Python allows and UTF-8 does not, become the replacement character."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

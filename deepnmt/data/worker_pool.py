@@ -1,4 +1,4 @@
-"""Work on chunks in all cores, with results in the order of the chunks, whatever the number of processes."""
+"""Work on chunks in several processes, with results in the order of the chunks."""
 
 import multiprocessing
 import pickle
@@ -24,7 +24,7 @@ _DIED = "a worker process died (was it out of memory?); try fewer --workers"
 
 
 class WorkerPool:
-    """Processes that stay for several passes. One worker means this process, and no other."""
+    """Processes that live for several passes. With one worker, everything runs in this process."""
 
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
@@ -40,7 +40,7 @@ class WorkerPool:
         if self._pool is None:
             yield from map(make(*arguments), tasks)
             return
-        # By way of a file, since what a function is made of may be large: each worker reads it once.
+        # Through a file, since the arguments may be large: each worker reads it once.
         with tempfile.NamedTemporaryFile(prefix="deepnmt-") as file:
             pickle.dump((make, arguments), file)
             file.flush()
@@ -79,7 +79,7 @@ _function: tuple[str, Callable[[Any], Any]] = ("", lambda task: None)
 
 
 def _work(made: str, task: Any) -> Any:
-    """In a worker: make the function of a pass when its first task comes, and keep it for the next ones."""
+    """In a worker: make the function of a pass at its first task, and keep it for the following ones."""
     global _function
     if _function[0] != made:
         with Path(made).open("rb") as file:
@@ -89,7 +89,7 @@ def _work(made: str, task: Any) -> Any:
 
 
 def apart(function: Callable[..., Result], *arguments: Any, waiting: Callable[[], None]) -> Result:
-    """Run a long call of a C++ library in a process of its own, so that Ctrl-C ends it at once.
+    """Run a long call of a C++ library in a separate process, so that Ctrl-C ends it at once.
 
     `waiting` is called several times a second meanwhile.
     """

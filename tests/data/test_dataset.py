@@ -3,6 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from grammar import flat
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,8 +18,8 @@ sentences = st.lists(st.lists(st.integers(0, 99_999), max_size=6), max_size=12)
 
 def write(folder: Path, name: str, source: list[list[int]], target: list[list[int]], vocab: int = 100) -> None:
     with CorpusWriter(folder, name, (vocab, vocab)) as writer:
-        writer.append(source[:2], target[:2])
-        writer.append(source[2:], target[2:])
+        writer.append(flat(source[:2]), flat(target[:2]))
+        writer.append(flat(source[2:]), flat(target[2:]))
 
 
 def make_dataset(folder: Path) -> Path:
@@ -39,8 +40,8 @@ def test_what_was_written_in_chunks_is_read_back_exactly(
     folder = tmp_path_factory.mktemp("corpus")
     target = pairs[::-1]
     with CorpusWriter(folder, "c", (100_000, 100_000)) as writer:
-        writer.append(pairs[:cut], target[:cut])
-        writer.append(pairs[cut:], target[cut:])
+        writer.append(flat(pairs[:cut]), flat(target[:cut]))
+        writer.append(flat(pairs[cut:]), flat(target[cut:]))
     corpus = Corpus.open(folder, "c")
     assert len(corpus) == len(pairs) == writer.pairs
     assert [corpus.source(i).tolist() for i in range(len(corpus))] == pairs
@@ -64,7 +65,7 @@ def test_an_id_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), CorpusWriter(tmp_path, "c", (100, 100)) as writer:
-        writer.append([[1]], [[2]])
+        writer.append(flat([[1]]), flat([[2]]))
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
 
@@ -167,17 +168,3 @@ def test_text_with_another_number_of_lines_is_refused(tmp_path: Path) -> None:
     (tmp_path / "valid.source.txt").write_text("one\n")
     with pytest.raises(InputError, match=r"valid\.source\.txt has 1 lines for 4 pairs"):
         _ = Dataset.open(tmp_path).valid_text
-
-
-def test_flat_chunks_are_the_same_as_lists(tmp_path: Path) -> None:
-    write(tmp_path, "lists", SOURCE, TARGET)
-    with CorpusWriter(tmp_path, "flat", (100, 100)) as writer:
-        sides = [
-            (np.array([i for s in side for i in s], np.uint16), np.array([len(s) for s in side]))
-            for side in (SOURCE, TARGET)
-        ]
-        writer.append_flat(sides[0], sides[1])
-    for kind in ("source.ids", "source.offsets", "target.ids", "target.offsets", "json"):
-        assert (tmp_path / f"flat.{kind}").read_bytes() == (tmp_path / f"lists.{kind}").read_bytes()
-    with pytest.raises(ValueError, match="6 ids"), CorpusWriter(tmp_path, "wrong", (100, 100)) as writer:
-        writer.append_flat((sides[0][0], sides[0][1] + 1), sides[1])

@@ -391,7 +391,7 @@ def test_a_failure_midway_leaves_the_old_dataset_whole(
     train = write_pairs(tmp_path, "new", english_german(60))
     command = ["prepare", "--source", str(train[0]), "--target", str(train[1]), *SMALL, "--out", str(tmp_path / "data")]
     with monkeypatch.context() as patch:
-        patch.setattr(CorpusWriter, "append_flat", fail)
+        patch.setattr(CorpusWriter, "append", fail)
         assert main([*command, "--overwrite"]) == status
     if status == 1:
         assert "no space left to write" in capsys.readouterr().err
