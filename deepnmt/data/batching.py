@@ -254,7 +254,7 @@ class BatchStream:
         source, target = (self.pairs.gather(sentences, side) for side in range(2))
         if self._resampler is None:
             return source, target
-        return self._resampler.apply((source, target), plan, number)
+        return self._resampler.apply((source, target), plan, number, self.longest)
 
     def _describe(self, corpora: Mapping[str, Corpus]) -> dict[str, Any]:
         described = {

@@ -38,11 +38,13 @@ class Resampler:
             spread = max(0.0, float(np.quantile((grown - mean * usual) / np.sqrt(usual), FITTING_SHARE)))
         return np.ceil(mean * lengths + spread * np.sqrt(lengths)).astype(np.int32)
 
-    def apply(self, pair: tuple[Ragged, Ragged], plan: EpochPlan, batch: int) -> tuple[Ragged, Ragged]:
-        """New segmentations of a batch, each only where it fits into the batch's shape."""
+    def apply(
+        self, pair: tuple[Ragged, Ragged], plan: EpochPlan, batch: int, longest: tuple[int, int]
+    ) -> tuple[Ragged, Ragged]:
+        """New segmentations of a batch, each only if it fits into the batch's shape and is no longer than `longest`."""
         shape, sentences = plan.shape(batch), plan.sentences(batch)
         source, target = (
-            self._fit(ids, self._segment(ids, sentences, side, plan.epoch, batch), room)
+            self._fit(ids, self._segment(ids, sentences, side, plan.epoch, batch), room, longest[side])
             for side, (ids, room) in enumerate(zip(pair, (shape.source, shape.target), strict=True))
         )
         return source, target
@@ -51,10 +53,11 @@ class Resampler:
         common = int(random_bits(self.seed, "resample", side, *key).random_raw())
         return list(self.functions[side]([row.tolist() for row in ids.rows()], sentence_keys(common, sentences)))
 
-    def _fit(self, usual: Ragged, new: list[Row], room: int) -> Ragged:
+    def _fit(self, usual: Ragged, new: list[Row], room: int, longest: int) -> Ragged:
         rows = usual.rows()
         if self.layout == "padded":
             return Ragged.of([row if len(row) < room else rows[i] for i, row in enumerate(new)])
+        new = [row if len(row) < longest else rows[i] for i, row in enumerate(new)]
         excess = sum(map(len, new)) + len(new) - room
         for i in reversed(range(len(new))):
             if excess <= 0:

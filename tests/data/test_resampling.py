@@ -108,3 +108,11 @@ def test_every_sentence_batch_side_and_epoch_has_a_key_of_its_own() -> None:
 def test_dropout_without_a_way_to_segment_is_a_mistake() -> None:
     with pytest.raises(ValueError, match="bpe_dropout needs"):
         BatchStream({"a": Corpus.of([[5]], [[5]])}, BatchingConfig(bpe_dropout=0.1), seed=0)
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_no_segmentation_is_longer_than_the_stream_says(layout: str) -> None:
+    """So that a model with learned positions can be checked before it trains."""
+    _, stream = make_stream(layout)
+    found = [len(row) for _ in range(3) for update in epoch_of(stream) for _, row in sources(update)]
+    assert max(found) < stream.longest[0], "eos is not among them"
