@@ -91,8 +91,8 @@ def translate_file(
         number="nbest" in settings, scores=scores, alignments=settings.get("alignments", False), as_json=as_json
     )
     state = None if forced is None else forced.stat()
-    begun = None if state is None else [str(forced), state.st_size, state.st_mtime_ns]
-    job = {**settings, **asdict(form), "precision": precision, "device": device, "chunk": size, "prefixes": begun}
+    beginnings = None if state is None else [str(forced), state.st_size, state.st_mtime_ns]
+    job = {**settings, **asdict(form), "precision": precision, "device": device, "chunk": size, "prefixes": beginnings}
     job = {"pipe": time.time()} if given is None else fingerprint(folders, given, job)  # a pipe is never resumed
     with _destination(target, job, given is not None) as destination:
         return _translate(translator, given, forced, destination, form, size, settings)

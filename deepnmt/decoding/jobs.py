@@ -115,7 +115,7 @@ def short_digest(content: dict[str, Any]) -> str:
 
 
 class ResumableFile:
-    """A file written chunk by chunk beside its place; a second job with the same `job` goes on where the first stopped.
+    """A file written chunk by chunk beside its place; a second job with the same `job` resumes it.
 
     `.NAME.partial` has the text, `.NAME.partial.json` says how much of it counts. The text is on the disk before the
     note about it is, so a kill at any instant loses a chunk at most.
