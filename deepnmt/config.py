@@ -10,7 +10,7 @@ from deepnmt.data.batching import BatchingConfig
 from deepnmt.decoding.config import DecodingConfig
 from deepnmt.errors import InputError
 from deepnmt.model.config import ModelConfig
-from deepnmt.settings import did_you_mean, from_table, set_override
+from deepnmt.settings import did_you_mean, from_table, set_override, to_table
 from deepnmt.training.config import TrainingConfig
 
 if TYPE_CHECKING:
@@ -32,6 +32,19 @@ def load_recipe(name: str, overrides: Sequence[str] = (), dataset: "Dataset | No
     """
     path = find_recipe(name)
     table = read_table(path)
+    try:
+        return _resolve(table, overrides, dataset)
+    except InputError as error:
+        is_of_file = not overrides and dataset is None
+        raise InputError(f"{path}: {error}" if is_of_file else str(error)) from error
+
+
+def change_recipe(recipe: Recipe, overrides: Sequence[str] = (), dataset: "Dataset | None" = None) -> Recipe:
+    """The recipe with overrides applied and, with a dataset, its vocabularies."""
+    return _resolve(to_table(recipe), overrides, dataset)
+
+
+def _resolve(table: dict[str, Any], overrides: Sequence[str], dataset: "Dataset | None") -> Recipe:
     if dataset is not None:
         pair = dataset.tokenizers
         sizes = {"source": pair.source.vocab_size, "target": pair.target.vocab_size}
@@ -39,13 +52,10 @@ def load_recipe(name: str, overrides: Sequence[str] = (), dataset: "Dataset | No
     # A kind drops the options of the kind before it, so it comes before its own options, wherever it was written.
     for override in sorted(overrides, key=lambda override: not override.partition("=")[0].endswith(".kind")):
         set_override(table, override)
-    try:
-        recipe = from_table(Recipe, table)
-    except InputError as error:
-        raise InputError(f"{path}: {error}" if not overrides else str(error)) from error
+    recipe = from_table(Recipe, table)
     if dataset is not None and recipe.model.share_embeddings and not dataset.tokenizers.shared:
         raise InputError(
-            f"the recipe shares embeddings, but {dataset.folder} has a vocabulary for each language; "
+            f"the recipe shares embeddings, but {dataset.folder} has a separate vocabulary for each language; "
             "set model.share_embeddings=false, or prepare the dataset with --joint"
         )
     return recipe

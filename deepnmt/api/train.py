@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 
-from deepnmt.config import Recipe, load_recipe
+from deepnmt.config import Recipe, change_recipe, load_recipe
 from deepnmt.data.dataset import Dataset
 from deepnmt.decoding.translator import Translator
 from deepnmt.devices import choose_device
-from deepnmt.errors import InputError, RunError
+from deepnmt.errors import RunError
 from deepnmt.evaluation.scores import quick_scores
 from deepnmt.progress import say
-from deepnmt.settings import from_table, set_override, to_table
 from deepnmt.training import folder, trainer
 from deepnmt.training.assembly import open_run
 from deepnmt.training.averaging import export_model
@@ -94,22 +93,9 @@ def resolve_recipe(recipe: str | Path | Recipe, dataset: Dataset, overrides: Ove
     """The recipe with its overrides applied and with the vocabulary sizes of the dataset."""
     if isinstance(overrides, Mapping):
         overrides = [f"{name}={json.dumps(value)}" for name, value in overrides.items()]
-    tokenizers = dataset.tokenizers
-    sizes = {"source": tokenizers.source.vocab_size, "target": tokenizers.target.vocab_size}
-    settings = [*overrides, *(f"model.{side}_vocab_size={size}" for side, size in sizes.items())]
     if isinstance(recipe, Recipe):
-        table = to_table(recipe)
-        for setting in settings:
-            set_override(table, setting)
-        resolved = from_table(Recipe, table)
-    else:
-        resolved = load_recipe(str(recipe), settings)
-    if resolved.model.share_embeddings and not tokenizers.shared:
-        raise InputError(
-            f"the recipe shares embeddings, but {dataset.folder} has a separate vocabulary for each language; "
-            "set model.share_embeddings=false, or prepare the dataset with --joint"
-        )
-    return resolved
+        return change_recipe(recipe, list(overrides), dataset)
+    return load_recipe(str(recipe), list(overrides), dataset)
 
 
 def _train(recipe: Recipe, dataset: Dataset, out: Path, world: World, resume: bool, start: Path | None) -> Run:
