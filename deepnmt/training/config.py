@@ -70,26 +70,11 @@ class TrainingConfig:
     wandb_project: str | None = None
 
     def __post_init__(self) -> None:
-        for name in (
-            "max_steps",
-            "tokens_per_update",
-            "log_every",
-            "validate_every",
-            "save_every",
-            "keep_last",
-            "validation_beam",
-        ):
+        positive = "max_steps tokens_per_update log_every validate_every save_every keep_last validation_beam"
+        unsigned = "warmup_steps keep_best keep_epochs rollbacks sampled_softmax weight_decay warmup_start_lr min_lr"
+        for name in positive.split():
             _at_least(name, getattr(self, name), 1)
-        for name in (
-            "warmup_steps",
-            "keep_best",
-            "keep_epochs",
-            "rollbacks",
-            "sampled_softmax",
-            "weight_decay",
-            "warmup_start_lr",
-            "min_lr",
-        ):
+        for name in unsigned.split():
             _at_least(name, getattr(self, name), 0)
         for name in ("max_epochs", "patience", "average_last", "decay_steps"):
             _at_least(name, getattr(self, name), 1)
