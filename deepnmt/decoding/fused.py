@@ -1,6 +1,5 @@
 """The decoder's step on a GPU in few kernels, over slots that each hold a sentence at a position of its own."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -14,12 +13,12 @@ from deepnmt.decoding.precision import PreparedModel
 from deepnmt.model.attention import KeysValues
 from deepnmt.model.connections.dlcl import Dlcl
 from deepnmt.model.connections.residual import Residual
+from deepnmt.model.kernels.graphs import Work, record_graph
 from deepnmt.model.layers import DecoderLayer
 from deepnmt.model.sublayer import Sublayer
 from deepnmt.model.transformer import Transformer
 
 WIDEST_BEAM = 8  # the kernels unroll over it
-WARM_UPS = 2
 
 
 @dataclass(frozen=True)
@@ -158,16 +157,6 @@ def _feed_forward(layer: DecoderLayer, x: Tensor) -> Tensor:
     return part.contract(expanded)
 
 
-def record(run: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """What does the same as `run`: on a GPU its launches as one CUDA graph, elsewhere itself."""
-    if device.type != "cuda":
-        return run
-    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(WARM_UPS):
-            run()
-    torch.cuda.current_stream().wait_stream(side)
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
+def record(work: Work, device: torch.device) -> Work:
+    """The same work: on a GPU its launches as one CUDA graph, elsewhere itself."""
+    return record_graph(work) if device.type == "cuda" else work

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from deepnmt.data.batching import Update
 from deepnmt.data.collate import AnyBatch
+from deepnmt.model.kernels.graphs import Work, record_graph
 from deepnmt.model.transformer import Transformer
 from deepnmt.training.config import Precision, TrainingConfig
 from deepnmt.training.distributed import World
@@ -22,11 +23,8 @@ from deepnmt.training.engine import Noise, Objective, zero_gradients
 from deepnmt.training.memory import Splitter, free_memory, is_out_of_memory, sizes_of
 from deepnmt.training.precision import autocast
 
-WARM_UPS = 3  # passes before recording: compilation, libraries' work spaces
-# Share of a pass's memory left free: a recording cannot release cached blocks, so it needs more than a plain pass.
-SPARE = 1 / 16
-
-Work = Callable[[], None]
+WARM_UPS = 3  # passes before recording
+SPARE = 1 / 16  # share of a pass's memory left free
 
 
 class GraphEngine:
@@ -52,7 +50,9 @@ class GraphEngine:
         self.batch: AnyBatch | None = None  # the tensors that the recording reads
         self.replay: Work | None = None
         # One stream for every recording: the matrix library keeps work spaces for each that it has ever seen.
-        self.record = record or partial(record_graph, stream=torch.cuda.Stream(world.device))
+        self.record = record or partial(
+            record_graph, stream=torch.cuda.Stream(world.device), warm_ups=WARM_UPS, spare=SPARE
+        )
         self.compiles = config.compile
 
     def accumulate(self, update: Update, scale: Tensor, noise: Noise) -> Tensor:
@@ -106,31 +106,6 @@ class GraphEngine:
             value = getattr(batch, field.name)
             if isinstance(value, Tensor):
                 getattr(self.batch, field.name).copy_(value, non_blocking=True)
-
-
-def record_graph(work: Work, stream: torch.cuda.Stream) -> Work:
-    """The replay of this work as a CUDA graph. Runs out of memory before recording rather than during it, if it can."""
-    current = torch.cuda.current_stream()
-    stream.wait_stream(current)
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UPS - 1):
-            held = torch.cuda.memory_allocated()
-            torch.cuda.reset_peak_memory_stats()
-            work()
-        spare = torch.empty(int(SPARE * (torch.cuda.max_memory_allocated() - held)), dtype=torch.uint8, device="cuda")
-        work()
-        del spare
-    current.wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.reset_peak_memory_stats()
-    # Only calls of this thread count as forbidden during capture: the loader's thread pins memory at the same time.
-    # The outer context restores the stream even if a failed capture cannot be ended.
-    with (
-        torch.cuda.stream(current),
-        torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
-    ):
-        work()
-    return graph.replay
 
 
 @contextmanager
