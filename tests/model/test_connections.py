@@ -316,3 +316,18 @@ def test_refusals_name_the_option():
 
 def test_a_stack_is_residual_unless_told():
     assert StackConfig().connection == ResidualConfig()
+
+
+@mark.parametrize("kind", CONNECTIONS)
+def test_shortcuts_are_what_lets_an_output_bypass_the_next_layer(kind):
+    """The embedding reaches the result of a stack whose one layer ignores its input, or it does not."""
+    shape = StackShape(num_layers=1, dim=4, norm="pre", num_readers=2)
+    connection = CONNECTIONS[kind](CONNECTIONS[kind].Config(), shape).eval()
+    embedding = torch.randn(2, 4, requires_grad=True)
+    history = connection.begin()
+    connection.write(history, embedding)
+    connection.read(history)
+    connection.write(history, torch.randn(2, 4, requires_grad=True))
+    total = torch.stack(connection.memories(history)).sum()
+    (gradient,) = torch.autograd.grad(total, embedding, allow_unused=True)
+    assert (gradient is not None and bool(gradient.any())) == connection.has_shortcuts
