@@ -1,4 +1,4 @@
-"""Beam search over any number of sentences on a GPU: a sentence that is done makes room for the next one.
+"""Beam search over any number of sentences on a GPU: the next sentence takes the slot of a finished one.
 
 A fixed number of slots is stepped by one recorded step, however long the sentences in them are. The host looks at the
 slots now and then, takes out what is done and puts in what is waiting; sentences are encoded ahead, many at a time.

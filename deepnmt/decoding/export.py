@@ -39,9 +39,9 @@ PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 def export(
     folder: Path, out: Path, texts: Sequence[str] = (), tell: Callable[[str], None] = lambda text: None
 ) -> Agreement:
-    """Write the MODEL of `folder` to the folder `out`, unless it says anything else than the MODEL does.
+    """Write the MODEL of `folder` to the folder `out`, if it agrees with the MODEL.
 
-    Compared on random sources and on `texts`. `tell` hears what is being done.
+    They are compared on random sources and on `texts`. `tell` reports progress.
     """
     check_packages()
     model, tokenizers = load_model(folder), TokenizerPair.load(folder)
@@ -145,14 +145,14 @@ def _write(graph: nn.Module, example: tuple[Any, ...], path: Path, **names: Any)
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without what torch's exporter says about itself, and about torchvision, which we do not use."""
+    """Without the exporter's remarks about itself and about torchvision, which we do not use."""
     registration = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = registration.level
     registration.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
-            # It says so of every axis after the first one of a name, where this is just what is meant.
+            # A warning about every second axis of one name, although the name is meant to be shared.
             warnings.filterwarnings("ignore", r"# The axis name: (\w+) will not be used, .* another axis: \1\.$")
             yield
     finally:

@@ -1,4 +1,4 @@
-"""An exported model run by onnxruntime, and whether it says what the model says that it was made of."""
+"""Runs an exported model in onnxruntime and compares it with the model it was exported from."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

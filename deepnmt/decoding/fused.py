@@ -34,7 +34,7 @@ class SlotShape:
 
 
 def can_fuse(model: Transformer) -> bool:
-    """Is the step of this model one that the kernels know? Else the plain search serves it."""
+    """Do the kernels support the decoder step of this model? If not, the plain search is used."""
     connection, stack = model.decoder.connection, model.config.decoder
     head_dim = stack.dim // stack.num_heads
     known = type(connection) is Residual or (type(connection) is Dlcl and connection.weight.shape[2] == 1)

@@ -38,7 +38,7 @@ def file_chunks(path: Path, size: int, skip: int = 0) -> Iterator[list[bytes]]:
 
 
 def pipe_chunks(pipe: BinaryIO, size: int) -> Iterator[list[bytes]]:
-    """The lines of a pipe as they come: at most `size` at a time, and no line waits for ones that are not there yet.
+    """The lines of a pipe as they come: at most `size` at a time, and no line waits for lines that have not arrived.
 
     While a chunk is being worked on, the next one gathers, so chunks are as large as the pipe is fast.
     """
