@@ -35,8 +35,10 @@ class Cache:
         return self._entries[key][0]
 
     def put(self, key: tuple[str, Options], hypotheses: Hypotheses) -> None:
+        if not self.limit or key in self._entries:
+            return
         size = ENTRY_BYTES + getsizeof(key[0]) + size_of(hypotheses)
-        if key in self._entries or size > self.limit:
+        if size > self.limit:
             return
         self._entries[key] = hypotheses, size
         self.size += size
@@ -56,10 +58,12 @@ class ServedModel:
         self.metrics = metrics
         self.queue = BatchQueue(translator, name, limits, metrics)
         self.cache = Cache(1e6 * limits.cache_megabytes)
+        own = {name: value for name, value in translator.defaults.items() if name in vars(Options())}
+        self._defaults = replace(Options(), **own)
 
     def options(self, *, beam: int | None, length_penalty: float | None, nbest: int, alignments: bool) -> Options:
         """None stands for the model's own setting; a beam nobody asked for grows to hold the n best."""
-        own = replace(Options(), **{k: v for k, v in self.translator.defaults.items() if k in vars(Options())})
+        own = self._defaults
         return Options(
             beam=max(own.beam, nbest) if beam is None else beam,
             length_penalty=own.length_penalty if length_penalty is None else length_penalty,
