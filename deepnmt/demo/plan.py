@@ -52,7 +52,6 @@ class Plan:
     decay: int  # updates at the end in which the learning rate falls to zero
     warmup: int
     seconds: float  # expected for the rest
-    seconds_per_step: float | None = None  # in a trial before training; None on a GPU
 
     @classmethod
     def read(cls, path: Path) -> "Plan":
@@ -96,7 +95,6 @@ def make_plan(
     if device == "cpu" and precision == "bf16" and not multiplies_bf16():
         precision = "fp32"
     seconds = training_seconds(minutes, device)
-    per_step = None
     if device == "cuda":
         processes, steps, first = 1, STEPS[device][1], FIRST_ON_GPU
     else:
@@ -121,7 +119,6 @@ def make_plan(
         decay=steps // 2,
         warmup=min(training.warmup_steps, steps // 6),  # a short run has no time for a long one
         seconds=seconds,
-        seconds_per_step=per_step,
     )
 
 
