@@ -42,7 +42,7 @@ class DemoSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """A 6-layer post-norm Transformer with Adam, as wide as the demo's model, trained on this machine for the same time.
+    """A 6-layer post-norm Transformer with Adam, as wide as the demo's model, trained here for the same time.
 
     A figure from another machine would compare machines, so without `--with-baseline` there is none.
     """
