@@ -105,6 +105,7 @@ def walk(tmp_path_factory) -> Walk:
         finally:
             kill_group(process.pid)
             kill_group(server.pid)
+            process.wait()
     outputs = [log.read_text(encoding="utf-8") for log in logs if log.exists()]
     assert status == 0, f"this block failed:\n{STEPS[len(outputs) - 1].commands}\nwith\n{outputs[-1]}"
     return Walk(folder, outputs)
