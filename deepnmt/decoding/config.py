@@ -10,6 +10,7 @@ class DecodingConfig:
 
     beam: int = 4
     length_penalty: float = 0.6
+    keep_placeholders: bool = False  # and URLs and e-mail addresses: put back those that the model loses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +77,6 @@ class TranslationConfig(DecodingConfig):
     top_p: float = 1.0
     seed: int = 1
     alignments: bool = False
-    keep_placeholders: bool = False  # and URLs and e-mail addresses: put back those that the model loses
     max_source_length: int = 256  # a longer line is cut into sentences or clauses
     batch_tokens: int | None = None  # source subwords with padding; None: what suits the device
 
