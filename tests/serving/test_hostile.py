@@ -61,25 +61,26 @@ def test_a_hostile_body_keeps_nobody_waiting(caplog, kind, body):
     app = shouting_app()
 
     async def run():
-        ticks, done = [time.process_time()], asyncio.Event()  # not of the wall clock, which other processes slow down
+        ticks, done = [time.thread_time()], asyncio.Event()  # of the event loop's thread: others may work meanwhile
 
         async def tick():
             while not done.is_set():
                 await asyncio.sleep(0.005)
-                ticks.append(time.process_time())
+                ticks.append(time.thread_time())
 
         ticking = asyncio.create_task(tick())
         await asyncio.sleep(0)
         answer = await asking(app, "POST", "/translate", body, {"content-type": kind}, pieces=20)
-        ticks.append(time.process_time())
+        ticks.append(time.thread_time())
         done.set()
         await ticking
         return answer, ticks
 
+    started = time.process_time()
     answer, ticks = asyncio.run(run())
     assert answer.status < 500, answer.json()
     assert max(after - before for before, after in pairwise(ticks)) < 0.3
-    assert ticks[-1] - ticks[0] < 3
+    assert time.process_time() - started < 3
     assert len(caplog.text) < 1_000
 
 
