@@ -269,7 +269,7 @@ def test_average_by_validation_bleu_tries_every_window(place, capsys, monkeypatc
     told = capsys.readouterr().err
     assert "average of the last 1: BLEU" in told and "average of the last 2: BLEU" in told
     assert "valid_bleu" in json.loads((place / "chosen" / "meta.json").read_text())
-    assert decoded == [{"beam": 2, "length_penalty": 0.3}] * 2, "as the recipe decodes"
+    assert [(given["beam"], given["length_penalty"]) for given in decoded] == [(2, 0.3)] * 2, "as the recipe decodes"
 
 
 def test_training_and_averaging_from_python(place):
