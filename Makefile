@@ -10,7 +10,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 LAWS := tests/test_architecture.py tests/test_settings.py tests/test_recipes.py tests/test_files.py \
 	tests/model/test_laws.py tests/model/test_connections.py tests/model/test_layers.py tests/model/test_parity.py \
-	tests/training/test_loss.py tests/training/test_schedule.py tests/data/test_batching.py tests/data/test_text.py \
+	tests/training/test_loss.py tests/training/test_schedule.py tests/data/test_batching.py tests/test_text.py \
 	tests/decoding/test_search.py tests/evaluation/test_scores.py
 # What depends on the instructions that the CPU has.
 NUMERICS := tests/model tests/decoding tests/training/test_loss.py tests/training/test_trainer.py \

@@ -1,6 +1,7 @@
 """Who may import whom: a walk over the imports of every file, those inside functions too."""
 
 import ast
+import re
 from pathlib import Path
 
 from pytest import mark
@@ -135,3 +136,10 @@ def test_every_folder_of_tests_can_be_run_beside_any_other():
     for path in files:
         modules = {node.module for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)}
         assert "conftest" not in modules, path
+
+
+def test_the_makefile_names_tests_that_exist():
+    """With several workers pytest runs nothing at all, and does not say why, where one of them is missing."""
+    root = Path(__file__).parents[1]
+    named = re.findall(r"tests/[\w/.]+", (root / "Makefile").read_text(encoding="utf-8"))
+    assert named and not [path for path in named if not (root / path).exists()]
