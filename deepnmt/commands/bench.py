@@ -8,7 +8,7 @@ from typing import Any
 
 from deepnmt.analysis.config import TrainingTrial, Workload
 from deepnmt.commands.options import add_settings, settings_in
-from deepnmt.devices import choose_device, device_name, use_threads
+from deepnmt.devices import choose_device, device_name, tune_for_translation, use_threads
 from deepnmt.settings import from_table
 
 EXAMPLE = """deepnmt bench train en-de-pre-dlcl-30l --tokens 32768
@@ -43,6 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    if arguments.mode == "generate":
+        tune_for_translation()
     use_threads(arguments.threads)
     arguments.device = choose_device(arguments.device)
     {"train": _train, "generate": _generate}[arguments.mode](arguments)
