@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from deepnmt.config import load_recipe
 from deepnmt.demo.plan import MAX_PROCESSES, MINUTES, Plan, launch, make_plan, seconds_per_step
 from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
@@ -90,6 +91,7 @@ def run_demo(settings: DemoSettings) -> Demo:
     corpus, data = out / f"corpus-{target}", out / f"data-{target}"
     run, run_beside = out / f"run-{target}", out / f"run-{target}-baseline"
     plan_path, beside_path = out / f"plan-{target}.json", out / f"plan-{target}-baseline.json"
+    load_recipe(settings.recipe or RECIPES[device])  # refused before anything is written
     _check_plan(plan_path, settings, device)
 
     if not (corpus / "corpus.json").is_file():

@@ -214,6 +214,7 @@ def test_impossible_settings_are_refused_before_anything_is_written(tmp_path, mo
         (["--target", "en"], "--target en"),
         (["--minutes", "0"], "--minutes 0: give the minutes"),
         (["--device", "cuda"], "device cuda: torch sees no GPU"),
+        (["--recipe", "nosuch"], "nosuch is neither a recipe file (.toml) nor a preset"),
     ]:
         assert main(["demo", *words]) == 2
         assert message in capsys.readouterr().err
