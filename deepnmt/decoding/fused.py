@@ -78,7 +78,8 @@ class FusedStep:
         """Let these slots (n,) begin with sentences: their memory (layers, 2, n, S, heads, head_dim) and lengths."""
         self.memory[:, :, slots, : memory.shape[3]] = memory
         self.source_lengths[slots] = lengths
-        self.state.begin(slots, max_lengths, self.eos)
+        start = self.prepared.model.target_embedding.start_id
+        self.state.begin(slots, max_lengths, self.eos if start is None else start)
 
     @torch.inference_mode()
     def step(self) -> None:

@@ -55,7 +55,7 @@ def prepare(model: Transformer, precision: str) -> PreparedModel:
     if device != "cpu":
         return PreparedModel(model)
     kind = Int8Linear if precision == "int8" else PackedLinear
-    project = kind(model.output_weight, None)
+    project = kind(model.output_weight, model.output_bias)
     _replace_linears(model, kind)
     return PreparedModel(model, project)
 

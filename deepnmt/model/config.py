@@ -40,9 +40,13 @@ class ModelConfig:
     decoder: StackConfig = field(default_factory=StackConfig)
     share_embeddings: bool = False  # one table for source and target
     tie_output: bool = True  # the output projection is the target's table
-    positions: Literal["sinusoidal", "learned"] = "sinusoidal"
+    positions: Literal["sinusoidal", "sinusoidal-hf", "learned"] = "sinusoidal"
     max_positions: int = 1024  # of learned positions; sinusoids have no limit
-    activation: Literal["relu", "gelu", "swiglu"] = "relu"
+    first_position: int | None = None  # the number of the first position; None: the one after pad_id
+    activation: Literal["relu", "gelu", "swish", "swiglu"] = "relu"
+    scale_embeddings: bool = True  # multiply them by the square root of the width
+    output_bias: bool = False
+    start_id: int | None = None  # symbol the decoder starts with; None: the end symbol, as the data has it
     dropout: float = 0.1  # on the embedding and on every sub-layer's output
     attention_dropout: float = 0.0  # on the attention weights
     ffn_dropout: float = 0.0  # inside the feed-forward layer
@@ -55,6 +59,10 @@ class ModelConfig:
         for name in ("source_vocab_size", "target_vocab_size"):
             if getattr(self, name) <= self.pad_id:
                 raise ValueError(f"{name} = {getattr(self, name)} leaves no room beside pad_id = {self.pad_id}")
+        if self.first_position is not None and self.first_position < 0:
+            raise ValueError(f"first_position = {self.first_position} must be at least 0")
+        if self.start_id is not None and not 0 <= self.start_id < self.target_vocab_size:
+            raise ValueError(f"start_id = {self.start_id} is no symbol of the target vocabulary")
         if self.share_embeddings and self.source_vocab_size != self.target_vocab_size:
             raise ValueError(
                 f"share_embeddings = true needs one vocabulary, but source_vocab_size = {self.source_vocab_size} "

@@ -9,16 +9,21 @@ from deepnmt.model.kernels.embedding import look_up
 
 
 class SinusoidalPositions(nn.Module):
-    """The authors' layout: the first half of the dimensions are sines, the second half cosines; no limit on length."""
+    """The authors' layout: the first half of the dimensions are sines, the second half cosines; no limit on length.
 
-    def __init__(self, dim: int) -> None:
+    The last of n frequencies is 1 / 10,000, as in tensor2tensor, fairseq and Marian. Hugging Face's Marian takes n
+    steps to it instead of n - 1, like the formula of "Attention is all you need" does.
+    """
+
+    def __init__(self, dim: int, reaches_last: bool = True) -> None:
         super().__init__()
         self.num_frequencies = dim // 2
+        self.num_steps = max(self.num_frequencies - 1, 1) if reaches_last else self.num_frequencies
 
     def forward(self, positions: Tensor) -> Tensor:
         """positions: any shape -> (..., dim) in fp32"""
         index = torch.arange(self.num_frequencies, device=positions.device, dtype=torch.float32)
-        frequencies = torch.exp(index * (-math.log(10_000) / max(self.num_frequencies - 1, 1)))
+        frequencies = torch.exp(index * (-math.log(10_000) / self.num_steps))
         angles = positions.float().unsqueeze(-1) * frequencies
         return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
@@ -29,21 +34,34 @@ class LearnedPositions(nn.Embedding):
 
 
 class Embedding(nn.Module):
-    """y_0 = dropout(sqrt(dim) * token + position). The token table is handed in: it may be shared.
+    """y_0 = dropout(scale * token + position). The token table is handed in: it may be shared.
 
-    Positions count from pad_id + 1, as in the authors' code.
+    Positions count from pad_id + 1 in the authors' code, where the scale is the square root of the width. With a
+    `start_id` that symbol is read at the first position of a sentence, whatever the ids have there.
     """
 
-    def __init__(self, tokens: nn.Embedding, positions: nn.Module, first_position: int, dropout: float) -> None:
+    def __init__(
+        self,
+        tokens: nn.Embedding,
+        positions: nn.Module,
+        *,
+        scale: float,
+        first_position: int,
+        dropout: float,
+        start_id: int | None = None,
+    ) -> None:
         super().__init__()
         self.tokens = tokens
         self.positions = positions
-        self.scale = math.sqrt(tokens.embedding_dim)
+        self.scale = scale
         self.first_position = first_position
+        self.start_id = start_id
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
         """positions: from zero, broadcastable to ids -> (..., dim) in the type of mixed precision, else the table's."""
+        if self.start_id is not None:
+            ids = ids.masked_fill(positions == 0, self.start_id)
         tokens = self.scale * look_up(self.tokens.weight, ids, self.tokens.padding_idx)
         embedded: Tensor = self.dropout(tokens + self.positions(positions + self.first_position))
         device = embedded.device.type

@@ -10,7 +10,12 @@ from deepnmt.model.config import ModelConfig
 from deepnmt.model.kernels.dropout import Dropout
 from deepnmt.model.sublayer import SUBLAYERS
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "swiglu": F.silu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "swish": F.silu,
+    "swiglu": F.silu,
+}
 
 
 class FeedForward(nn.Module):

@@ -1,5 +1,6 @@
 """The encoder-decoder Transformer: one loop per stack, whatever the norm placement and the connection."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,7 +62,7 @@ class Transformer(nn.Module):
         if config.share_embeddings:
             target_tokens = source_tokens
         self.source_embedding = _embedding(config, source_tokens)
-        self.target_embedding = _embedding(config, target_tokens)
+        self.target_embedding = _embedding(config, target_tokens, config.start_id)
 
         num_decoder_layers = config.decoder.num_layers
         encoder_layers: list[nn.Module] = [EncoderLayer(config) for _ in range(config.encoder.num_layers)]
@@ -69,11 +70,12 @@ class Transformer(nn.Module):
         self.encoder = Stack(encoder_layers, config, config.encoder, num_readers=num_decoder_layers)
         self.decoder = Stack(decoder_layers, config, config.decoder, num_readers=1)
         self.output = None if config.tie_output else nn.Embedding(config.target_vocab_size, config.decoder.dim)
+        self.output_bias = nn.Parameter(torch.zeros(config.target_vocab_size)) if config.output_bias else None
         initialize(self)
 
     @property
     def output_weight(self) -> Tensor:
-        """(V, decoder dim); there is no bias."""
+        """(V, decoder dim); `output_bias` is (V,), or None."""
         table = self.target_embedding.tokens if self.output is None else self.output
         return table.weight
 
@@ -86,7 +88,7 @@ class Transformer(nn.Module):
         return self.decode(target_input, self.encode(source))
 
     def project(self, features: Tensor) -> Tensor:
-        return F.linear(features, self.output_weight)
+        return F.linear(features, self.output_weight, self.output_bias)
 
     def encode(self, source: Tensor | Sequences) -> Encoded:
         sequences = self._sequences(source)
@@ -176,11 +178,18 @@ def _cached(part: Tensor) -> Tensor:
     return part.transpose(1, 2).to(dtype).contiguous()
 
 
-def _embedding(config: ModelConfig, tokens: nn.Embedding) -> Embedding:
-    first_position = config.pad_id + 1
+def _embedding(config: ModelConfig, tokens: nn.Embedding, start_id: int | None = None) -> Embedding:
+    first_position = config.pad_id + 1 if config.first_position is None else config.first_position
     positions: nn.Module
     if config.positions == "learned":
         positions = LearnedPositions(config.max_positions + first_position, tokens.embedding_dim)
     else:
-        positions = SinusoidalPositions(tokens.embedding_dim)
-    return Embedding(tokens, positions, first_position, config.dropout)
+        positions = SinusoidalPositions(tokens.embedding_dim, reaches_last=config.positions == "sinusoidal")
+    return Embedding(
+        tokens,
+        positions,
+        scale=math.sqrt(tokens.embedding_dim) if config.scale_embeddings else 1.0,
+        first_position=first_position,
+        dropout=config.dropout,
+        start_id=start_id,
+    )

@@ -27,6 +27,8 @@ class TranslationModel(Protocol):
     @property
     def output_weight(self) -> nn.Parameter: ...
 
+    output_bias: nn.Parameter | None
+
     def features(self, source: Tensor | PackedSequences, target_input: Tensor | PackedSequences) -> Tensor: ...
 
 
@@ -59,10 +61,10 @@ class Objective(nn.Module):
     def forward(self, batch: AnyBatch) -> tuple[Tensor, Tensor]:
         model: TranslationModel = self.model  # type: ignore[assignment]
         features = model.features(*_sequences(batch))
+        given = (features, model.output_weight, batch.target_output, self.smoothing, self.pad_id)
         if self.model.training and self.sampled_softmax:
-            given = (features, model.output_weight, batch.target_output, self.smoothing, self.pad_id)
-            return sampled_loss(*given, self.sampled_softmax)
-        return chunked_loss(features, model.output_weight, batch.target_output, self.smoothing, self.pad_id)
+            return sampled_loss(*given, self.sampled_softmax, bias=model.output_bias)
+        return chunked_loss(*given, bias=model.output_bias)
 
 
 def _sequences(batch: AnyBatch) -> tuple[Tensor | PackedSequences, Tensor | PackedSequences]:

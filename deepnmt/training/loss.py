@@ -27,7 +27,13 @@ def label_smoothed_loss(logits: Tensor, targets: Tensor, smoothing: float, pad_i
 
 
 def sampled_loss(
-    features: Tensor, weight: Tensor, targets: Tensor, smoothing: float, pad_id: int, num_sampled: int
+    features: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    smoothing: float,
+    pad_id: int,
+    num_sampled: int,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`chunked_loss` with a sampled softmax: the symbols of the batch's targets and `num_sampled` others.
 
@@ -42,7 +48,9 @@ def sampled_loss(
     counts = torch.ones(len(own) + len(sampled), device=weight.device)
     counts[len(own) :] = len(others) / max(len(sampled), 1)
     flat = features.reshape(-1, features.shape[-1])[(targets != pad_id).flatten()]
-    return chunked_loss(flat, weight[torch.cat([own, sampled])], columns, smoothing, NO_PADDING, counts=counts)
+    chosen = torch.cat([own, sampled])
+    bias = None if bias is None else bias[chosen]
+    return chunked_loss(flat, weight[chosen], columns, smoothing, NO_PADDING, counts=counts, bias=bias)
 
 
 def chunked_loss(
@@ -53,8 +61,9 @@ def chunked_loss(
     pad_id: int,
     chunk: int | None = None,
     counts: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """`label_smoothed_loss` of `features @ weight.T`; features (..., d), weight (V, d), targets (...).
+    """`label_smoothed_loss` of `features @ weight.T + bias`: (..., d), (V, d) and (V,); targets (...).
 
     Matrix products run in autocast's precision, the softmax and the sums in fp32. Only `loss` has a gradient.
     `counts` (V,) makes a column of the softmax count for several symbols.
@@ -66,7 +75,7 @@ def chunked_loss(
         real = (targets != pad_id).nonzero().squeeze(1)
         flat, targets = flat.index_select(0, real), targets.index_select(0, real)
     apply: Callable[..., tuple[Tensor, Tensor]] = _ChunkedLoss.apply
-    return apply(flat, weight, targets, smoothing, pad_id, chunk, counts, differentiate)
+    return apply(flat, weight, bias, targets, smoothing, pad_id, chunk, counts, differentiate)
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -75,6 +84,7 @@ class _ChunkedLoss(torch.autograd.Function):
         ctx: Any,
         features: Tensor,
         weight: Tensor,
+        bias: Tensor | None,
         targets: Tensor,
         smoothing: float,
         pad_id: int,
@@ -86,20 +96,24 @@ class _ChunkedLoss(torch.autograd.Function):
         exact = torch.promote_types(features.dtype, torch.float32)
         with torch.autocast(features.device.type, enabled=False):
             f, w = features.to(dtype), weight.to(dtype)
+            b = None if bias is None else bias.to(dtype)
             loss, nll = (torch.zeros((), dtype=exact, device=f.device) for _ in range(2))
             grad_features = torch.empty_like(f) if differentiate else None
             grad_weight = torch.zeros_like(weight, dtype=exact) if differentiate else None
+            grad_bias = torch.zeros_like(bias, dtype=exact) if bias is not None and differentiate else None
             lift = FP16_LIFT if dtype is torch.float16 else 1.0
             for start in range(0, f.shape[0], chunk):
                 rows = slice(start, start + chunk)
-                logits = f[rows] @ w.T
+                logits = f[rows] @ w.T if b is None else torch.addmm(b, f[rows], w.T)
                 chunk_loss, chunk_nll = differentiate_(logits, targets[rows], smoothing, pad_id, lift, counts)
                 loss, nll = loss + chunk_loss, nll + chunk_nll
                 if grad_features is not None and grad_weight is not None:
                     grad_features[rows] = (logits @ w) / lift if lift != 1 else logits @ w
                     grad_weight += logits.T @ (f[rows] / lift if lift != 1 else f[rows])
+                if grad_bias is not None:
+                    grad_bias += logits.sum(0, dtype=exact) / lift
         if differentiate:
-            ctx.save_for_backward(grad_features, grad_weight)
+            ctx.save_for_backward(grad_features, grad_weight, grad_bias)
             ctx.dtypes = (features.dtype, weight.dtype)
         ctx.mark_non_differentiable(nll)
         return loss, nll
@@ -107,11 +121,12 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_loss: Tensor, grad_nll: Tensor) -> tuple[Tensor | None, ...]:
-        grad_features, grad_weight = ctx.saved_tensors
+        grad_features, grad_weight, grad_bias = ctx.saved_tensors
         features_dtype, weight_dtype = ctx.dtypes
         return (
             (grad_features * grad_loss).to(features_dtype),
             (grad_weight * grad_loss).to(weight_dtype),
+            None if grad_bias is None else (grad_bias * grad_loss).to(weight_dtype),
             *(None,) * 6,
         )
 

@@ -45,6 +45,8 @@ def small_model(norm: str = "pre", connection: str = "dlcl", **options: object) 
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(1.5)  # away from the flat start
+        if model.output_bias is not None:
+            model.output_bias.normal_()
         model.output_weight[EOS] += 0.05  # ends come at different times
         for parameter in model.decoder.connection.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -110,7 +112,13 @@ class TestAgreement:
         check(small_model(), SearchConfig(beam=4), min_length=5)
 
     @pytest.mark.parametrize(
-        "options", [{"activation": "gelu"}, {"positions": "learned", "max_positions": 40}], ids=str
+        "options",
+        [
+            {"activation": "gelu"},
+            {"positions": "learned", "max_positions": 40},
+            {"positions": "sinusoidal-hf", "first_position": 0, "start_id": 0, "output_bias": True},
+        ],
+        ids=str,
     )
     def test_other_layers(self, options: dict[str, object]) -> None:
         check(small_model(**options), SearchConfig(beam=4))

@@ -37,7 +37,16 @@ DIGITS = ("dlcl", "residual")  # the schemes of the digits model, which is expor
 KINDS = [kind for kind in CONNECTIONS if kind not in DIGITS]
 # Every other scheme once, in two stacks of each model; what is rare in a model comes with one of them.
 RARE = [
-    {"norm": "post", "positions": "learned", "max_positions": 9, "activation": "gelu"},
+    {
+        "norm": "post",
+        "positions": "learned",
+        "max_positions": 9,
+        "activation": "gelu",
+        "first_position": 0,
+        "scale_embeddings": False,
+        "output_bias": True,
+        "start_id": 0,
+    },
     {"norm": "pre", "tie_output": False, "activation": "swiglu"},
 ]
 PAIRS = zip_longest(KINDS[::2], KINDS[1::2], fillvalue="residual")

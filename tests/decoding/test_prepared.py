@@ -10,11 +10,13 @@ from torch import Tensor
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.data.vocabulary import EOS
 from deepnmt.decoding.config import SearchConfig
-from deepnmt.decoding.precision import PreparedModel
+from deepnmt.decoding.precision import PreparedModel, prepare
 from deepnmt.decoding.rules import Rules
 from deepnmt.decoding.search import Shrinking, beam_search
 from deepnmt.model import cache
+from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.storage import load_model
+from deepnmt.model.transformer import Transformer
 
 SENTENCES = [[5, 9, 6, EOS], [7, EOS], [8, 8, 30, 12, 11, EOS]]
 
@@ -124,3 +126,18 @@ def test_the_tiny_model_is_not_degenerate(model):
     found = search(prepared.step, prepared.start(padded(SENTENCES), 3), 3)
     assert len({tuple(hypotheses[0].symbols[:6]) for hypotheses in found}) == len(SENTENCES)
     assert all(len(set(hypotheses[0].symbols)) > 2 for hypotheses in found)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 0.1), ("int8", 0.1)])
+@torch.no_grad()
+def test_a_model_with_an_output_bias_and_a_start_symbol_in_every_precision(precision, tolerance):
+    torch.manual_seed(0)
+    stack = StackConfig(num_layers=1, dim=32, ffn_dim=64, num_heads=4)
+    sizes = {"source_vocab_size": 40, "target_vocab_size": 40, "encoder": stack, "decoder": stack}
+    model = Transformer(ModelConfig(norm="post", activation="swish", output_bias=True, start_id=0, **sizes)).eval()
+    model.output_bias.normal_()
+    source, symbols = padded(SENTENCES), torch.full((3,), EOS)
+    expected = model(source, torch.zeros(3, 1, dtype=torch.long))[:, 0]
+    prepared = prepare(model, precision)
+    logits, _ = prepared.step(symbols, prepared.start(source, beam=1))
+    assert (logits - expected).abs().max() < tolerance

@@ -31,7 +31,16 @@ VARIANTS: dict[str, ConnectionConfig] = {kind: scheme.Config() for kind, scheme 
     "dlcl-window": DlclConfig(window=2),
     "dlcl-dropout": DlclConfig(dropout=0.1),
 }
+FOREIGN = {  # what models of other toolkits have
+    "positions": "sinusoidal-hf",
+    "first_position": 0,
+    "activation": "swish",
+    "scale_embeddings": False,
+    "output_bias": True,
+    "start_id": 0,
+}
 CASES = [(variant, norm, stack) for variant in VARIANTS for norm in NORMS for stack in STACKS]
+CASES += [("foreign", norm, "both") for norm in NORMS]
 CASE_IDS = ["-".join(case) for case in CASES]
 
 
@@ -52,7 +61,7 @@ def tiny_config(
 
 
 def case_config(variant: str, norm: str, stack: str) -> ModelConfig:
-    return tiny_config(norm=norm, **{stack: VARIANTS[variant]})
+    return tiny_config(norm=norm, **(FOREIGN if variant == "foreign" else {stack: VARIANTS[variant]}))
 
 
 def scrambled(config: ModelConfig, dtype: torch.dtype = torch.float64, seed: int = 0) -> Transformer:

@@ -13,6 +13,7 @@ from deepnmt.model.transformer import Transformer
 EQUATIONS = {
     "relu": lambda x: x.clamp(min=0),
     "gelu": lambda x: x * (1 + torch.erf(x / math.sqrt(2))) / 2,
+    "swish": lambda x: x / (1 + torch.exp(-x)),
     "swiglu": lambda x: x[..., :24] / (1 + torch.exp(-x[..., :24])) * x[..., 24:],
 }
 

@@ -1,5 +1,7 @@
 """The chunked loss and its gradients equal a four-line float64 reference, in every precision and chunk size."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -109,6 +111,17 @@ def test_shape_of_batch_and_time_does_not_matter():
     flat, _ = chunked_loss(features, weight, targets, 0.1, PAD)
     folded, _ = chunked_loss(features.view(4, 9, -1), weight, targets.view(4, 9), 0.1, PAD)
     assert flat == folded
+
+
+@pytest.mark.parametrize("loss", [chunked_loss, partial(sampled_loss, num_sampled=53)])
+def test_a_bias_is_one_more_column_of_the_weight(loss):
+    features, weight, targets = problem(dtype=torch.float64)
+    bias = torch.linspace(-2, 2, len(weight), dtype=torch.float64).requires_grad_()
+    wider = torch.cat([features, torch.ones(len(features), 1)], 1), torch.cat([weight, bias[:, None]], 1)
+    expected, found = loss(*wider, targets, 0.1, PAD), loss(features, weight, targets, 0.1, PAD, bias=bias)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    wanted = torch.autograd.grad(expected[0], (features, weight, bias))
+    torch.testing.assert_close(torch.autograd.grad(found[0], (features, weight, bias)), wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_without_gradients_nothing_is_kept():
