@@ -21,10 +21,9 @@ from deepnmt.data.batching import BatchingConfig, BatchStream
 from deepnmt.data.dataset import Corpus
 from deepnmt.model.config import CONNECTION_CONFIGS, ModelConfig
 from deepnmt.model.transformer import Transformer
-from deepnmt.training.assembly import build_engine, build_objective
+from deepnmt.training.assembly import build_training
 from deepnmt.training.config import TrainingConfig
 from deepnmt.training.distributed import World
-from deepnmt.training.state import TrainingState
 from deepnmt.training.trainer import step as take_step
 
 RANDOM_SENTENCES, RANDOM_WORDS = 2000, 1000
@@ -122,17 +121,15 @@ def measure_gradients(
     """Train a new model; its gradients before each update and after the last."""
     world = World(0, 1, torch.device("cpu"))
     batching = BatchingConfig(tokens_per_batch=trial.tokens, max_length=max_length)
-    recipe = Recipe(model=model, training=training, batching=batching)
-    objective = build_objective(recipe, "fp32", world)
-    state = TrainingState.start(objective.model, training, fp16=False, world=world)
-    engine = build_engine(recipe, objective, "fp32", world, state.splitter)
+    recipe = Recipe(model=model, training=replace(training, precision="fp32"), batching=batching)
+    state, engine = build_training(recipe, world)
     updates = iter(BatchStream(corpora, batching, seed=training.seed, tokens_per_update=trial.tokens))
 
     found = []
     for step in range(trial.steps + 1):
         update = next(updates)
-        with _watched(objective.model) as outputs:
-            sums, norms = take_step(state, update, engine, training, world)
+        with _watched(state.model) as outputs:
+            sums, norms = take_step(state, update, engine)
         layers = norms.by_layer()
         by_layer = [layers[f"encoder.layers.{depth}"] for depth in range(model.encoder.num_layers)]
         loss = float(sums[0]) / update.num_target_tokens

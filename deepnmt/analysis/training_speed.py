@@ -18,12 +18,10 @@ from deepnmt.data.batching import BatchingConfig, BatchStream
 from deepnmt.data.dataset import Corpus, CorpusWriter
 from deepnmt.data.loader import Loader
 from deepnmt.model.config import ModelConfig, StackConfig
-from deepnmt.training.assembly import build_engine, build_objective
+from deepnmt.training.assembly import build_training
 from deepnmt.training.config import TrainingConfig
 from deepnmt.training.distributed import World
 from deepnmt.training.memory import free_memory
-from deepnmt.training.precision import resolve
-from deepnmt.training.state import TrainingState
 from deepnmt.training.trainer import step as take_step
 
 Lengths = tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]  # of source and target sentences, eos not counted
@@ -55,10 +53,7 @@ def measure_training(
     batching = BatchingConfig(tokens_per_batch=trial.tokens, layout="packed" if graphed else "padded")
     recipe = Recipe(model=model, training=training, batching=batching)
     world = World(0, 1, torch.device(device))
-    precision = resolve(training.precision, world.device)
-    objective = build_objective(recipe, precision, world)
-    state = TrainingState.start(objective.model, training, precision == "fp16", world)
-    engine = build_engine(recipe, objective, precision, world, state.splitter)
+    state, engine = build_training(recipe, world)
 
     with corpus_of(lengths, model) as corpus, ExitStack() as opened:
         stream = BatchStream({"made": corpus}, batching, seed=training.seed, tokens_per_update=trial.tokens)
@@ -73,7 +68,7 @@ def measure_training(
                 targets = sources = 0
                 started = time.perf_counter()
             update = next(updates)
-            take_step(state, update, engine, training, world)
+            take_step(state, update, engine)
             targets += update.num_target_tokens
             sources += update.num_source_tokens
             if step == 0:
@@ -83,7 +78,7 @@ def measure_training(
         seconds = time.perf_counter() - started
     return TrainingSpeed(
         engine=type(engine).__name__,
-        parameters=sum(p.numel() for p in objective.parameters()),
+        parameters=sum(p.numel() for p in state.model.parameters()),
         tokens_per_batch=trial.tokens,
         tokens_per_second=targets / seconds,
         source_tokens_per_second=sources / seconds,

@@ -134,8 +134,7 @@ class BatchStream:
         self._num_updates: dict[int, int] = {}
         self._made_from = self._describe(corpora)
         self._epoch, self._position = 0, 0
-        if state is not None:
-            self._restore(state)
+        self.seek(state)
 
     @classmethod
     def of(cls, dataset: Dataset, config: BatchingConfig, **rest: Any) -> "BatchStream":
@@ -264,7 +263,11 @@ class BatchStream:
         settings = {name: getattr(self.config, name) for name in DECIDING}
         return {"seed": self.seed, "batches_per_update": self.batches_per_update, **settings, "corpora": described}
 
-    def _restore(self, state: StreamState) -> None:
+    def seek(self, state: StreamState | None) -> None:
+        """Continue from this position, or from the beginning; refuses the position of another stream."""
+        if state is None:
+            self._epoch, self._position = 0, 0
+            return
         for name, now in self._made_from.items():
             before = state["made_from"].get(name)
             if before != now:

@@ -1,9 +1,11 @@
 """From a recipe and a dataset to a run that is ready to train: the one place that puts its parts together."""
 
 import math
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -23,18 +25,16 @@ from deepnmt.progress import say
 from deepnmt.settings import to_table
 from deepnmt.training import folder
 from deepnmt.training.checkpoint import Checkpoints, measure_of, read_position
-from deepnmt.training.config import Precision
 from deepnmt.training.curves import Curves, JsonLines, Sink, TensorBoard, WeightsAndBiases, require_wandb
 from deepnmt.training.diagnosis import Diagnosis
 from deepnmt.training.display import open_display
-from deepnmt.training.distributed import World, shard
-from deepnmt.training.engine import EagerEngine, Engine, Noise, Objective, zero_gradients
+from deepnmt.training.distributed import World, is_sharded, shard
+from deepnmt.training.engine import EagerEngine, Noise, Objective, zero_gradients
 from deepnmt.training.graph_engine import GraphEngine
 from deepnmt.training.interruption import Interruption
 from deepnmt.training.lock import hold_lock
-from deepnmt.training.memory import Splitter, even_share, free_memory, largest_that_fits
+from deepnmt.training.memory import free_memory, largest_share
 from deepnmt.training.optimizer import optimizer_tensors
-from deepnmt.training.precision import resolve
 from deepnmt.training.state import TrainingState
 from deepnmt.training.trainer import Job, is_save_due
 from deepnmt.training.validation import TextMetrics, build_validator, score_measure
@@ -74,14 +74,11 @@ def open_run(
         elif start is not None:
             check_start(start, recipe, dataset)
         stream = open_stream(recipe, dataset, world, None if newest is None else read_position(newest))
-        precision = resolve(recipe.training.precision, world.device)
-        objective = build_objective(recipe, precision, world, None if newest else start)
         measure = score_measure(recipe, dataset, metrics)
-        state = TrainingState.start(objective.model, recipe.training, precision == "fp16", world, measure)
-        optimizer_tensors(state.model, state.optimizer)  # takes its memory before batches are tried for size
+        state, engine = build_training(recipe, world, None if newest else start, measure)
         if newest is not None:
             checkpoints.load(newest, state)
-        validate = build_validator(recipe, dataset, objective, precision, world, metrics)
+        validate = build_validator(recipe, dataset, engine.objective, world, metrics)
 
         if world.is_main:  # from here on files are written
             if not is_resumed:
@@ -97,8 +94,8 @@ def open_run(
         job = Job(
             config=recipe.training,
             world=world,
-            engine=build_engine(recipe, objective, precision, world, state.splitter),
-            open_updates=_Data(recipe, dataset, world, stream),
+            engine=engine,
+            open_updates=partial(open_updates, stream, world),
             checkpoints=checkpoints,
             curves=held.enter_context(open_curves(recipe, out, state, world)),
             diagnosis=build_diagnosis(recipe, dataset),
@@ -152,8 +149,22 @@ def say_what_is_new(stream: BatchStream, newest: Path | None, measure: str) -> N
         say(f"validation has changed from {measure_of(newest)} to {measure}: earlier scores no longer count")
 
 
-def build_objective(recipe: Recipe, precision: Precision, world: World, start: Path | None = None) -> Objective:
-    """The model, initialised by the seed or from `start`, and its loss; sharded if the recipe says so."""
+def build_training(
+    recipe: Recipe, world: World, start: Path | None = None, measure: str = ""
+) -> tuple[TrainingState, EagerEngine]:
+    """A model, initialised by the seed or from `start`, its optimiser, and the engine that computes its gradients."""
+    objective = build_objective(recipe, world, start)
+    state = TrainingState.start(objective, recipe.training, world, measure)
+    optimizer_tensors(state.model, state.optimizer)  # takes its memory before batches are tried for size
+    # A recording has one shape for all batches; in a sampled softmax shapes depend on the batch.
+    is_recordable = recipe.batching.layout == "packed" and not recipe.training.sampled_softmax
+    is_recorded = world.device.type == "cuda" and is_recordable and not is_sharded(objective)
+    kind = GraphEngine if is_recorded else EagerEngine
+    return state, kind(objective, recipe.training, world, state.splitter)
+
+
+def build_objective(recipe: Recipe, world: World, start: Path | None = None) -> Objective:
+    """The model and its loss; sharded if the recipe says so."""
     config = recipe.training
     torch.manual_seed(config.seed)
     model = Transformer(recipe.model)
@@ -162,22 +173,10 @@ def build_objective(recipe: Recipe, precision: Precision, world: World, start: P
     model.to(world.device)
     if config.activation_checkpointing:
         model.checkpoint_activations()
-    objective = Objective(model, config.label_smoothing, recipe.model.pad_id, config.sampled_softmax)
+    objective = Objective(model, config, world.device)
     if config.parallel == "fsdp" and world.size > 1:
-        shard(objective, precision)
+        shard(objective, objective.dtype)
     return objective
-
-
-def build_engine(
-    recipe: Recipe, objective: Objective, precision: Precision, world: World, splitter: Splitter
-) -> Engine:
-    """A CUDA graph for packed batches on a GPU; plain torch for all else: sharded models, and a sampled softmax, whose
-    shapes depend on the batch."""
-    config = recipe.training
-    is_plain = (config.parallel == "fsdp" and world.size > 1) or config.sampled_softmax > 0
-    if world.device.type == "cuda" and recipe.batching.layout == "packed" and not is_plain:
-        return GraphEngine(objective, config, precision, world, splitter)
-    return EagerEngine(objective, config, precision, world, splitter)
 
 
 def open_stream(recipe: Recipe, dataset: Dataset, world: World, position: StreamState | None) -> BatchStream:
@@ -200,19 +199,10 @@ def open_stream(recipe: Recipe, dataset: Dataset, world: World, position: Stream
     return stream
 
 
-@dataclass
-class _Data:
-    """Opens the training data at a position; the stream that was checked is the first to be used."""
-
-    recipe: Recipe
-    dataset: Dataset
-    world: World
-    checked: BatchStream | None
-
-    def __call__(self, position: StreamState | None) -> Loader:
-        stream, self.checked = self.checked, None
-        stream = stream or open_stream(self.recipe, self.dataset, self.world, position)
-        return Loader(stream, pin_memory=self.world.device.type == "cuda")
+def open_updates(stream: BatchStream, world: World, position: StreamState | None) -> Loader:
+    """The updates from a position on, built ahead."""
+    stream.seek(position)
+    return Loader(stream, pin_memory=world.device.type == "cuda")
 
 
 @contextmanager
@@ -259,55 +249,51 @@ def guessing_nll(dataset: Dataset) -> float:
 
 
 def plan_memory(recipe: Recipe, dataset: Dataset, world: World) -> int:
-    """The largest even share of an update that fits on every rank's device, found by trying, less a fifth.
+    """The largest even share of an update that fits on every rank's device with a quarter to spare, found by trying.
 
-    Plain passes are tried; a recorded one needs more memory, since its stream has workspaces of its own.
+    Plain passes are tried: compiled layers use less memory, and a recorded pass more, since its stream has workspaces
+    of its own.
     """
     if recipe.training.parallel == "fsdp" and world.size > 1:
         raise InputError(
             'training.plan_memory does not work with training.parallel = "fsdp"; set batching.tokens_per_batch instead'
         )
-    most = -(-recipe.training.tokens_per_update // world.size)
+    whole = -(-recipe.training.tokens_per_update // world.size)
     if world.device.type != "cuda":
-        return min(recipe.batching.tokens_per_batch, most)
+        return min(recipe.batching.tokens_per_batch, whole)
     try:
-        found = _largest_batch(recipe, dataset, world, most * 5 // 4 + 256)
+        found = largest_share(whole, partial(_fits, *_trial(recipe, dataset, world)))
     finally:
         free_memory(world.device)
         torch.cuda.reset_peak_memory_stats(world.device)  # so that the log shows the run's own peak
     if found is None:
-        raise RunError("not even a batch of 256 tokens fits on the device; use a smaller model")
-    return even_share(most, found * 4 // 5)
+        raise RunError("not even the smallest batch fits on the device; use a smaller model")
+    return found
 
 
-def _largest_batch(recipe: Recipe, dataset: Dataset, world: World, most: int) -> int | None:
-    """Measured with plain torch: compiled layers use less, but compiling for each size would take minutes."""
-    precision = resolve(recipe.training.precision, world.device)
-    objective = build_objective(recipe, precision, world)
-    state = TrainingState.start(objective.model, recipe.training, precision == "fp16", world)
-    optimizer_tensors(state.model, state.optimizer)
-    engine = EagerEngine(objective, recipe.training, precision, world)
-    layout = recipe.batching.layout
+def _trial(recipe: Recipe, dataset: Dataset, world: World) -> tuple[TrainingState, EagerEngine, str, set[int]]:
+    """What `_fits` tries with: the model and its optimiser, and sentences of the mean and the greatest length."""
+    state, engine = build_training(recipe, world)
     sizes = [corpus.target_lengths + 1 for corpus in dataset.train.values() if len(corpus)]
-    longest = max(int(size.max()) for size in sizes)
+    longest = min(max(int(size.max()) for size in sizes), (recipe.batching.max_length or sys.maxsize) + 1)
     if recipe.model.positions == "learned":
         longest = min(longest, recipe.model.max_positions)
-    lengths = {min(int(sizes[0].mean()), longest), min(longest, (recipe.batching.max_length or longest) + 1)}
-
-    def fits(tokens: int) -> bool:
-        fitting = all(_try(engine, state, _made_up_batch(tokens, length, layout, world.device)) for length in lengths)
-        return not world.any(not fitting)
-
-    return largest_that_fits(fits, start=4096, most=most)
+    plain = EagerEngine(engine.objective, recipe.training, world)
+    return state, plain, recipe.batching.layout, {min(int(sizes[0].mean()), longest), longest}
 
 
-def _try(engine: EagerEngine, state: TrainingState, batch: AnyBatch) -> bool:
-    """Whether a forward and backward pass over a batch fits in memory."""
-    zero_gradients(engine.parameters)
-    sums = torch.zeros(2, dtype=torch.float64, device=batch.source.device)
-    fits = engine.add_up([batch], state.loss_scale.factor / batch.num_target_tokens, Noise(0), sums) is None
-    free_memory(engine.world.device)
-    return fits
+def _fits(state: TrainingState, engine: EagerEngine, layout: str, lengths: set[int], tokens: int) -> bool:
+    """Whether forward and backward passes over a quarter more tokens fit in the memory of every rank."""
+    device = engine.world.device
+    failed = False
+    for length in lengths:
+        batch = _made_up_batch(tokens * 5 // 4, length, layout, device)
+        zero_gradients(engine.parameters)
+        sums = torch.zeros(2, dtype=torch.float64, device=device)
+        factor = state.loss_scale.factor / batch.num_target_tokens
+        failed = failed or engine.add_up([batch], factor, Noise(0), sums) is not None
+        free_memory(device)
+    return not engine.world.any(failed)
 
 
 def _made_up_batch(tokens: int, length: int, layout: str, device: torch.device) -> AnyBatch:

@@ -24,8 +24,6 @@ from torch.distributed.rendezvous import rendezvous
 
 from deepnmt.devices import choose_device
 from deepnmt.errors import InputError, RunError
-from deepnmt.training.config import Precision
-from deepnmt.training.precision import DTYPES
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -210,9 +208,8 @@ def _device(name: str | None, local_rank: int) -> torch.device:
     return device
 
 
-def shard(module: nn.Module, precision: Precision) -> None:
+def shard(module: nn.Module, dtype: torch.dtype) -> None:
     """FSDP2: shard a module over the ranks in place, layer by layer, then the rest."""
-    dtype = DTYPES[precision]
     policy = MixedPrecisionPolicy(param_dtype=None if dtype is torch.float32 else dtype, reduce_dtype=torch.float32)
     for part in module.modules():
         # Called on its own, outside its layer's forward pass: keys and values are projected once per source.

@@ -5,7 +5,6 @@ tokens of the whole update on all ranks), so that two batches step like one and 
 """
 
 import hashlib
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -14,28 +13,12 @@ from deepnmt.data.batching import Update
 from deepnmt.data.collate import AnyBatch, PackedBatch
 from deepnmt.errors import RunError
 from deepnmt.model.sequences import PackedSequences
-from deepnmt.training.config import Precision, TrainingConfig
-from deepnmt.training.distributed import World, await_gradients
+from deepnmt.model.transformer import Transformer
+from deepnmt.training.config import TrainingConfig
+from deepnmt.training.distributed import World, await_gradients, is_sharded
 from deepnmt.training.loss import chunked_loss, sampled_loss
 from deepnmt.training.memory import Splitter, free_memory, is_out_of_memory
-from deepnmt.training.precision import autocast
-
-
-class TranslationModel(Protocol):
-    """The part of a model that training uses."""
-
-    @property
-    def output_weight(self) -> nn.Parameter: ...
-
-    output_bias: nn.Parameter | None
-
-    def features(self, source: Tensor | PackedSequences, target_input: Tensor | PackedSequences) -> Tensor: ...
-
-
-class Engine(Protocol):
-    def accumulate(self, update: Update, scale: Tensor, noise: "Noise") -> Tensor:
-        """Compute the gradients of this rank's batches; return the sums of their loss and nll: (2,), float64."""
-        ...
+from deepnmt.training.mixed_precision import product_type
 
 
 class Noise:
@@ -51,20 +34,27 @@ class Noise:
 
 
 class Objective(nn.Module):
-    """A model and its loss as one module: everything computed for one batch."""
+    """A model and its loss as one module: everything computed for one batch, in mixed precision."""
 
-    def __init__(self, model: nn.Module, smoothing: float, pad_id: int, sampled_softmax: int = 0) -> None:
+    model: Transformer
+
+    def __init__(self, model: Transformer, config: TrainingConfig, device: torch.device) -> None:
         super().__init__()
-        self.model = model
-        self.smoothing, self.pad_id, self.sampled_softmax = smoothing, pad_id, sampled_softmax
+        self.model, self.config = model, config
+        self.dtype = product_type(config.precision, device)
 
     def forward(self, batch: AnyBatch) -> tuple[Tensor, Tensor]:
-        model: TranslationModel = self.model  # type: ignore[assignment]
-        features = model.features(*_sequences(batch))
-        given = (features, model.output_weight, batch.target_output, self.smoothing, self.pad_id)
-        if self.model.training and self.sampled_softmax:
-            return sampled_loss(*given, self.sampled_softmax, bias=model.output_bias)
-        return chunked_loss(*given, bias=model.output_bias)
+        """The sums of loss and nll over the batch's real targets."""
+        config, pad_id = self.config, self.model.config.pad_id
+        with self.autocast(batch.source.device):
+            features = self.model.features(*_sequences(batch))
+            given = features, self.model.output_weight, batch.target_output, config.label_smoothing, pad_id
+            if self.model.training and config.sampled_softmax:
+                return sampled_loss(*given, config.sampled_softmax, bias=self.model.output_bias)
+            return chunked_loss(*given, bias=self.model.output_bias)
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        return torch.autocast(device.type, dtype=self.dtype, enabled=self.dtype is not torch.float32)
 
 
 def _sequences(batch: AnyBatch) -> tuple[Tensor | PackedSequences, Tensor | PackedSequences]:
@@ -81,19 +71,14 @@ class EagerEngine:
     """Plain torch: batch by batch, in smaller pieces if one does not fit in memory."""
 
     def __init__(
-        self,
-        objective: Objective,
-        config: TrainingConfig,
-        precision: Precision,
-        world: World,
-        splitter: Splitter | None = None,
+        self, objective: Objective, config: TrainingConfig, world: World, splitter: Splitter | None = None
     ) -> None:
-        self.objective, self.precision, self.world = objective, precision, world
-        self.sharded = config.parallel == "fsdp" and world.size > 1
+        self.objective, self.config, self.world = objective, config, world
         self.splitter = splitter or Splitter()
         self.parameters = [p for p in objective.parameters() if p.requires_grad]
 
     def accumulate(self, update: Update, scale: Tensor, noise: Noise) -> Tensor:
+        """Compute the gradients of this rank's batches; return the sums of their loss and nll: (2,), float64."""
         factor = scale / update.num_target_tokens
         while True:
             batches = self.splitter.cut(update.batches)
@@ -113,19 +98,22 @@ class EagerEngine:
             await_gradients(self.objective, number == len(batches) - 1)
             noise.seed_for(batch)
             try:
-                with autocast(self.precision, self.world.device):
-                    loss, nll = self.objective(batch.to(self.world.device, non_blocking=True))
-                (loss * factor).backward()
+                self.run_pass(batch.to(self.world.device, non_blocking=True), factor, sums)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                if self.sharded:
+                if is_sharded(self.objective):
                     raise RunError(
                         "out of memory, and a sharded rank cannot retry alone; lower batching.tokens_per_batch"
                     ) from error
                 return number
-            sums += torch.stack([loss.detach(), nll])
         return None
+
+    def run_pass(self, batch: AnyBatch, factor: Tensor, sums: Tensor) -> None:
+        """Forward and backward through one batch."""
+        loss, nll = self.objective(batch)
+        (loss * factor).backward()
+        sums += torch.stack([loss.detach(), nll])
 
 
 def zero_gradients(parameters: list[nn.Parameter]) -> None:

@@ -17,17 +17,16 @@ from deepnmt.data.batching import Update
 from deepnmt.data.collate import AnyBatch
 from deepnmt.model.kernels.graphs import Work, record_graph
 from deepnmt.model.transformer import Transformer
-from deepnmt.training.config import Precision, TrainingConfig
+from deepnmt.training.config import TrainingConfig
 from deepnmt.training.distributed import World
-from deepnmt.training.engine import Noise, Objective, zero_gradients
+from deepnmt.training.engine import EagerEngine, Noise, Objective, zero_gradients
 from deepnmt.training.memory import Splitter, free_memory, is_out_of_memory, sizes_of
-from deepnmt.training.precision import autocast
 
 WARM_UPS = 3  # passes before recording
 SPARE = 1 / 16  # share of a pass's memory left free
 
 
-class GraphEngine:
+class GraphEngine(EagerEngine):
     """`record` turns the work of a pass into its replay. If a pass does not fit in memory, smaller pieces are recorded.
 
     Only recording allocates memory, so a batch fails at its first pass or never.
@@ -37,14 +36,11 @@ class GraphEngine:
         self,
         objective: Objective,
         config: TrainingConfig,
-        precision: Precision,
         world: World,
         splitter: Splitter | None = None,
         record: Callable[[Work], Work] | None = None,
     ) -> None:
-        self.objective, self.precision, self.world = objective, precision, world
-        self.splitter = splitter or Splitter()
-        self.parameters = [p for p in objective.parameters() if p.requires_grad]
+        super().__init__(objective, config, world, splitter)
         self.sums = torch.zeros(2, dtype=torch.float64, device=world.device)
         self.factor = torch.zeros((), device=world.device)
         self.batch: AnyBatch | None = None  # the tensors that the recording reads
@@ -53,7 +49,6 @@ class GraphEngine:
         self.record = record or partial(
             record_graph, stream=torch.cuda.Stream(world.device), warm_ups=WARM_UPS, spare=SPARE
         )
-        self.compiles = config.compile
 
     def accumulate(self, update: Update, scale: Tensor, noise: Noise) -> Tensor:
         pieces, replay = self._recorded(update.batches)
@@ -87,18 +82,12 @@ class GraphEngine:
         try:
             batch = self.batch = example.to(self.world.device)
             zero_gradients(self.parameters)
-            with compiled_layers(self.objective) if self.compiles else nullcontext():
-                self.replay = self.record(lambda: self._pass(batch))
+            with compiled_layers(self.objective.model) if self.config.compile else nullcontext():
+                self.replay = self.record(lambda: self.run_pass(batch, self.factor, self.sums))
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             self.batch = None
-
-    def _pass(self, batch: AnyBatch) -> None:
-        with autocast(self.precision, self.world.device):
-            loss, nll = self.objective(batch)
-        (loss * self.factor).backward()
-        self.sums += torch.stack([loss.detach(), nll])
 
     def _load(self, batch: AnyBatch) -> None:
         assert self.batch is not None
@@ -109,13 +98,12 @@ class GraphEngine:
 
 
 @contextmanager
-def compiled_layers(objective: Objective) -> Iterator[None]:
+def compiled_layers(model: Transformer) -> Iterator[None]:
     """Layer by layer: one compilation serves all layers of a stack, however deep.
 
     Only while recording: the recording keeps the compiled kernels, and validation batches differ in shape, so that each
     would be compiled again.
     """
-    model: Transformer = objective.model  # type: ignore[assignment]
     layers = [*model.encoder.layers, *model.decoder.layers]
     for layer in layers:
         layer.compile(dynamic=False)

@@ -1,7 +1,8 @@
-"""Memory limits: batches split into pieces when they do not fit, and the largest batch that does, found by trying."""
+"""Memory limits: batches are split into pieces when they do not fit, and the largest that fits is found by trying."""
 
 import gc
 import sys
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,12 +11,8 @@ import torch
 from deepnmt.data.collate import AnyBatch, Batch, PackedBatch
 from deepnmt.data.epoch_plan import PACKED_MULTIPLE
 from deepnmt.errors import RunError
+from deepnmt.progress import say
 from deepnmt.training.distributed import World
-
-
-def num_cells(batch: AnyBatch) -> int:
-    """The size of a batch: tokens of both sides, padding included."""
-    return batch.source.numel() + batch.target_input.numel()
 
 
 @dataclass
@@ -37,38 +34,35 @@ class Splitter:
         return [piece for batch in batches for piece in self._cut(batch)]
 
     def _cut(self, batch: AnyBatch) -> Sequence[AnyBatch]:
+        sizes = sizes_of(batch)
         if isinstance(batch, PackedBatch):
-            sizes = sizes_of(batch)
-            if self.room is None or (sizes[0] <= self.room[0] and sizes[1] <= self.room[1]):
-                return [batch]
-            return batch.cut(min(self.room[0], sizes[0]), min(self.room[1], sizes[1]))
-        if self.limit is None or num_cells(batch) <= self.limit or len(batch.source) < 2:
+            room = sizes if self.room is None else (min(self.room[0], sizes[0]), min(self.room[1], sizes[1]))
+            return [batch] if room == sizes else batch.cut(*room)
+        if self.limit is None or sum(sizes) <= self.limit or len(batch.source) < 2:
             return [batch]
         return [piece for half in batch.split() for piece in self._cut(half)]
 
     def shrink(self, failed: AnyBatch, batches: Sequence[AnyBatch], world: World) -> None:
         """Make `cut` return smaller pieces of these batches, one of which did not fit."""
+        sizes = sizes_of(failed)
         if isinstance(failed, Batch):
-            _refuse_one_pair(failed)
-            self.limit = max(num_cells(half) for half in failed.split())
+            if len(failed.source) < 2:
+                raise _one_pair_does_not_fit(*sizes)
+            self.limit = max(sum(sizes_of(half)) for half in failed.split())
             pieces = f"at most {self.limit:,} tokens"
         else:
-            longest = _longest(batches)
-            sizes = sizes_of(failed)
-            room = _smaller(sizes[0], longest[0]), _smaller(sizes[1], longest[1])
+            room = _smaller(sizes[0], _longest(batches)[0]), _smaller(sizes[1], _longest(batches)[1])
             if room == sizes:
-                raise RunError(_one_pair(*_largest_pair(batches)))
+                raise _one_pair_does_not_fit(*max(_lengths(batches), key=sum))
             self.room = room
             pieces = f"at most {room[0]:,} source and {room[1]:,} target tokens"
         if not self.has_warned:
             self.has_warned = True
             where = f" on rank {world.rank}" if world.size > 1 else ""
-            print(
-                f"deepnmt: out of memory{where}: a batch of {num_cells(failed):,} tokens (both sides) does not fit; "
-                f"from now on batches are split into pieces of {pieces}, with the same updates as a result "
-                "(a lower batching.tokens_per_batch avoids splitting)",
-                file=sys.stderr,
-                flush=True,
+            say(
+                f"out of memory{where}: a batch of {sum(sizes):,} tokens (both sides) does not fit; from now on "
+                f"batches are split into pieces of {pieces}, with the same updates as a result (a lower "
+                "batching.tokens_per_batch avoids splitting)"
             )
 
     def agree(self, world: World) -> None:
@@ -86,43 +80,38 @@ def sizes_of(batch: AnyBatch) -> tuple[int, int]:
     return batch.source.numel(), batch.target_input.numel()
 
 
+def _lengths(batches: Sequence[AnyBatch]) -> list[tuple[int, int]]:
+    """Of the source and target of every pair in packed batches."""
+    packed = (batch.lengths() for batch in batches if isinstance(batch, PackedBatch))
+    return [pair for sides in packed for pair in zip(*(side.tolist() for side in sides), strict=True)]
+
+
 def _longest(batches: Sequence[AnyBatch]) -> tuple[int, int]:
-    lengths = [batch.lengths() for batch in batches if isinstance(batch, PackedBatch)]
-    return max(int(source.max()) for source, _ in lengths), max(int(target.max()) for _, target in lengths)
+    sources, targets = zip(*_lengths(batches), strict=True)
+    return max(sources), max(targets)
 
 
-def _largest_pair(batches: Sequence[AnyBatch]) -> tuple[int, int]:
-    pairs = [pair for batch in batches if isinstance(batch, PackedBatch) for pair in zip(*batch.lengths(), strict=True)]
-    source, target = max(pairs, key=sum)
-    return int(source), int(target)
+def _round_up(size: int) -> int:
+    return -(-size // PACKED_MULTIPLE) * PACKED_MULTIPLE
 
 
 def _at_least(room: tuple[int, int], longest: tuple[int, int]) -> tuple[int, int]:
     """Rounded up to multiples, so that it does not grow again for every sentence that is one token longer."""
-    source, target = (
-        size if size >= need else -(-need // PACKED_MULTIPLE) * PACKED_MULTIPLE
-        for size, need in zip(room, longest, strict=True)
-    )
+    source, target = (size if size >= need else _round_up(need) for size, need in zip(room, longest, strict=True))
     return source, target
 
 
 def _smaller(size: int, need: int) -> int:
     """A little over half: two pieces then hold one batch, although neither can be filled to the last token."""
     half = max(size * 17 // 32, need)
-    rounded = -(-half // PACKED_MULTIPLE) * PACKED_MULTIPLE
-    return rounded if rounded < size else min(half, size)
+    return _round_up(half) if _round_up(half) < size else min(half, size)
 
 
-def _one_pair(source: int, target: int) -> str:
-    return (
+def _one_pair_does_not_fit(source: int, target: int) -> RunError:
+    return RunError(
         f"out of memory: one sentence pair of {source} source and {target} target tokens does not fit; "
         "lower batching.max_length or set training.activation_checkpointing = true"
     )
-
-
-def _refuse_one_pair(batch: Batch) -> None:
-    if len(batch.source) < 2:
-        raise RunError(_one_pair(batch.source.shape[1], batch.target_input.shape[1]))
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -142,25 +131,8 @@ def free_memory(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def largest_that_fits(fits: Callable[[int], bool], start: int, most: int, grain: int = 256) -> int | None:
-    """The largest multiple of `grain` up to `most` (at least `grain`) that `fits` accepts, or None.
-
-    Doubles from `start`, then halves the gap; calls `fits` about 2 log2(most / grain) times.
-    """
-    low, high = 0, most // grain + 1
-    probe = max(start // grain, 1)
-    while high - low > 1:
-        probe = min(max(probe, low + 1), high - 1)
-        if fits(probe * grain):
-            low, probe = probe, (probe * 2 if high == most // grain + 1 else (probe + high) // 2)
-        else:
-            high, probe = probe, (low + probe) // 2
-    return low * grain or None
-
-
-def even_share(most: int, limit: int, grain: int = PACKED_MULTIPLE) -> int:
-    """The size up to `limit` (at least `grain`) that divides `most` into passes as evenly as `grain` allows."""
-    if most <= limit:
-        return most
-    passes = -(-most // (limit // grain * grain))
-    return -(-most // (passes * grain)) * grain
+def largest_share(whole: int, fits: Callable[[int], bool]) -> int | None:
+    """`whole` tokens, divided evenly into the fewest passes of which one `fits`: the size of a pass, or None."""
+    shares = [whole, *(_round_up(-(-whole // passes)) for passes in range(2, -(-whole // PACKED_MULTIPLE) + 1))]
+    found = bisect_left(shares, True, key=fits)
+    return shares[found] if found < len(shares) else None

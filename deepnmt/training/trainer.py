@@ -14,7 +14,7 @@ from deepnmt.training.config import TrainingConfig
 from deepnmt.training.curves import Curves
 from deepnmt.training.diagnosis import Diagnosis, TrainingError
 from deepnmt.training.distributed import World
-from deepnmt.training.engine import Engine, Noise
+from deepnmt.training.engine import EagerEngine, Noise
 from deepnmt.training.interruption import Interruption
 from deepnmt.training.optimizer import GradientNorms, apply_update, gradient_norms
 from deepnmt.training.schedule import learning_rate
@@ -30,7 +30,7 @@ class Job:
 
     config: TrainingConfig
     world: World
-    engine: Engine
+    engine: EagerEngine
     open_updates: Callable[[StreamState | None], Loader]
     checkpoints: Checkpoints
     curves: Curves
@@ -57,7 +57,7 @@ def _train(state: TrainingState, updates: Loader, job: Job) -> str:
     config = job.config
     while (ending := _ending(state, job)) is None:
         update, state.data = next(updates), updates.state()
-        _, norms = step(state, update, job.engine, config, job.world)
+        _, norms = step(state, update, job.engine)
         job.speed.tokens += update.num_target_tokens
         if job.world.device.type == "cpu":
             _stop_if_diverged(state, job)
@@ -78,14 +78,12 @@ def _train(state: TrainingState, updates: Loader, job: Job) -> str:
     return ending
 
 
-def step(
-    state: TrainingState, update: Update, engine: Engine, config: TrainingConfig, world: World
-) -> tuple[Tensor, GradientNorms]:
+def step(state: TrainingState, update: Update, engine: EagerEngine) -> tuple[Tensor, GradientNorms]:
     """One optimiser update over all batches of all ranks, as if they had been one; a bad gradient moves nothing.
 
     Returns the summed loss and nll, and the norms of the gradients.
     """
-    scale = state.loss_scale.factor
+    config, world, scale = engine.config, engine.world, state.loss_scale.factor
     sums = engine.accumulate(update, scale, Noise(config.seed, state.step, state.rollbacks))
     world.sum(sums)
     world.sum_gradients(state.model.parameters())

@@ -15,10 +15,9 @@ from deepnmt.data.batching import held_out_batches
 from deepnmt.data.collate import AnyBatch
 from deepnmt.data.dataset import Dataset
 from deepnmt.progress import say
-from deepnmt.training.config import Metric, Precision
+from deepnmt.training.config import Metric
 from deepnmt.training.distributed import World, in_one_piece, is_sharded
 from deepnmt.training.engine import Objective
-from deepnmt.training.precision import autocast
 
 SAMPLES = 3  # translations that are logged with each validation
 
@@ -65,7 +64,6 @@ class Validator:
     """Validates the model of an objective; `metrics` is absent where nothing is to be translated."""
 
     objective: Objective
-    precision: Precision
     world: World
     batches: Sequence[AnyBatch]
     sources: list[str]
@@ -74,12 +72,12 @@ class Validator:
     beam: int
 
     def __call__(self, model: nn.Module) -> Validation:
-        loss, nll = mean_loss(self.objective, self.batches, self.precision, self.world.device)
+        loss, nll = mean_loss(self.objective, self.batches, self.world.device)
         matrices = connection_matrices(self.objective)
         if self.metrics is None:
             return Validation(loss, nll, matrices=matrices)
         translate = partial(self.metrics.translate, model)
-        with in_one_piece(self.objective), autocast(self.precision, self.world.device):
+        with in_one_piece(self.objective), self.objective.autocast(self.world.device):
             # Sharded ranks must all do the same; others share the lines.
             alone = is_sharded(self.objective)
             hypotheses = translate(self.sources) if alone else self.world.spread(translate, self.sources)
@@ -95,12 +93,7 @@ class Validator:
 
 
 def build_validator(
-    recipe: Recipe,
-    dataset: Dataset,
-    objective: Objective,
-    precision: Precision,
-    world: World,
-    metrics: TextMetrics | None,
+    recipe: Recipe, dataset: Dataset, objective: Objective, world: World, metrics: TextMetrics | None
 ) -> Validator | None:
     """None if the dataset has no validation set."""
     if dataset.valid is None or not len(dataset.valid):
@@ -115,7 +108,7 @@ def build_validator(
     sources, references = decoded_lines(recipe, dataset)
     metrics = metrics if sources else None
     beam = recipe.training.validation_beam
-    return Validator(objective, precision, world, batches, sources, references, metrics, beam)
+    return Validator(objective, world, batches, sources, references, metrics, beam)
 
 
 def decoded_lines(recipe: Recipe, dataset: Dataset) -> tuple[list[str], list[str]]:
@@ -147,15 +140,13 @@ def perplexity(nll: float) -> float:
 
 
 @torch.no_grad()
-def mean_loss(
-    objective: Objective, batches: Iterable[AnyBatch], precision: Precision, device: torch.device
-) -> tuple[float, float]:
+def mean_loss(objective: Objective, batches: Iterable[AnyBatch], device: torch.device) -> tuple[float, float]:
     """Loss and nll per target token over batches, without dropout."""
     was_training = objective.model.training
     objective.model.eval()
     sums = torch.zeros(2, dtype=torch.float64, device=device)
     tokens = 0
-    with in_one_piece(objective), autocast(precision, device):
+    with in_one_piece(objective):
         for batch in batches:
             sums += torch.stack(objective(batch.to(device)))
             tokens += batch.num_target_tokens

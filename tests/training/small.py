@@ -22,7 +22,6 @@ from deepnmt.model.connections.dlcl import DlclConfig
 from deepnmt.training.assembly import open_run
 from deepnmt.training.config import TrainingConfig
 from deepnmt.training.distributed import World
-from deepnmt.training.precision import resolve
 from deepnmt.training.trainer import train
 
 # Other load on the cores makes threads wait for each other; these models are too small to need any.
@@ -98,8 +97,7 @@ def open_job(
     recipe = Recipe(model=model_config, training=config, batching=batching)
     with open_run(recipe, data or dataset(), folder, world, resume=True) as (state, job):
         if engine is not None:
-            precision = resolve(config.precision, CPU)
-            job.engine = engine(job.engine.objective, config, precision, world, state.splitter)
+            job.engine = engine(job.engine.objective, config, world, state.splitter)
         yield state, job
 
 

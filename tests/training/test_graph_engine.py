@@ -37,7 +37,8 @@ def engine(graphed: bool, dropout: float, precision: Any, compiled: bool = True)
     model = Transformer(config).cuda().train()
     kind = GraphEngine if graphed else EagerEngine
     world = World(0, 1, torch.device("cuda"))
-    return kind(Objective(model, 0.1, 1), replace(TRAINING, compile=compiled), precision, world), model
+    training = replace(TRAINING, compile=compiled, precision=precision)
+    return kind(Objective(model, training, world.device), training, world), model
 
 
 def run(made: tuple[Any, Transformer], update: Update, seed: int = 1) -> tuple[torch.Tensor, list[torch.Tensor]]:

@@ -378,7 +378,7 @@ def test_loss_at_step_0_is_the_expected_one(tied):
     ids = torch.randint(4, vocab, (16, 33))
     batch = Batch(ids, ids[:, :-1], ids[:, 1:], ids.numel(), 16 * 32, [])
     with torch.no_grad():
-        loss, nll = (float(total) / (16 * 32) for total in Objective(model, 0.1, 1)(batch))
+        loss, nll = (float(total) / (16 * 32) for total in Objective(model, TRAINING, torch.device("cpu"))(batch))
     features = model.features(batch.source, batch.target_input).detach()
     previous = model.output_weight.detach()[batch.target_input]
     own = (features * previous).sum(-1).exp() if tied else torch.zeros(1)

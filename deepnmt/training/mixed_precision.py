@@ -1,6 +1,4 @@
-"""Numeric precision: autocast, and the loss scale that keeps fp16 gradients from underflowing."""
-
-from contextlib import AbstractContextManager
+"""Mixed precision: the type of the products, and the loss scale that keeps fp16 gradients from underflowing."""
 
 import torch
 from torch import Tensor
@@ -10,18 +8,13 @@ from deepnmt.training.config import Precision
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def resolve(precision: Precision, device: torch.device) -> Precision:
-    """Resolve "auto": bf16 if the GPU supports it, else fp16; fp32 on a CPU."""
+def product_type(precision: Precision, device: torch.device) -> torch.dtype:
+    """The type of matrix products. "auto" is bf16 if the GPU supports it, else fp16, and fp32 on a CPU."""
     if precision != "auto":
-        return precision
+        return DTYPES[precision]
     if device.type != "cuda":
-        return "fp32"
-    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-
-
-def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
-    dtype = DTYPES[precision]
-    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not torch.float32)
+        return torch.float32
+    return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
 
 
 class LossScale:
