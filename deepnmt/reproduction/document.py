@@ -1,5 +1,6 @@
-"""A report as blocks, written as Markdown (charts in files beside it) or as one HTML page that loads nothing."""
+"""A report as blocks, written as Markdown (charts in files beside it) and as one HTML page that loads nothing."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -13,20 +14,44 @@ from deepnmt.files import replacing
 class Heading:
     text: str
 
+    def markdown(self) -> str:
+        return f"## {self.text}"
+
+    def html(self) -> str:
+        return f"<h2>{escape(self.text)}</h2>"
+
 
 @dataclass(frozen=True)
 class Paragraph:
     text: str
+
+    def markdown(self) -> str:
+        return self.text
+
+    def html(self) -> str:
+        return f"<p>{_inline(self.text)}</p>"
 
 
 @dataclass(frozen=True)
 class Bullets:
     items: Sequence[str]
 
+    def markdown(self) -> str:
+        return "\n".join(f"- {item}" for item in self.items)
+
+    def html(self) -> str:
+        return "<ul>" + "".join(f"<li>{_inline(item)}</li>" for item in self.items) + "</ul>"
+
 
 @dataclass(frozen=True)
 class Code:
     text: str
+
+    def markdown(self) -> str:
+        return f"```\n{self.text}\n```"
+
+    def html(self) -> str:
+        return f"<pre><code>{escape(self.text)}</code></pre>"
 
 
 @dataclass(frozen=True)
@@ -36,6 +61,13 @@ class Table:
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
 
+    def markdown(self) -> str:
+        lines = [self.head, ["---", *("---:" for _ in self.head[1:])], *self.rows]
+        return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+    def html(self) -> str:
+        return "<table>" + _row(self.head, "th") + "".join(_row(row, "td") for row in self.rows) + "</table>"
+
 
 @dataclass(frozen=True)
 class Chart:
@@ -43,59 +75,23 @@ class Chart:
     svg: str
     about: str
 
+    def markdown(self) -> str:
+        return f"![{self.about}]({self.name}.svg)"
+
+    def html(self) -> str:
+        return f"<figure>{self.svg}<figcaption>{escape(self.about)}</figcaption></figure>"
+
 
 Block = Heading | Paragraph | Bullets | Code | Table | Chart
 
 
-def write_report(folder: Path, title: str, blocks: Sequence[Block], stem: str = "report") -> None:
-    for block in blocks:
-        if isinstance(block, Chart):
-            _write(folder / f"{block.name}.svg", block.svg + "\n")
-    _write(folder / f"{stem}.md", f"# {title}\n\n" + "\n\n".join(map(_markdown, blocks)) + "\n")
-    _write(folder / f"{stem}.html", page(title, [_html(block) for block in blocks]))
-
-
-def _write(path: Path, text: str) -> None:
-    with replacing(path) as aside:
-        aside.write_text(text, encoding="utf-8")
-
-
-def _markdown(block: Block) -> str:
-    match block:
-        case Heading(text):
-            return f"## {text}"
-        case Paragraph(text):
-            return text
-        case Bullets(items):
-            return "\n".join(f"- {item}" for item in items)
-        case Code(text):
-            return f"```\n{text}\n```"
-        case Table(head, rows):
-            ruler = ["---", *("---:" for _ in head[1:])]
-            return "\n".join(f"| {' | '.join(_cell(cell) for cell in row)} |" for row in [head, ruler, *rows])
-        case Chart(name, _, about):
-            return f"![{about}]({name}.svg)"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
-def _html(block: Block) -> str:
-    match block:
-        case Heading(text):
-            return f"<h2>{escape(text)}</h2>"
-        case Paragraph(text):
-            return f"<p>{_inline(text)}</p>"
-        case Bullets(items):
-            return "<ul>" + "".join(f"<li>{_inline(item)}</li>" for item in items) + "</ul>"
-        case Code(text):
-            return f"<pre><code>{escape(text)}</code></pre>"
-        case Table(head, rows):
-            first = _row(head, "th")
-            return "<table>" + first + "".join(_row(row, "td") for row in rows) + "</table>"
-        case Chart(_, svg, about):
-            return f"<figure>{svg}<figcaption>{escape(about)}</figcaption></figure>"
+def write_report(folder: Path, title: str, blocks: Sequence[Block]) -> None:
+    files = {f"{block.name}.svg": block.svg + "\n" for block in blocks if isinstance(block, Chart)}
+    files["report.md"] = f"# {title}\n\n" + "\n\n".join(block.markdown() for block in blocks) + "\n"
+    files["report.html"] = page(title, [block.html() for block in blocks])
+    for name, text in files.items():
+        with replacing(folder / name) as aside:
+            aside.write_text(text, encoding="utf-8")
 
 
 def _row(cells: Sequence[str], tag: str) -> str:
@@ -105,8 +101,6 @@ def _row(cells: Sequence[str], tag: str) -> str:
 
 def _inline(text: str) -> str:
     """Escaped, with **bold** and `code` as in Markdown."""
-    for mark, tag in (("**", "b"), ("`", "code")):
-        parts = text.split(mark)
-        if len(parts) > 2:
-            text = "".join(part if i % 2 == 0 else f"\0{tag}\1{part}\0/{tag}\1" for i, part in enumerate(parts))
-    return escape(text, quote=False).replace("\0", "<").replace("\1", ">")
+    text = escape(text, quote=False)
+    text = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", text)
+    return re.sub(r"`(.+?)`", r"<code>\1</code>", text)

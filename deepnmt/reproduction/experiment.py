@@ -1,31 +1,36 @@
-"""What an experiment is: models to train (arms), what to measure, what the paper found, and what it claims."""
+"""What an experiment is: models to train (arms), what to measure, what the paper found, and what it claims.
 
-from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, field
+`experiments/` has a file for each table and figure of the paper, and for a few experiments beside them.
+"""
+
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
+from deepnmt.settings import from_table
+
 Measure = Literal["scores", "speed", "weights"]
-Setting = Literal["scale", "base"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One model: a recipe and what differs from it. `paper` has the paper's own numbers by the names in `COLUMNS`."""
+    """One model: a recipe and its changes. `paper` has the paper's own figures, NaN where its model failed to train."""
 
     label: str
     recipe: str
-    _: KW_ONLY
     overrides: tuple[str, ...] = ()
     group: str = ""
-    paper: Mapping[str, float | str] = field(default_factory=dict)
-    depth: int | None = None  # where it stands in a plot over depth
-    line: str = ""  # and on which line
-    setting: Setting = "scale"  # in small: the scale's one setting, or half its batch and rate, as the paper's base
+    paper: dict[str, float] = field(default_factory=dict)  # parameters (millions), bleu, ppl, speed (tokens/s)
+    depth: int | None = None  # of the encoder, if not the recipe's; its place in a plot over depth
+    line: str = ""  # and the line of the plot it belongs to
+    setting: Literal["scale", "base"] = (
+        "scale"  # in small: the scale's, or half its batch and rate, as the paper's base
+    )
     only: Literal["", "full", "small"] = ""  # where it is run
-    keeps_shape: bool = False  # a scale does not resize it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Claim:
     """What the paper says: `better` scores above `worse`; or, alone, that `fails` does not train."""
 
@@ -43,16 +48,26 @@ class Experiment:
     title: str
     about: str
     arms: tuple[Arm, ...]
+    overrides: tuple[str, ...] = ()  # for every arm
     claims: tuple[Claim, ...] = ()
+    also: tuple[str, ...] = ()  # other places of the paper that it covers
     measures: tuple[Measure, ...] = ("scores",)
     metric: str = "compound_bleu"  # the figure that stands beside the paper's
     plot: Literal["", "score", "speed"] = ""  # over depth
     equal: Literal["tokens", "time"] = "tokens"  # what every arm gets the same of
     own_setting: bool = False  # rates and batches of the recipes even in small
+    keeps_shape: bool = False  # a scale does not resize the models
     shows_gradients: bool = False
     shows_perplexity: bool = False
     trains: bool = True
 
+    def overrides_of(self, arm: Arm) -> list[str]:
+        """What makes an arm of its recipe, at the paper's scale."""
+        depth = [] if arm.depth is None else [f"model.encoder.num_layers={arm.depth}"]
+        return [*self.overrides, *arm.overrides, *depth]
 
-# The columns that a table may set beside the paper's.
-COLUMNS = {"parameters": "M parameters", "bleu": "BLEU", "ppl": "perplexity", "speed": "tokens/s"}
+
+EXPERIMENTS = {
+    path.stem: from_table(Experiment, tomllib.loads(path.read_text(encoding="utf-8")), path.stem)
+    for path in sorted((Path(__file__).parent / "experiments").glob("*.toml"))
+}

@@ -19,6 +19,7 @@ from deepnmt.errors import RunError
 from deepnmt.progress import progress, say
 from deepnmt.reproduction.runs import PlannedRun
 from deepnmt.reproduction.steps import Setup, do_run, is_done, share_compiled_layers
+from deepnmt.reproduction.study import Study
 
 POLL_SECONDS = 1.0
 
@@ -38,9 +39,7 @@ def work(runs: Sequence[PlannedRun], setup: Setup, stop_after: float | None = No
         with _claim(folder) as mine:
             if not mine or is_done(run, folder):
                 continue
-            say(
-                f"run {number} of {len(runs)}: {run.name} ({', '.join(f'{u.experiment}: {u.label}' for u in run.uses)})"
-            )
+            say(f"run {number} of {len(runs)}: {run.name} ({run.purpose})")
             do_run(run, setup)
 
 
@@ -57,28 +56,23 @@ def _claim(folder: Path) -> Iterator[bool]:
 
 
 def start_workers(
-    arguments: Sequence[str],
-    gpus: Sequence[str],
-    parallel: int,
-    runs: Sequence[PlannedRun],
-    study_runs: Path,
-    logs: Path,
+    arguments: Sequence[str], gpus: Sequence[str], parallel: int, runs: Sequence[PlannedRun], study: Study
 ) -> None:
     """`parallel` processes for every GPU, each doing runs until none is left; this process shows the progress.
 
     `arguments` are this call's own, to which the workers' flag is added.
     """
-    logs.mkdir(parents=True, exist_ok=True)
     workers: list[tuple[Path, subprocess.Popen[bytes]]] = []
     for number in range(len(gpus) * parallel):
-        log = logs / f"worker-{number + 1}.log"
+        log = study.folder / "workers" / f"worker-{number + 1}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]}
         command = [sys.executable, "-m", "deepnmt", "reproduce", *arguments, "--worker"]
         with log.open("ab") as output:
             workers.append((log, subprocess.Popen(command, stdout=output, stderr=output, env=environment)))
     try:
         with _stopped_by_sigterm():
-            _wait(workers, runs, study_runs)
+            _wait([worker for _, worker in workers], runs, study.runs)
     except BaseException:
         for _, worker in workers:
             if worker.poll() is None:
@@ -108,15 +102,10 @@ def _stopped_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _wait(
-    workers: Sequence[tuple[Path, "subprocess.Popen[bytes]"]], runs: Sequence[PlannedRun], study_runs: Path
-) -> None:
-    done = {run.name for run in runs if is_done(run, study_runs / run.name)}
+def _wait(workers: Sequence["subprocess.Popen[bytes]"], runs: Sequence[PlannedRun], folder: Path) -> None:
     with progress("runs", total=len(runs), unit="runs") as shown:
-        shown.advance(len(done))
-        while any(worker.poll() is None for _, worker in workers):
-            time.sleep(POLL_SECONDS)
-            for run in runs:
-                if run.name not in done and is_done(run, study_runs / run.name):
-                    done.add(run.name)
-                    shown.advance(1, run.name)
+        working = True
+        while working:
+            working = any(worker.poll() is None for worker in workers)
+            shown.advance(sum(is_done(run, folder / run.name) for run in runs) - shown.done)
+            time.sleep(POLL_SECONDS if working else 0)

@@ -1,6 +1,7 @@
 """Our numbers beside the paper's: tables, claims and charts of one experiment."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from deepnmt.analysis.charts import Axes, Series, line_chart
@@ -10,26 +11,39 @@ from deepnmt.reproduction.experiment import Claim, Experiment
 from deepnmt.reproduction.results import FAILED, ArmResult, Figure, by_arm
 from deepnmt.reproduction.scales import SCALES
 
+Arms = Sequence[ArmResult]
+
 
 def report(content: Mapping[str, Any], experiment: Experiment) -> list[Block]:
     arms = by_arm(content, experiment)
-    scale = SCALES[content["fixed"]["scale"]]
-    blocks: list[Block] = [Paragraph(experiment.about), Paragraph(_setting(content, scale.about, arms))]
-    blocks += [Heading("Results"), _main_table(arms, experiment, content), *_notes(arms, experiment)]
+    blocks: list[Block] = [Paragraph(experiment.about), Paragraph(_setting(content, arms))]
+    blocks += [Heading("Results"), _main_table(arms, experiment), *_notes(arms, experiment)]
     if experiment.claims:
-        blocks += [
-            Heading("The paper's claims"),
-            Bullets([_judge(claim, arms, experiment) for claim in experiment.claims]),
-        ]
-    blocks += _charts(arms, experiment)
-    blocks += _test_tables(arms)
-    blocks += [*_failures(arms), *_provenance(content, arms)]
-    return blocks
+        judged = [f"{claim.text}: {_judge(claim, arms, experiment)}" for claim in experiment.claims]
+        blocks += [Heading("The paper's claims"), Bullets(judged)]
+    if charts := [*_depth_charts(arms, experiment), *_training_charts(arms, experiment), *_weights(arms, experiment)]:
+        blocks += [Heading("Charts"), *charts]
+    for test in dict.fromkeys(test for test, _, _ in _scores(arms)):
+        metrics = list(dict.fromkeys(metric for of, metric, _ in _scores(arms) if of == test))
+        rows = [[arm.arm.label, *(_text(arm.score(metric, test)) for metric in metrics)] for arm in arms]
+        blocks += [Heading(f"All scores on {test}"), Table(["model", *metrics], rows)]
+    if failures := [f"{arm.arm.label}: {reason}" for arm in arms for reason in dict.fromkeys(arm.failures)]:
+        blocks += [Heading("What failed, and why"), Bullets(failures)]
+    return [*blocks, *_provenance(content, arms)]
 
 
-def _setting(content: Mapping[str, Any], about: str, arms: Sequence[ArmResult]) -> str:
+def _scores(arms: Arms) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Every score of every run: its test set, its metric, and itself."""
+    for arm in arms:
+        for run in arm.runs:
+            for test, scores in (run["scores"] or {}).items():
+                for metric, score in scores.items():
+                    yield test, metric, score
+
+
+def _setting(content: Mapping[str, Any], arms: Arms) -> str:
     fixed = content["fixed"]
-    seeds = sorted({arm.seeds for arm in arms if arm.seeds} or {1})
+    seeds = sorted({len(arm.trained) for arm in arms if arm.trained} or {1})
     counted = f"{seeds[-1]} seed{'s' if seeds[-1] != 1 else ''}"
     counted = counted if len(seeds) == 1 else f"{seeds[0]} to {counted}"
     got = ""
@@ -37,310 +51,218 @@ def _setting(content: Mapping[str, Any], about: str, arms: Sequence[ArmResult]) 
         got = f" Every arm has the same updates: {fixed['tokens']:,} tokens, batches counted full."
     if content.get("seconds"):
         got = f" Every arm has the same time to train: {content['seconds'] / 60:.1f} minutes."
-    tests = _test_sets(arms)
+    tests = list(dict.fromkeys(test for test, _, _ in _scores(arms)))
     over = "" if len(tests) < 2 else f" Where no test set is named, a score is the mean of {' and '.join(tests)}."
     return (
-        f"Scale **{fixed['scale']}**: {about}.{got} {counted}; figures are means, ± is the standard deviation "
-        f"over seeds.{over}"
+        f"Scale **{fixed['scale']}**: {SCALES[fixed['scale']].about}.{got} {counted}; figures are means, ± is the "
+        f"standard deviation over seeds.{over}"
     )
 
 
-def _test_sets(arms: Sequence[ArmResult]) -> list[str]:
-    return list(dict.fromkeys(name for arm in arms for run in arm.runs for name in run["scores"] or {}))
-
-
-def _main_table(arms: Sequence[ArmResult], experiment: Experiment, content: Mapping[str, Any]) -> Table:
-    columns = _columns(arms, experiment, content)
+def _main_table(arms: Arms, experiment: Experiment) -> Table:
+    first: dict[str, ArmResult] = {}  # of each group: the others are compared with it
+    head: list[str] = []
     rows: list[list[str]] = []
-    group = ""
     for result in arms:
-        if result.arm.group and result.arm.group != group:
-            group = result.arm.group
-            rows.append([f"**{group}**", *[""] * (len(columns) - 1)])
-        reference = next(arm for arm in arms if arm.arm.group == result.arm.group)
-        rows.append([cell(result, reference) for _, cell in columns])
-    return Table([title for title, _ in columns], rows)
+        group = result.arm.group
+        cells = _cells(result, first.setdefault(group, result), arms, experiment)
+        head = list(cells)
+        if group and result is first[group]:
+            rows.append([f"**{group}**", *[""] * (len(head) - 1)])
+        rows.append(list(cells.values()))
+    return Table(head, rows)
 
 
-Cell = Callable[[ArmResult, ArmResult], str]  # of an arm, beside the first of its group
-
-
-def _columns(arms: Sequence[ArmResult], experiment: Experiment, content: Mapping[str, Any]) -> list[tuple[str, Cell]]:
-    """The titles of the table and what stands below them; the paper's figures where it gives any."""
-    metric = experiment.metric
+def _cells(result: ArmResult, reference: ArmResult, arms: Arms, experiment: Experiment) -> dict[str, str]:
+    """The row of an arm by the titles of its columns; the paper's figures where it gives any."""
+    metric, paper, number = experiment.metric, result.arm.paper, result.number
     given = {key for arm in arms for key in arm.arm.paper}
-    columns: list[tuple[str, Cell]] = [("model", lambda result, _: result.arm.label)]
-
-    def paper(title: str, key: str, unit: str = "") -> list[tuple[str, Cell]]:
-        return [(title, lambda result, _: _plain(result.arm.paper.get(key), unit))] if key in given else []
-
-    if len({arm.seeds for arm in arms if arm.seeds}) > 1:
-        columns.append(("seeds", lambda result, _: str(result.seeds or "")))
-    columns.append(("parameters", lambda result, _: _millions(_parameters(result))))
-    columns += paper("paper", "parameters", "M")
+    cells = {"model": result.arm.label}
+    if len({len(arm.trained) for arm in arms if arm.trained}) > 1:
+        cells["seeds"] = str(len(result.trained) or "")
+    cells["parameters"] = _millions(number("train", "parameters") or number("speed", "parameters"))
+    if "parameters" in given:
+        cells["paper"] = _paper(paper.get("parameters"), "g") + "M" * ("parameters" in paper)
     if "scores" in experiment.measures:
-        title = metric_titles(content).get(metric, metric)
-        columns.append((title, lambda result, _: _score(result, result.score(metric))))
-        columns.append(("Δ", lambda result, reference: _difference(result, reference, metric)))
-        columns += paper("paper BLEU", "bleu")
+        title = next((score["name"] for _, name, score in _scores(arms) if name == metric), metric)
+        cells[title] = _score(result, metric)
+        ours, theirs = result.score(metric), reference.score(metric)
+        difference = f"{ours.mean - theirs.mean:+.2f}" if ours and theirs else ""
+        cells["Δ"] = "reference" if result is reference else difference
         if "bleu" in given:
-            columns.append(("paper Δ", lambda result, reference: _paper_difference(result, reference)))
+            cells["paper BLEU"] = _paper(paper.get("bleu"))
+            gap = paper.get("bleu", math.nan) - reference.arm.paper.get("bleu", math.nan)
+            cells["paper Δ"] = "" if math.isnan(gap) else f"{gap:+.2f}"
         if metric != "bleu":
-            columns.append(("sacreBLEU", lambda result, _: _score(result, result.score("bleu"))))
+            cells["sacreBLEU"] = _score(result, "bleu")
     if experiment.shows_perplexity:
-        columns.append(("valid ppl", lambda result, _: _perplexity(result)))
-        columns += paper("paper ppl", "ppl")
+        cells["valid ppl"] = FAILED if result.has_failed else _text(number("train", "valid", "ppl"))
+        if "ppl" in given:
+            cells["paper ppl"] = _paper(paper.get("ppl"))
     if "speed" in experiment.measures:
-        columns.append(("generated tokens/s", lambda result, _: _whole(result.number("speed", "tokens_per_second"))))
-        columns += paper("paper tokens/s", "speed")
+        cells["generated tokens/s"] = _text(number("speed", "tokens_per_second"), ",.0f")
+        if "speed" in given:
+            cells["paper tokens/s"] = _paper(paper.get("speed"), "g")
     if experiment.trains:
-        columns.append(("target tokens", lambda result, _: _whole(result.number("train", "target_tokens"))))
-        columns.append(("minutes", lambda result, _: _decimal(result.number("train", "train_seconds"), 60)))
-        columns.append(("trained tokens/s", lambda result, _: _whole(result.number("train", "tokens_per_second"))))
-        columns.append(("GiB", lambda result, _: _decimal(result.number("train", "memory_gib"))))
-    return columns
+        cells["target tokens"] = _text(number("train", "target_tokens"), ",.0f")
+        cells["minutes"] = _text(number("train", "train_seconds"), ".1f", 60)
+        cells["trained tokens/s"] = _text(number("train", "tokens_per_second"), ",.0f")
+        cells["GiB"] = _text(number("train", "memory_gib"), ".1f")
+    return cells
 
 
-def _notes(arms: Sequence[ArmResult], experiment: Experiment) -> list[Block]:
-    notes = []
-    waiting = [arm.arm.label for arm in arms if not arm.is_started]
-    if waiting:
-        notes.append(f"Not run yet: {', '.join(waiting)}.")
-    if "scores" in experiment.measures and any(
-        run["decode"] and any(experiment.metric not in of_test for of_test in (run["scores"] or {}).values())
-        for arm in arms
-        for run in arm.runs
-    ):
-        notes.append(
-            f"Some scores ({experiment.metric}) could not be computed where the runs were made; "
-            "`deepnmt reproduce --score-only DIR` adds them where sacremoses is installed."
-        )
-    return [Paragraph(note) for note in notes]
-
-
-def _judge(claim: Claim, arms: Sequence[ArmResult], experiment: Experiment) -> str:
-    by_label = {arm.arm.label: arm for arm in arms}
-    if claim.fails:
-        result = by_label.get(claim.fails)
-        if result is None or not result.seeds:
-            return f"{claim.text}: not run"
-        verdict = "**holds**" if result.has_failed else "**does not hold**"
-        return f"{claim.text}: {verdict} ({len(result.failures)} of {result.seeds} seeds failed)"
-    better, worse = by_label.get(claim.better), by_label.get(claim.worse)
-    if better is None or worse is None:
-        return f"{claim.text}: not run at this scale"
-    if better.has_failed or worse.has_failed:
-        if better.has_failed and worse.has_failed:
-            return f"{claim.text}: both failed"
-        return f"{claim.text}: {'**holds**' if worse.has_failed else '**does not hold**'}, the other failed to train"
-    ours, theirs, higher = _compared(better, worse, experiment)
-    if ours is None or theirs is None:
-        return f"{claim.text}: not run"
-    difference = (ours.mean - theirs.mean) * (1 if higher else -1)
-    noise = (ours.spread**2 / len(ours.values) + theirs.spread**2 / len(theirs.values)) ** 0.5
-    verdict = "**holds**" if difference > 0 else "**does not hold**"
-    doubt = ""
-    if difference == 0:
-        return f"{claim.text}: **no difference** ({ours.mean:.2f})"
-    if len(ours.values) < 2 or len(theirs.values) < 2:
-        doubt = ", one seed: no spread known"
-    elif abs(difference) < 2 * noise:
-        doubt = ", within two standard errors: not settled"
-    return f"{claim.text}: {verdict} ({ours.mean:.2f} against {theirs.mean:.2f}{doubt})"
-
-
-def _compared(better: ArmResult, worse: ArmResult, experiment: Experiment) -> tuple[Figure | None, Figure | None, bool]:
-    """By what the experiment measures; the last says whether higher is better."""
-    if not experiment.trains:
-        return better.number("speed", "tokens_per_second"), worse.number("speed", "tokens_per_second"), True
-    if experiment.shows_perplexity and any("ppl" in arm.arm.paper for arm in (better, worse)):
-        return better.number("train", "valid", "ppl"), worse.number("train", "valid", "ppl"), False
-    metric = experiment.metric if better.score(experiment.metric) and worse.score(experiment.metric) else "bleu"
-    return better.score(metric), worse.score(metric), True
-
-
-def _charts(arms: Sequence[ArmResult], experiment: Experiment) -> list[Block]:
-    blocks: list[Block] = []
-    if experiment.plot:
-        blocks += _depth_charts(arms, experiment)
-    if experiment.shows_gradients:
-        blocks += _gradient_charts(arms)
-    curves = [Series(arm.arm.label, points) for arm in arms if (points := _points(arm, "valid_curve"))]
-    if curves:
-        axes = Axes(title="Validation loss", x_label="update", y_label="nats per subword")
-        blocks.append(Chart("validation", line_chart(curves, axes), "Validation loss over the updates, first seed"))
-    if "weights" in experiment.measures:
-        for arm in arms:
-            stored: list[Any] = next((run["weights"] for run in arm.runs if run["weights"]), [])
-            for number, svg in enumerate(draw([ConnectionWeights.stored(table) for table in stored]), start=1):
-                name = f"weights-{_slug(arm.arm.label)}-{number}"
-                blocks.append(Chart(name, svg, f"Learned connection weights, {arm.arm.label}"))
-    return [Heading("Charts"), *blocks] if blocks else []
-
-
-def _depth_charts(arms: Sequence[ArmResult], experiment: Experiment) -> list[Block]:
-    speed = experiment.plot == "speed"
-
-    def figure(result: ArmResult) -> Figure | None:
-        if speed:
-            return result.number("speed", "tokens_per_second")
-        return None if result.has_failed else result.score(experiment.metric) or result.score("bleu")
-
-    ours, paper = [], []
-    for name in dict.fromkeys(arm.arm.line for arm in arms if arm.arm.line):
-        there = [(arm, figure(arm)) for arm in arms if arm.arm.line == name and arm.arm.depth is not None]
-        known = [(float(arm.arm.depth or 0), found) for arm, found in there if found is not None]
-        failed = [str(arm.arm.depth) for arm, _ in there if arm.has_failed]
-        title = f"{name} (failed at {', '.join(failed)})" if failed else name
-        ours.append(Series(title, [(x, f.mean) for x, f in known], [f.spread for _, f in known]))
-        numbers = [(float(arm.arm.depth or 0), arm.arm.paper.get("speed" if speed else "bleu")) for arm, _ in there]
-        points = [(x, float(y)) for x, y in numbers if isinstance(y, int | float)]
-        if points:
-            paper.append(Series(name, points, dashed=True))
-    label = "target tokens a second" if speed else "BLEU"
-
-    def chart(name: str, series: Sequence[Series], whose: str, about: str) -> Block:
-        axes = Axes(title=f"{whose}: {label}", x_label="encoder layers", y_label=label)
-        return Chart(name, line_chart(series, axes), f"{label} against depth, {about}")
-
-    blocks = [chart("depth", ours, "Ours", "ours")]
-    return [*blocks, chart("depth-paper", paper, "Paper", "the paper's")] if paper else blocks
-
-
-def _gradient_charts(arms: Sequence[ArmResult]) -> list[Block]:
-    """By layer at the last logged step, and lowest over top layer while training; of the deepest models, first seed."""
-    depth = max((len(_gradients(arm)[-1]["norms"]) for arm in arms if _gradients(arm)), default=0)
-    by_layer, shares = [], []
-    for arm in arms:
-        found = _gradients(arm)
-        if found and len(found[-1]["norms"]) == depth:
-            by_layer.append(Series(arm.arm.label, list(enumerate(found[-1]["norms"], start=1))))
-        if found and len(found[-1]["norms"]) > 1:
-            points = [(g["step"], g["norms"][0] / g["norms"][-1]) for g in found if g["norms"][-1]]
-            shares.append(Series(arm.arm.label, points))
-    if not by_layer:
-        return []
-    title = f"Gradient of each encoder layer, {depth} layers, at the last logged update"
-    ratio = "Gradient of the lowest over the top encoder layer"
-    layers = Axes(title=title, x_label="encoder layer", y_label="gradient norm", log_y=True)
-    steps = Axes(title=ratio, x_label="update", y_label="ratio", log_y=True)
-    about = "How much of the gradient reaches the lowest encoder layer while training"
-    return [
-        Chart("gradients", line_chart(by_layer, layers), title),
-        Chart("gradient-share", line_chart(shares, steps), about),
-    ]
-
-
-def _gradients(arm: ArmResult) -> list[dict[str, Any]]:
-    return next((run["train"]["gradients"] for run in arm.runs if run["train"] and run["train"]["gradients"]), [])
-
-
-def _points(arm: ArmResult, name: str) -> list[tuple[float, float]]:
-    stored: list[Any] = next((run["train"][name] for run in arm.runs if run["train"] and run["train"][name]), [])
-    return [(x, y) for x, y in stored if y == y and abs(y) < 1e6]
-
-
-def _test_tables(arms: Sequence[ArmResult]) -> list[Block]:
-    """Every score of every test set."""
-    blocks: list[Block] = []
-    for test in _test_sets(arms):
-        metrics = list(
-            dict.fromkeys(m for arm in arms for run in arm.runs for m in (run["scores"] or {}).get(test, {}))
-        )
-        if not metrics:
-            continue
-        rows = [[arm.arm.label, *(_spread(arm.score(metric, test)) for metric in metrics)] for arm in arms]
-        blocks += [Heading(f"All scores on {test}"), Table(["model", *metrics], rows)]
-    return blocks
-
-
-def _failures(arms: Sequence[ArmResult]) -> list[Block]:
-    found = [f"{arm.arm.label}: {reason}" for arm in arms for reason in dict.fromkeys(arm.failures)]
-    return [Heading("What failed, and why"), Bullets(found)] if found else []
-
-
-def _provenance(content: Mapping[str, Any], arms: Sequence[ArmResult]) -> list[Block]:
-    runs = [run for arm in arms for run in arm.runs if run["train"]]
-    machines = {", ".join(f"{k} {v}" for k, v in run["train"]["machine"].items()) for run in runs}
-    parallel = {run["train"]["parallel"] for run in runs}
-    signatures = [f"{name}: `{text}`" for name, text in sorted(_signatures(arms).items())]
-    searches = {(run["decode"]["beam"], run["decode"]["length_penalty"]) for run in runs if run["decode"]}
-    items = [f"data: `{content['fixed']['data']}`", *(f"machine: {machine}" for machine in sorted(machines))]
-    if max(parallel, default=1) > 1:
-        items.append(f"up to {max(parallel)} runs at a time on one device: speeds and times are those of shared use")
-    items += [f"decoding: beam {beam}, length penalty {alpha:g}" for beam, alpha in sorted(searches)]
-    blocks: list[Block] = [Heading("How this was made"), Bullets(items), Code("\n".join(content["commands"]))]
-    return [*blocks, Paragraph("Score signatures:"), Bullets(signatures)] if signatures else blocks
-
-
-def _signatures(arms: Sequence[ArmResult]) -> dict[str, str]:
-    return {
-        name: score["signature"]
-        for arm in arms
-        for run in arm.runs
-        for of_test in (run["scores"] or {}).values()
-        for name, score in of_test.items()
-    }
-
-
-def metric_titles(content: Mapping[str, Any]) -> dict[str, str]:
-    """What the scores call themselves."""
-    return {
-        name: score["name"]
-        for run in content["runs"]
-        for of_test in (run["scores"] or {}).values()
-        for name, score in of_test.items()
-    }
-
-
-def _score(result: ArmResult, score: Figure | None) -> str:
-    if result.has_failed:
-        return FAILED
-    some = f" ({len(result.failures)} of {len(result.runs)} failed)" if result.failures else ""
-    return _spread(score) + some
-
-
-def _spread(figure: Figure | None) -> str:
-    if figure is None:
-        return ""
-    return f"{figure.mean:.2f} ± {figure.spread:.2f}" if len(figure.values) > 1 else f"{figure.mean:.2f}"
-
-
-def _difference(result: ArmResult, reference: ArmResult, metric: str) -> str:
-    if result is reference:
-        return "reference"
-    score, first = result.score(metric), reference.score(metric)
-    return f"{score.mean - first.mean:+.2f}" if score and first else ""
-
-
-def _paper_difference(result: ArmResult, reference: ArmResult) -> str:
-    value, first = result.arm.paper.get("bleu"), reference.arm.paper.get("bleu")
-    return f"{value - first:+.2f}" if isinstance(value, int | float) and isinstance(first, int | float) else ""
-
-
-def _perplexity(result: ArmResult) -> str:
-    return FAILED if result.has_failed else _spread(result.number("train", "valid", "ppl"))
-
-
-def _parameters(result: ArmResult) -> Figure | None:
-    return result.number("train", "parameters") or result.number("speed", "parameters")
-
-
-def _plain(value: float | str | None, unit: str = "") -> str:
-    return "" if value is None else f"{value}{unit}"
-
-
-def _whole(figure: Figure | None) -> str:
-    return f"{figure.mean:,.0f}" if figure else ""
-
-
-def _decimal(figure: Figure | None, divisor: float = 1) -> str:
-    return f"{figure.mean / divisor:.1f}" if figure else ""
+def _text(figure: Figure | None, form: str = "", divisor: float = 1) -> str:
+    """The mean with its spread, or the mean alone in this form."""
+    return "" if figure is None else f"{figure.mean / divisor:{form}}" if form else str(figure)
 
 
 def _millions(figure: Figure | None) -> str:
-    return "" if figure is None else f"{figure.mean / 1e6:.2f}M" if figure.mean < 1e7 else f"{figure.mean / 1e6:.1f}M"
+    return _text(figure, ".2f" if figure and figure.mean < 1e7 else ".1f", 1e6) + ("M" if figure else "")
 
 
-def _slug(text: str) -> str:
-    return "".join(c if c.isalnum() else "-" for c in text.lower()).strip("-")
+def _paper(value: float | None, form: str = "") -> str:
+    return "" if value is None else FAILED if math.isnan(value) else f"{value:{form}}"
+
+
+def _score(result: ArmResult, metric: str) -> str:
+    if result.has_failed:
+        return FAILED
+    some = f" ({len(result.failures)} of {len(result.runs)} failed)" if result.failures else ""
+    return _text(result.score(metric)) + some
+
+
+def _notes(arms: Arms, experiment: Experiment) -> Iterator[Block]:
+    if waiting := [arm.arm.label for arm in arms if not arm.is_started]:
+        yield Paragraph(f"Not run yet: {', '.join(waiting)}.")
+    scored = [
+        of_test for arm in arms for run in arm.runs if run["decode"] for of_test in (run["scores"] or {}).values()
+    ]
+    if "scores" in experiment.measures and any(experiment.metric not in of_test for of_test in scored):
+        yield Paragraph(
+            f"Some scores ({experiment.metric}) could not be computed where the runs were made; "
+            "`deepnmt reproduce --score-only DIR` adds them where sacremoses is installed."
+        )
+
+
+def _judge(claim: Claim, arms: Arms, experiment: Experiment) -> str:
+    by_label = {arm.arm.label: arm for arm in arms}
+    if claim.fails:
+        result = by_label.get(claim.fails)
+        if result is None or not result.trained:
+            return "not run"
+        return f"{_verdict(result.has_failed)} ({len(result.failures)} of {len(result.trained)} seeds failed)"
+    better, worse = by_label.get(claim.better), by_label.get(claim.worse)
+    if better is None or worse is None:
+        return "not run at this scale"
+    if better.has_failed and worse.has_failed:
+        return "both failed"
+    if better.has_failed or worse.has_failed:
+        return f"{_verdict(worse.has_failed)}, the other failed to train"
+    ours, theirs, sign = _compared(better, worse, experiment)
+    if ours is None or theirs is None:
+        return "not run"
+    difference = (ours.mean - theirs.mean) * sign
+    if difference == 0:
+        return f"**no difference** ({ours.mean:.2f})"
+    noise = (ours.spread**2 / len(ours.values) + theirs.spread**2 / len(theirs.values)) ** 0.5
+    doubt = ", within two standard errors: not settled" if abs(difference) < 2 * noise else ""
+    if len(ours.values) < 2 or len(theirs.values) < 2:
+        doubt = ", one seed: no spread known"
+    return f"{_verdict(difference > 0)} ({ours.mean:.2f} against {theirs.mean:.2f}{doubt})"
+
+
+def _verdict(holds: bool) -> str:
+    return "**holds**" if holds else "**does not hold**"
+
+
+def _compared(better: ArmResult, worse: ArmResult, experiment: Experiment) -> tuple[Figure | None, Figure | None, int]:
+    """By what the experiment measures; the last is -1 where lower is better."""
+    if not experiment.trains:
+        return better.number("speed", "tokens_per_second"), worse.number("speed", "tokens_per_second"), 1
+    if experiment.shows_perplexity and any("ppl" in arm.arm.paper for arm in (better, worse)):
+        return better.number("train", "valid", "ppl"), worse.number("train", "valid", "ppl"), -1
+    metric = experiment.metric if better.score(experiment.metric) and worse.score(experiment.metric) else "bleu"
+    return better.score(metric), worse.score(metric), 1
+
+
+def _depth_charts(arms: Arms, experiment: Experiment) -> Iterator[Block]:
+    """Ours, and the paper's where it has any: a line for each kind of model."""
+    if not experiment.plot:
+        return
+    speed = experiment.plot == "speed"
+    ours, paper = [], []
+    for name in dict.fromkeys(arm.arm.line for arm in arms if arm.arm.line):
+        there = [(float(arm.arm.depth or 0), arm) for arm in arms if arm.arm.line == name]
+        known = []
+        for depth, arm in there:
+            score = None if arm.has_failed else arm.score(experiment.metric) or arm.score("bleu")
+            if figure := arm.number("speed", "tokens_per_second") if speed else score:
+                known.append((depth, figure))
+        failed = [f"{depth:g}" for depth, arm in there if arm.has_failed]
+        title = f"{name} (failed at {', '.join(failed)})" if failed else name
+        ours.append(Series(title, [(x, f.mean) for x, f in known], [f.spread for _, f in known]))
+        points = [(x, arm.arm.paper.get("speed" if speed else "bleu", math.nan)) for x, arm in there]
+        if points := [(x, y) for x, y in points if not math.isnan(y)]:
+            paper.append(Series(name, points, dashed=True))
+    label = "target tokens a second" if speed else "BLEU"
+    for file, series, whose, about in (("depth", ours, "Ours", "ours"), ("depth-paper", paper, "Paper", "the paper's")):
+        if series or file == "depth":
+            axes = Axes(title=f"{whose}: {label}", x_label="encoder layers", y_label=label)
+            yield Chart(file, line_chart(series, axes), f"{label} against depth, {about}")
+
+
+def _training_charts(arms: Arms, experiment: Experiment) -> Iterator[Block]:
+    """Of the first seed: gradients by layer and over the updates, and the validation loss."""
+    found = {arm.arm.label: _first(arm, "gradients") for arm in arms}
+    depth = max((len(lines[-1]["norms"]) for lines in found.values() if lines), default=0)
+    if experiment.shows_gradients and depth:
+        by_layer, shares = [], []
+        for label, lines in found.items():
+            if lines and len(lines[-1]["norms"]) == depth:
+                by_layer.append(Series(label, list(enumerate(lines[-1]["norms"], start=1))))
+            if lines and len(lines[-1]["norms"]) > 1:
+                points = [(g["step"], g["norms"][0] / g["norms"][-1]) for g in lines if g["norms"][-1]]
+                shares.append(Series(label, points))
+        title = f"Gradient of each encoder layer, {depth} layers, at the last logged update"
+        axes = Axes(title=title, x_label="encoder layer", y_label="gradient norm", log_y=True)
+        yield Chart("gradients", line_chart(by_layer, axes), title)
+        title = "Gradient of the lowest over the top encoder layer"
+        axes = Axes(title=title, x_label="update", y_label="ratio", log_y=True)
+        about = "How much of the gradient reaches the lowest encoder layer while training"
+        yield Chart("gradient-share", line_chart(shares, axes), about)
+    curves = [
+        Series(arm.arm.label, [(x, y) for x, y in points if abs(y) < 1e6])  # neither diverged nor NaN
+        for arm in arms
+        if (points := _first(arm, "valid_curve"))
+    ]
+    if any(curve.points for curve in curves):
+        axes = Axes(title="Validation loss", x_label="update", y_label="nats per subword")
+        drawn = line_chart([curve for curve in curves if curve.points], axes)
+        yield Chart("validation", drawn, "Validation loss over the updates, first seed")
+
+
+def _first(arm: ArmResult, name: str) -> list[Any]:
+    return next((trained[name] for trained in arm.trained if trained[name]), [])
+
+
+def _weights(arms: Arms, experiment: Experiment) -> Iterator[Block]:
+    for arm in arms if "weights" in experiment.measures else ():
+        stored: list[Any] = next((run["weights"] for run in arm.runs if run["weights"]), [])
+        slug = "".join(c if c.isalnum() else "-" for c in arm.arm.label.lower()).strip("-")
+        for number, svg in enumerate(draw([ConnectionWeights.stored(table) for table in stored]), start=1):
+            yield Chart(f"weights-{slug}-{number}", svg, f"Learned connection weights, {arm.arm.label}")
+
+
+def _provenance(content: Mapping[str, Any], arms: Arms) -> Iterator[Block]:
+    runs = [run for arm in arms for run in arm.runs if run["train"]]
+    machines = {", ".join(f"{k} {v}" for k, v in run["train"]["machine"].items()) for run in runs}
+    parallel = max((run["train"]["parallel"] for run in runs), default=1)
+    searches = {(run["decode"]["beam"], run["decode"]["length_penalty"]) for run in runs if run["decode"]}
+    items = [f"data: `{content['fixed']['data']}`", *(f"machine: {machine}" for machine in sorted(machines))]
+    if parallel > 1:
+        items.append(f"up to {parallel} runs at a time on one device: speeds and times are those of shared use")
+    items += [f"decoding: beam {beam}, length penalty {alpha:g}" for beam, alpha in sorted(searches)]
+    yield from (Heading("How this was made"), Bullets(items), Code("\n".join(content["commands"])))
+    if signatures := {metric: score["signature"] for _, metric, score in _scores(arms)}:
+        yield Paragraph("Score signatures:")
+        yield Bullets([f"{name}: `{text}`" for name, text in sorted(signatures.items())])

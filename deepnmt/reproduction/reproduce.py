@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -10,58 +11,47 @@ from deepnmt.data.dataset import Dataset
 from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
 from deepnmt.evaluation.scores import check_lengths
-from deepnmt.reproduction.experiment import Experiment
-from deepnmt.reproduction.paper import EXPERIMENTS
+from deepnmt.reproduction.experiment import EXPERIMENTS, Experiment
 from deepnmt.reproduction.processes import start_workers, work
 from deepnmt.reproduction.request import Request
 from deepnmt.reproduction.results import collect
-from deepnmt.reproduction.runs import (
-    Budget,
-    PlannedRun,
-    choose_arms,
-    choose_experiments,
-    describe_plan,
-    fixed_budget,
-    plan_runs,
-    set_budget,
-)
+from deepnmt.reproduction.runs import Budget, PlannedRun, choose, describe_plan, plan_runs, set_budget
 from deepnmt.reproduction.scales import SCALES
 from deepnmt.reproduction.scoring import score_study, write_reports
-from deepnmt.reproduction.steps import InterruptedTrainingError, Setup
-from deepnmt.reproduction.study import Study, TestSet
+from deepnmt.reproduction.steps import Setup
+from deepnmt.reproduction.study import STUDY, Study, TestSet
 from deepnmt.settings import did_you_mean
 from deepnmt.text import read_lines
-
-Experiments = dict[str, Experiment]
 
 
 def reproduce(request: Request) -> None:
     """Do all runs of the experiments that are not done yet, in as many processes as asked for; score and report."""
     if request.out is None:
         raise InputError("--out is missing: the folder of the study")
-    experiments, dataset, device, runs, budget, study = _planned(request)
-    _begin(request, study, experiments, dataset, budget)
+    setup, experiments, budget, runs = _planned(request)
+    study = setup.study
+    _begin(request, setup, experiments, budget)
     for name in experiments:
         collect(study, name, runs)  # so that --report-only knows the plan, however early this call ends
-    gpus = _gpus(device)
+    gpus = _gpus(setup.device)
     if len(gpus) * request.parallel > 1:
-        start_workers(request.words(), gpus, request.parallel, runs, study.runs, study.folder / "workers")
+        start_workers(request.words(), gpus, request.parallel, runs, study)
     else:
-        _work(request, study, dataset, device, runs)
+        work(runs, setup, request.stop_after)
     score_study(study)
     write_reports(study, list(experiments))
 
 
 def work_alone(request: Request) -> None:
     """A worker's part: runs that nobody else is doing, until none is left."""
-    _, dataset, device, runs, _, study = _planned(request)
-    _work(request, study, dataset, device, runs)
+    setup, _, _, runs = _planned(request)
+    work(runs, setup, request.stop_after)
 
 
 def preview(request: Request) -> str:
     """The runs, with their sizes and estimated times; nothing is written."""
-    _, _, device, runs, _, _ = _planned(request)
-    return describe_plan(runs, device, len(_gpus(device)) * request.parallel)
+    setup, _, _, runs = _planned(request)
+    return describe_plan(runs, setup.device, len(_gpus(setup.device)) * request.parallel)
 
 
 def report_again(folder: Path, *, with_scores: bool) -> None:
@@ -80,11 +70,12 @@ def describe_all() -> str:
     return "\n".join(["experiments:", *experiments, "scales:", *scales])
 
 
-def _planned(request: Request) -> tuple[Experiments, Dataset, str, list[PlannedRun], Budget, Study]:
-    experiments = choose_experiments(request.experiments)
+def _planned(request: Request) -> tuple[Setup, dict[str, Experiment], Budget, list[PlannedRun]]:
+    experiments = choose(request.experiments, request.arms)
     if request.scale not in SCALES:
         nearest = did_you_mean(request.scale, SCALES)
         raise InputError(f"unknown scale {request.scale!r}{nearest}; one of {', '.join(SCALES)}")
+    scale = SCALES[request.scale]
     if request.data is None:
         raise InputError("--data is missing: a DATASET that `deepnmt prepare` wrote")
     for test in request.tests:
@@ -92,35 +83,26 @@ def _planned(request: Request) -> tuple[Experiments, Dataset, str, list[PlannedR
             raise InputError(f"--test {' '.join(test)}: a test set is NAME SOURCE REFERENCE [REFERENCE ...]")
     dataset, device = Dataset.open(request.data), choose_device(request.device)
     study = Study(request.out or Path("-"))
-    budget, runs = _plan(request, choose_arms(experiments, request.arms), study, dataset, device)
-    return experiments, dataset, device, runs, budget, study
-
-
-def _plan(
-    request: Request, experiments: Experiments, study: Study, dataset: Dataset, device: str
-) -> tuple[Budget, list[PlannedRun]]:
-    """The runs, with the budget that the study was started with, if it was."""
-    seeds = request.seeds or SCALES[request.scale].seeds
 
     def planned(budget: Budget) -> list[PlannedRun]:
-        return plan_runs(experiments, request.scale, seeds, budget, request.settings, dataset)
+        return plan_runs(experiments, scale, request.seeds or scale.seeds, budget, request.settings, dataset)
 
-    if request.tokens is not None:
-        budget = fixed_budget(experiments, request.scale, request.tokens)
-        return budget, planned(budget)
-    stored = study.read() if (study.folder / "study.json").exists() else None
+    # A study keeps the budget that it was started with; its first experiment of equal time adds the seconds.
+    stored = study.read() if request.tokens is None and (study.folder / STUDY).exists() else None
     timed = any(experiment.equal == "time" for experiment in experiments.values())
-    if stored is not None and (stored["seconds"] is not None or not timed):
-        budget = Budget(stored["fixed"]["tokens"], stored["seconds"])
+    if stored is None or (timed and stored["seconds"] is None):
+        budget = set_budget(experiments, scale, planned, device, tokens=request.tokens, minutes=request.minutes)
     else:
-        budget = set_budget(experiments, request.scale, request.minutes, device, planned)
-        if stored is not None:
-            budget = Budget(stored["fixed"]["tokens"], budget.seconds)
-    return budget, planned(budget)
+        budget = Budget(seconds=stored["seconds"])
+    if stored is not None:
+        budget = replace(budget, tokens=stored["fixed"]["tokens"])
+    setup = Setup(study, scale, dataset, device, request.keep_checkpoints, request.parallel)
+    return setup, experiments, budget, planned(budget)
 
 
-def _begin(request: Request, study: Study, experiments: Experiments, dataset: Dataset, budget: Budget) -> None:
+def _begin(request: Request, setup: Setup, experiments: dict[str, Experiment], budget: Budget) -> None:
     """Write down what the study is, and its test sets."""
+    dataset = setup.dataset
     pair = dataset.tokenizers
     fixed = {
         "scale": request.scale,
@@ -135,8 +117,8 @@ def _begin(request: Request, study: Study, experiments: Experiments, dataset: Da
         raise InputError(f"{dataset.folder} has no test set: prepare it with --test-source, or give one with --test")
     command = f"deepnmt reproduce {shlex.join(request.words())}"
     languages = [pair.source.language, pair.target.language]
-    study.begin(fixed, budget.seconds, languages, command, list(experiments))
-    study.keep_tests(tests)
+    setup.study.begin(fixed, budget.seconds, languages, command, list(experiments))
+    setup.study.keep_tests(tests)
 
 
 def _tests(request: Request, dataset: Dataset) -> list[TestSet]:
@@ -150,15 +132,6 @@ def _tests(request: Request, dataset: Dataset) -> list[TestSet]:
         check_lengths([(source_path, lines)], references)
         tests.append(TestSet(name, lines, [text for _, text in references]))
     return tests
-
-
-def _work(request: Request, study: Study, dataset: Dataset, device: str, runs: list[PlannedRun]) -> None:
-    scale = SCALES[request.scale]
-    setup = Setup(study, scale, dataset, device, request.keep_checkpoints, request.parallel)
-    try:
-        work(runs, setup, request.stop_after)
-    except InterruptedTrainingError:
-        raise SystemExit(143) from None  # training said so, and saved
 
 
 def _gpus(device: str) -> list[str]:

@@ -3,49 +3,44 @@
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from deepnmt.errors import InputError
 from deepnmt.files import write_json
 from deepnmt.reproduction.experiment import Arm, Experiment
-from deepnmt.reproduction.scales import SCALES, arms_of
+from deepnmt.reproduction.runs import PlannedRun
+from deepnmt.reproduction.scales import SCALES
 from deepnmt.reproduction.study import DECODE, SCORES, SPEED, TRAIN, WEIGHTS, Study, read_step
-
-if TYPE_CHECKING:
-    from deepnmt.reproduction.runs import PlannedRun
 
 RESULTS = "results.json"
 FAILED = "failed"
+STEPS = {"train": TRAIN, "decode": DECODE, "scores": SCORES, "speed": SPEED, "weights": WEIGHTS}
 
 
-def collect(study: Study, name: str, runs: "Sequence[PlannedRun]") -> None:
-    """Write DIR/EXPERIMENT/results.json from the steps that are done; seeds of earlier calls stay."""
-    about = study.read()
-    uses = [(use.label, run) for run in runs for use in run.uses if use.experiment == name]
-    found: list[dict[str, Any]] = [{"arm": label, "run": run.name, "seed": run.seed} for label, run in uses]
+def collect(study: Study, name: str, runs: Sequence[PlannedRun]) -> None:
+    """Write DIR/EXPERIMENT/results.json with the runs of this call; seeds of earlier calls stay."""
+    found = [
+        {"arm": use.label, "run": run.name, "seed": run.seed, **dict.fromkeys(STEPS)}
+        for run in runs
+        for use in run.uses
+        if use.experiment == name
+    ]
     if (study.folder / name / RESULTS).exists():
         planned = {(run["arm"], run["seed"]) for run in found}
-        before = read_results(study, name)["runs"]
-        found += [run for run in before if (run["arm"], run["seed"]) not in planned]
-    found = [{**run, **read_run(study.runs / run["run"])} for run in found]
-    write_json(study.folder / name / RESULTS, {"experiment": name, **about, "runs": found})
+        found += [run for run in read_results(study, name)["runs"] if (run["arm"], run["seed"]) not in planned]
+    write_json(study.folder / name / RESULTS, {"experiment": name, **study.read(), "runs": found})
+    refresh(study, name)
 
 
 def refresh(study: Study, name: str) -> None:
-    """Update the results from the runs' own files (scores computed later), if these still exist."""
+    """Update the results from the runs' own files, if these still exist: the steps that are done by now."""
     content = read_results(study, name)
     for run in content["runs"]:
         folder = study.runs / run["run"]
         if folder.is_dir():
-            run.update(read_run(folder))
+            run.update({step: read_step(folder / file) for step, file in STEPS.items()})
     write_json(study.folder / name / RESULTS, content)
-
-
-def read_run(folder: Path) -> dict[str, Any]:
-    steps = {"train": TRAIN, "decode": DECODE, "scores": SCORES, "speed": SPEED, "weights": WEIGHTS}
-    return {key: read_step(folder / file) for key, file in steps.items()}
 
 
 def read_results(study: Study, name: str) -> dict[str, Any]:
@@ -71,56 +66,49 @@ class Figure:
         """The standard deviation over seeds; zero for one."""
         return statistics.stdev(self.values) if len(self.values) > 1 else 0.0
 
+    def __str__(self) -> str:
+        return f"{self.mean:.2f} ± {self.spread:.2f}" if len(self.values) > 1 else f"{self.mean:.2f}"
 
-@dataclass
+
+@dataclass(frozen=True)
 class ArmResult:
     """The results of an arm: its runs, and its numbers over seeds."""
 
     arm: Arm
-    runs: list[Mapping[str, Any]] = field(default_factory=list)
-    worst_bleu: float = 0.0
+    runs: list[Mapping[str, Any]]
+    worst_bleu: float
 
     @property
     def is_started(self) -> bool:
         return any(run["train"] or run["speed"] for run in self.runs)
 
     @property
-    def seeds(self) -> int:
-        """How many runs have been trained, well or not."""
-        return sum(run["train"] is not None for run in self.runs)
+    def trained(self) -> list[Mapping[str, Any]]:
+        """What training left of each seed, whether it went well or not."""
+        return [run["train"] for run in self.runs if run["train"]]
 
     @property
     def failures(self) -> list[str]:
         """Why runs failed: what training said, or a score of nothing."""
-        reasons = []
-        for run in self.runs:
-            if run["train"] and run["train"]["status"] == FAILED:
-                reasons.append(run["train"]["reason"])
-            elif (best := self._best_bleu(run)) is not None and best < self.worst_bleu:
-                reasons.append(f"BLEU {best:.2f}")
-        return reasons
+        return [reason for run in self.runs if (reason := self._failure(run))]
 
-    def _best_bleu(self, run: Mapping[str, Any]) -> float | None:
-        values = [of_test["bleu"]["value"] for of_test in (run["scores"] or {}).values() if "bleu" in of_test]
-        return max(values) if values else None
+    def _failure(self, run: Mapping[str, Any]) -> str:
+        if run["train"] and run["train"]["status"] == FAILED:
+            return str(run["train"]["reason"])
+        bleu = [of_test["bleu"]["value"] for of_test in (run["scores"] or {}).values() if "bleu" in of_test]
+        return f"BLEU {max(bleu):.2f}" if bleu and max(bleu) < self.worst_bleu else ""
 
     @property
     def has_failed(self) -> bool:
         """As a whole: more of its seeds failed than not."""
-        return self.seeds > 0 and 2 * len(self.failures) > self.seeds
+        return 2 * len(self.failures) > len(self.trained) > 0
 
     def score(self, metric: str, test: str | None = None) -> Figure | None:
         """Over the seeds that trained; of one test set, or the mean of all."""
         values = []
         for run in self.runs:
-            best = self._best_bleu(run)
-            if best is not None and best < self.worst_bleu:
-                continue
-            found = [
-                of_test[metric]["value"]
-                for name, of_test in (run["scores"] or {}).items()
-                if metric in of_test and test in (None, name)
-            ]
+            scores = (run["scores"] or {}).items() if not self._failure(run) else ()
+            found = [of_test[metric]["value"] for name, of_test in scores if metric in of_test and test in (None, name)]
             if found:
                 values.append(statistics.fmean(found))
         return Figure(tuple(values)) if values else None
@@ -139,8 +127,7 @@ class ArmResult:
 
 def by_arm(content: Mapping[str, Any], experiment: Experiment) -> list[ArmResult]:
     scale = SCALES[content["fixed"]["scale"]]
-    results = []
-    for arm in arms_of(experiment, scale):
-        runs = [run for run in content["runs"] if run["arm"] == arm.label]
-        results.append(ArmResult(arm, runs, scale.worst_bleu))
-    return results
+    return [
+        ArmResult(arm, [run for run in content["runs"] if run["arm"] == arm.label], scale.worst_bleu)
+        for arm in scale.arms(experiment)
+    ]

@@ -6,20 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from deepnmt.analysis.size import measure, total
 from deepnmt.config import Recipe, load_recipe
 from deepnmt.data.dataset import Dataset
 from deepnmt.errors import InputError
 from deepnmt.model.config import ModelConfig
-from deepnmt.reproduction.experiment import Arm, Experiment, Measure
-from deepnmt.reproduction.paper import EXPERIMENTS
-from deepnmt.reproduction.scales import SCALES, Scale, arms_of, overrides_of
+from deepnmt.reproduction.experiment import EXPERIMENTS, Experiment, Measure
+from deepnmt.reproduction.scales import Scale
 from deepnmt.settings import did_you_mean
-
-# Other places of the paper where an experiment is meant.
-ALIASES = {"appendix-a": "trainability", "section5.1": "trainability", "appendix-b": "table7", "figure2": "table2"}
 
 # For estimates before anything was measured: arithmetic at this rate, and this long for each layer of each batch.
 RATES = {"cuda": (2.0e14, 4e-4, 15.0), "cpu": (2.0e10, 4e-3, 3.0)}  # FLOP/s, s per layer, s beside training
@@ -28,8 +24,7 @@ SPARE = 0.9  # of the minutes that are planned for
 LEAST_SHARE = 0.1  # of the scale's tokens, under which nothing is learned
 
 
-@dataclass(frozen=True)
-class Use:
+class Use(NamedTuple):
     """A run as an arm of an experiment."""
 
     experiment: str
@@ -50,80 +45,76 @@ class PlannedRun:
     uses: list[Use] = field(default_factory=list)
     measures: set[Measure] = field(default_factory=set)
 
+    @property
+    def purpose(self) -> str:
+        return "; ".join(f"{use.experiment}: {use.label}" for use in self.uses)
+
 
 @dataclass(frozen=True)
 class Budget:
-    """What every run gets: tokens, or for experiments of equal time, seconds."""
+    """What every run gets: tokens, or for experiments of equal time, seconds. Neither: what its recipe says."""
 
-    tokens: int | None
-    seconds: float | None
+    tokens: int | None = None
+    seconds: float | None = None
 
 
-def choose_experiments(names: Sequence[str]) -> dict[str, Experiment]:
-    names = [ALIASES.get(name, name) for name in names]
+def choose(names: Sequence[str], arms: Sequence[str] = ()) -> dict[str, Experiment]:
+    """The experiments of these names, with only the arms whose label is one of these patterns (`DLCL *`), if any."""
+    known = {other: name for name, experiment in EXPERIMENTS.items() for other in (name, *experiment.also)}
     for name in names:
-        if name not in EXPERIMENTS:
-            raise InputError(
-                f"unknown experiment {name!r}{did_you_mean(name, EXPERIMENTS)}; one of {', '.join(EXPERIMENTS)}"
-            )
-    return {name: EXPERIMENTS[name] for name in dict.fromkeys(names)}
-
-
-def choose_arms(experiments: dict[str, Experiment], patterns: Sequence[str]) -> dict[str, Experiment]:
-    """Only the arms whose label is one of these patterns (`DLCL *`); by default all."""
-    if not patterns:
-        return experiments
-    labels = [arm.label for experiment in experiments.values() for arm in experiment.arms]
-    chosen = {label for label in labels if any(fnmatchcase(label, pattern) for pattern in patterns)}
-    for pattern in patterns:
+        if name not in known:
+            nearest = did_you_mean(name, EXPERIMENTS)
+            raise InputError(f"unknown experiment {name!r}{nearest}; one of {', '.join(EXPERIMENTS)}")
+    chosen = {known[name]: EXPERIMENTS[known[name]] for name in names}
+    labels = [arm.label for experiment in chosen.values() for arm in experiment.arms]
+    for pattern in arms:
         if not any(fnmatchcase(label, pattern) for label in labels):
             raise InputError(f"--arms {pattern!r} is none of {', '.join(map(repr, dict.fromkeys(labels)))}")
+    if not arms:
+        return chosen
     return {
-        name: replace(experiment, arms=tuple(arm for arm in experiment.arms if arm.label in chosen))
-        for name, experiment in experiments.items()
+        name: replace(e, arms=tuple(arm for arm in e.arms if any(fnmatchcase(arm.label, p) for p in arms)))
+        for name, e in chosen.items()
     }
 
 
 def plan_runs(
     experiments: dict[str, Experiment],
-    scale_name: str,
+    scale: Scale,
     seeds: int,
     budget: Budget,
-    settings: Sequence[str],
+    settings: Sequence[str] = (),
     dataset: Dataset | None = None,
 ) -> list[PlannedRun]:
     """Every run once, seed by seed: when a study stops early, all arms have the same number of seeds."""
-    scale = SCALES[scale_name]
     runs: dict[str, PlannedRun] = {}
     for seed in range(1, seeds + 1):
         for name, experiment in experiments.items():
             if seed > 1 and not experiment.trains:
                 continue
-            for arm in arms_of(experiment, scale):
-                run = _plan(arm, experiment, scale, seed, budget, settings, dataset)
+            seconds = budget.seconds if experiment.equal == "time" and not scale.is_full else None
+            for arm in scale.arms(experiment):
+                own = experiment.overrides_of(arm)
+                written = load_recipe(arm.recipe, own, dataset)
+                own += scale.overrides_of(arm, experiment, written, budget.tokens)
+                own += [*settings, f"training.seed={seed}"]
+                recipe = load_recipe(arm.recipe, own, dataset)
+                run = PlannedRun(
+                    _name(recipe, experiment.trains, seconds), arm.recipe, own, seed, recipe, experiment.trains, seconds
+                )
                 run = runs.setdefault(run.name, run)
                 run.uses.append(Use(name, arm.label))
                 run.measures |= set(experiment.measures)
     return list(runs.values())
 
 
-def _plan(
-    arm: Arm,
-    experiment: Experiment,
-    scale: Scale,
-    seed: int,
-    budget: Budget,
-    settings: Sequence[str],
-    dataset: Dataset | None,
-) -> PlannedRun:
-    written = load_recipe(arm.recipe, arm.overrides, dataset)
-    of_scale = overrides_of(arm, experiment, scale, written, budget.tokens)
-    overrides = [*arm.overrides, *of_scale, *settings, f"training.seed={seed}"]
-    recipe = load_recipe(arm.recipe, overrides, dataset)
-    seconds = budget.seconds if experiment.equal == "time" and not scale.is_full else None
-    identity = json.dumps([_chosen(recipe), experiment.trains, seconds], sort_keys=True, default=str)
-    name = f"{_slug(arm, recipe)}-s{seed}-{hashlib.sha256(identity.encode()).hexdigest()[:6]}"
-    return PlannedRun(name, arm.recipe, overrides, seed, recipe, experiment.trains, seconds)
+def _name(recipe: Recipe, trains: bool, seconds: float | None) -> str:
+    """Says what it is, and ends in a digest of all its settings."""
+    model = recipe.model
+    shape = f"{model.encoder.num_layers}+{model.decoder.num_layers}-d{model.encoder.dim}"
+    identity = json.dumps([_chosen(recipe), trains, seconds], sort_keys=True, default=str)
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:6]
+    return f"{model.norm}-{model.encoder.connection.kind}-{shape}-s{recipe.training.seed}-{digest}"
 
 
 def _chosen(settings: Any) -> Any:
@@ -139,66 +130,52 @@ def _chosen(settings: Any) -> Any:
     return found
 
 
-def _slug(arm: Arm, recipe: Recipe) -> str:
-    model = recipe.model
-    kind = model.encoder.connection.kind
-    return f"{model.norm}-{kind}-{model.encoder.num_layers}+{model.decoder.num_layers}-d{model.encoder.dim}"
-
-
 def set_budget(
-    experiments: dict[str, Experiment], scale_name: str, minutes: float | None, device: str, runs: "Planner"
+    experiments: dict[str, Experiment],
+    scale: Scale,
+    planned: Callable[[Budget], list[PlannedRun]],
+    device: str,
+    *,
+    tokens: int | None = None,
+    minutes: float | None = None,
 ) -> Budget:
-    """The scale's own number of tokens for every run, or as many as fit into the minutes on one device."""
-    scale = SCALES[scale_name]
+    """These tokens for every run, or as many as fit into the minutes on one device; by default the scale's own."""
+    timed = [name for name, experiment in experiments.items() if experiment.equal == "time"]
     if scale.is_full:
-        if minutes is not None:
-            raise InputError("--minutes is for the small scales: --scale full trains as long as the paper did")
-        return Budget(None, None)
-    timed = [e for e in experiments.values() if e.equal == "time"]
-    if minutes is None:
-        if timed:
-            raise InputError("this experiment gives every arm the same time: say how much in all with --minutes")
-        return Budget(scale.tokens, None)
-    planned = runs(Budget(scale.tokens, None))
-    trained = [run for run in planned if run.trains]
-    aside = sum(estimate(run, device).aside for run in planned)
+        if tokens is not None or minutes is not None:
+            option = "--tokens" if tokens is not None else "--minutes"
+            raise InputError(f"{option} is for the small scales: --scale full trains as long as the paper did")
+        return Budget()
+    if timed and tokens is not None:
+        raise InputError(f"--tokens: {timed[0]} gives every arm the same time instead; say how much with --minutes")
+    if timed and minutes is None:
+        raise InputError("this experiment gives every arm the same time: say how much in all with --minutes")
+    if tokens is not None or minutes is None:
+        return Budget(tokens or scale.tokens)
+    runs = planned(Budget(scale.tokens))
+    trained = [run for run in runs if run.trains]
+    aside = sum(estimate(run, device).aside for run in runs)
     aside += TRYING[device] * len(trained) if timed else 0.0
     left = SPARE * minutes * 60 - aside
     if left <= 0:
         raise InputError(
-            f"{len(planned)} runs need about {aside / SPARE / 60:.0f} minutes beside training: more than --minutes "
+            f"{len(runs)} runs need about {aside / SPARE / 60:.0f} minutes beside training: more than --minutes "
             f"{minutes:g}"
         )
     if timed:
         return Budget(scale.tokens, left / len(trained))
-    assert scale.tokens is not None
     needed = sum(estimate(run, device).training for run in trained)
     share = min(left / needed, 1.0) if needed else 1.0
     if share < LEAST_SHARE:
         enough = (aside + LEAST_SHARE * needed) / SPARE / 60
         raise InputError(
-            f"--minutes {minutes:g} is too little for {len(planned)} useful runs: give at least {enough:.0f}, or "
+            f"--minutes {minutes:g} is too little for {len(runs)} useful runs: give at least {enough:.0f}, or "
             "choose fewer --seeds or experiments"
         )
-    return Budget(round(scale.tokens * share), None)
+    return Budget(round((scale.tokens or 0) * share))
 
 
-def fixed_budget(experiments: dict[str, Experiment], scale_name: str, tokens: int) -> Budget:
-    """As many tokens as the call says for every run."""
-    if SCALES[scale_name].is_full:
-        raise InputError("--tokens is for the small scales: --scale full trains as long as the paper did")
-    for name, experiment in experiments.items():
-        if experiment.equal == "time":
-            raise InputError(f"--tokens: {name} gives every arm the same time instead; say how much with --minutes")
-    return Budget(tokens, None)
-
-
-Planner = Callable[[Budget], list[PlannedRun]]
-
-
-@dataclass(frozen=True)
-class Estimate:
-    parameters: int
+class Estimate(NamedTuple):
     training: float  # seconds
     aside: float  # starting, validating, averaging, decoding, scoring
 
@@ -206,33 +183,29 @@ class Estimate:
 def estimate(run: PlannedRun, device: str) -> Estimate:
     rate, per_layer, aside = RATES[device]
     model, training = run.recipe.model, run.recipe.training
-    parameters = count_parameters(model)
     if not run.trains:
-        return Estimate(parameters, 0.0, aside)
+        return Estimate(0.0, aside)
     if run.seconds is not None:
-        return Estimate(parameters, run.seconds, aside + TRYING[device])
+        return Estimate(run.seconds, aside + TRYING[device])
     embeddings = (model.source_vocab_size + model.target_vocab_size) * model.decoder.dim
-    used = max(parameters - embeddings, 0) + model.target_vocab_size * model.decoder.dim
+    used = max(count_parameters(model) - embeddings, 0) + model.target_vocab_size * model.decoder.dim
     layers = model.encoder.num_layers + model.decoder.num_layers
     per_token = 6 * used / rate + layers * per_layer / run.recipe.batching.tokens_per_batch
-    return Estimate(parameters, per_token * training.tokens_per_update * training.max_steps, aside)
+    return Estimate(per_token * training.tokens_per_update * training.max_steps, aside)
 
 
 def describe_plan(runs: Sequence[PlannedRun], device: str, at_once: int) -> str:
     """The runs with their sizes and estimated times, for a dry run."""
-    total = 0.0
     lines = [f"{'run':<44} {'parameters':>12} {'updates':>9} {'tokens':>14} {'minutes':>8}  for"]
     for run in runs:
-        expected, training = estimate(run, device), run.recipe.training
-        minutes = (expected.training + expected.aside) / 60
-        total += minutes
-        is_counted = run.trains and run.seconds is None
-        updates = f"{training.max_steps:,}" if is_counted else "-"
-        tokens = f"{training.tokens_per_update * training.max_steps:,}" if is_counted else "-"
-        uses = "; ".join(f"{use.experiment}: {use.label}" for use in run.uses)
-        lines.append(f"{run.name:<44} {expected.parameters:>12,} {updates:>9} {tokens:>14} {minutes:>8.1f}  {uses}")
+        training, updates, tokens = run.recipe.training, "-", "-"
+        if run.trains and run.seconds is None:
+            updates, tokens = f"{training.max_steps:,}", f"{training.tokens_per_update * training.max_steps:,}"
+        size, minutes = count_parameters(run.recipe.model), sum(estimate(run, device)) / 60
+        lines.append(f"{run.name:<44} {size:>12,} {updates:>9} {tokens:>14} {minutes:>8.1f}  {run.purpose}")
+    whole = sum(sum(estimate(run, device)) for run in runs) / 60
     shared = f", less with {at_once} at a time" if at_once > 1 else ""
-    return "\n".join([*lines, f"{len(runs)} runs, about {total:.0f} minutes on one device{shared} (estimated)"])
+    return "\n".join([*lines, f"{len(runs)} runs, about {whole:.0f} minutes on one device{shared} (estimated)"])
 
 
 @cache

@@ -13,7 +13,7 @@ from deepnmt.evaluation.scores import score
 from deepnmt.files import replacing, write_json
 from deepnmt.progress import progress, say
 from deepnmt.reproduction.document import write_report
-from deepnmt.reproduction.paper import EXPERIMENTS
+from deepnmt.reproduction.experiment import EXPERIMENTS
 from deepnmt.reproduction.report import report
 from deepnmt.reproduction.results import read_results, refresh
 from deepnmt.reproduction.study import HYPOTHESES, SCORES, Study, read_step

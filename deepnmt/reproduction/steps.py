@@ -1,6 +1,5 @@
 """One run from nothing to its translations. A step leaves a file when it is done; one that left its file is skipped."""
 
-import gc
 import math
 import platform
 import shutil
@@ -18,7 +17,7 @@ from deepnmt.analysis.config import Workload
 from deepnmt.analysis.generation_speed import measure_generation
 from deepnmt.analysis.weights import storable_weights
 from deepnmt.api.train import train
-from deepnmt.config import Recipe, load_recipe
+from deepnmt.config import Recipe, change_recipe
 from deepnmt.data.dataset import Dataset
 from deepnmt.decoding.translator import Translator
 from deepnmt.files import replacing, write_json
@@ -26,18 +25,15 @@ from deepnmt.model.config import ModelConfig
 from deepnmt.reproduction.runs import PlannedRun, count_parameters
 from deepnmt.reproduction.scales import Scale
 from deepnmt.reproduction.study import DECODE, HYPOTHESES, MODEL, SPEED, TRAIN, TRAINING, WEIGHTS, Study, read_step
-from deepnmt.training.averaging import all_checkpoints, last_checkpoints, write_average
+from deepnmt.training.averaging import all_checkpoints, write_average
 from deepnmt.training.curves import read_log
 from deepnmt.training.diagnosis import TrainingError
+from deepnmt.training.memory import free_memory
 
 CALIBRATION_STEPS = 80
 COMPILED_VARIANTS = 64  # widths, norms, rates of dropout
 CURVE_POINTS = 60
 GRADIENT_POINTS = 8
-
-
-class InterruptedTrainingError(Exception):
-    """Training was interrupted, and saved a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +71,7 @@ def do_run(run: PlannedRun, setup: Setup) -> None:
         if "speed" in run.measures:
             _once(folder / SPEED, lambda: _measure_speed(run.recipe.model, setup))
     finally:
-        _clear(setup.device)
+        free_memory(torch.device(setup.device))  # for the next model
 
 
 def is_done(run: PlannedRun, folder: Path) -> bool:
@@ -113,7 +109,7 @@ def _train(run: PlannedRun, folder: Path, setup: Setup) -> dict[str, Any]:
         status, reason = "failed", str(error)
     else:
         if not done.is_finished:
-            raise InterruptedTrainingError
+            raise SystemExit(143)  # it was told to stop, and has saved a checkpoint and said so
         steps = done.step
     return {
         "status": status,
@@ -144,22 +140,24 @@ def _timed_recipe(run: PlannedRun, folder: Path, setup: Setup) -> Recipe:
         "save_every": max(round(before.save_every / before.max_steps * steps), 1),
         "log_every": max(min(steps // CURVE_POINTS, 100), 1),
     }
-    settings = [*run.overrides, *(f"training.{k}={v}" for k, v in scaled.items())]
-    return load_recipe(run.recipe_name, settings, setup.dataset)
+    return _with_training(run.recipe, scaled)
 
 
 def _calibrate(run: PlannedRun, folder: Path, setup: Setup) -> dict[str, float]:
     trial = folder / "calibration"
     shutil.rmtree(trial, ignore_errors=True)
     every = CALIBRATION_STEPS // 8
-    overrides = {"max_steps": CALIBRATION_STEPS, "log_every": every, "validate_every": 10**9, "save_every": 10**9}
-    settings = [*run.overrides, *(f"training.{k}={v}" for k, v in overrides.items()), "training.validation_lines=0"]
-    recipe = load_recipe(run.recipe_name, settings, setup.dataset)
-    train(recipe, setup.dataset, trial, resume=True, device=setup.device)
+    brief = {"max_steps": CALIBRATION_STEPS, "log_every": every, "validate_every": 10**9, "save_every": 10**9}
+    brief["validation_lines"] = 0
+    train(_with_training(run.recipe, brief), setup.dataset, trial, resume=True, device=setup.device)
     lines = [line for line in read_log(trial) if line["kind"] == "train"]
     seconds = [line["tokens"] / line["tokens_per_second"] / every for line in lines[len(lines) // 2 :]]
     shutil.rmtree(trial)
     return {"seconds_per_update": statistics.median(seconds)}
+
+
+def _with_training(recipe: Recipe, settings: dict[str, int]) -> Recipe:
+    return change_recipe(recipe, [f"training.{name}={value}" for name, value in settings.items()])
 
 
 def read_curves(training: Path, layers: int) -> dict[str, Any]:
@@ -197,14 +195,9 @@ def _make_model(folder: Path, setup: Setup) -> None:
     if (folder / MODEL).is_dir():
         return
     training = folder / TRAINING
-    kind = "epoch" if setup.scale.is_full else "step"
-    there = [path for path in all_checkpoints(training) if path.name.startswith(kind)]
-    paths = (
-        last_checkpoints(training, min(setup.scale.averaged, len(there)), kind)
-        if there
-        else all_checkpoints(training)[-1:]
-    )
-    write_average(training, paths, folder / MODEL)
+    there = all_checkpoints(training)
+    of_kind = [path for path in there if path.name.startswith("epoch" if setup.scale.is_full else "step")]
+    write_average(training, of_kind[-setup.scale.averaged :] or there[-1:], folder / MODEL)
 
 
 def _decode(run: PlannedRun, folder: Path, setup: Setup) -> dict[str, Any]:
@@ -237,10 +230,3 @@ def _measure_speed(model: ModelConfig, setup: Setup) -> dict[str, Any]:
 def describe_machine(device: str) -> dict[str, Any]:
     name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
     return {"device": name, "torch": torch.__version__, "python": sys.version.split()[0]}
-
-
-def _clear(device: str) -> None:
-    """The next model gets the memory of this one."""
-    gc.collect()
-    if device == "cuda":
-        torch.cuda.empty_cache()

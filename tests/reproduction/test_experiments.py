@@ -4,17 +4,9 @@ from pytest import approx, mark, raises
 
 from deepnmt.config import load_recipe
 from deepnmt.errors import InputError
-from deepnmt.reproduction.paper import EXPERIMENTS
-from deepnmt.reproduction.runs import (
-    Budget,
-    choose_experiments,
-    count_parameters,
-    estimate,
-    fixed_budget,
-    plan_runs,
-    set_budget,
-)
-from deepnmt.reproduction.scales import PAPER_DIM, SCALES, arms_of
+from deepnmt.reproduction.experiment import EXPERIMENTS
+from deepnmt.reproduction.runs import Budget, choose, count_parameters, estimate, plan_runs, set_budget
+from deepnmt.reproduction.scales import PAPER_DIM, SCALES
 from deepnmt.settings import to_table
 
 SMALL = [name for name, scale in SCALES.items() if not scale.is_full]
@@ -23,7 +15,7 @@ PAPER = {name: experiment for name, experiment in EXPERIMENTS.items() if name !=
 
 def planned(name, scale, seeds=1, budget=None, settings=()):
     budget = budget or Budget(SCALES[scale].tokens, None)
-    return plan_runs({name: PAPER[name]}, scale, seeds, budget, settings)
+    return plan_runs({name: PAPER[name]}, SCALES[scale], seeds, budget, settings)
 
 
 @mark.parametrize("name", PAPER)
@@ -97,30 +89,31 @@ def test_the_papers_parameter_counts_are_those_of_the_recipes():
     for name, experiment in PAPER.items():
         if name == "multi30k-tiny":
             continue
-        for arm in arms_of(experiment, SCALES["full"]):
+        for arm in SCALES["full"].arms(experiment):
             if "parameters" in arm.paper:
-                ours = count_parameters(load_recipe(arm.recipe, arm.overrides).model) / 1e6
+                ours = count_parameters(load_recipe(arm.recipe, experiment.overrides_of(arm)).model) / 1e6
                 assert ours == approx(arm.paper["parameters"], rel=0.02), (name, arm.label)
     assert load_recipe("en-de-pre-base").model.encoder.dim == PAPER_DIM
 
 
 def test_the_tiny_models_have_as_many_parameters_as_the_published_one():
     vocabulary = ["model.source_vocab_size=10000", "model.target_vocab_size=10000"]
-    for arm in PAPER["multi30k-tiny"].arms:
-        ours = count_parameters(load_recipe(arm.recipe, [*arm.overrides, *vocabulary]).model)
+    tiny = PAPER["multi30k-tiny"]
+    for arm in tiny.arms:
+        ours = count_parameters(load_recipe(arm.recipe, [*tiny.overrides_of(arm), *vocabulary]).model)
         assert ours == approx(2.6e6, rel=0.1), arm.label
 
 
 def test_arms_of_several_experiments_that_are_the_same_are_one_run():
     experiments = {name: PAPER[name] for name in ("table1", "figure4", "trainability")}
-    runs = plan_runs(experiments, "multi30k", 1, Budget(SCALES["multi30k"].tokens, None), [])
+    runs = plan_runs(experiments, SCALES["multi30k"], 1, Budget(SCALES["multi30k"].tokens))
     shared = [run for run in runs if len(run.uses) == 3]
     assert [use.label for use in shared[0].uses] == ["pre Base", "Transformer 6L", "pre 6L"]
-    assert len(runs) < sum(len(arms_of(e, SCALES["multi30k"])) for e in experiments.values())
+    assert len(runs) < sum(len(SCALES["multi30k"].arms(e)) for e in experiments.values())
 
 
 def test_an_experiment_is_known_by_its_other_places_in_the_paper():
-    assert list(choose_experiments(["appendix-a", "figure2", "trainability"])) == ["trainability", "table2"]
+    assert list(choose(["appendix-a", "figure2", "trainability"])) == ["trainability", "table2"]
 
 
 def test_seeds_are_done_one_after_the_other_and_differ():
@@ -150,8 +143,9 @@ def test_settings_of_the_call_are_for_every_arm():
     assert {run.recipe.training.lr for run in planned("table1", "tiny", settings=["training.lr=0.5"])} == {0.5}
 
 
-def budget(name, scale, minutes, device="cuda"):
-    return set_budget({name: PAPER[name]}, scale, minutes, device, lambda b: planned(name, scale, budget=b))
+def budget(name, scale, minutes=None, tokens=None):
+    plan = lambda b: planned(name, scale, budget=b)  # noqa: E731
+    return set_budget({name: PAPER[name]}, SCALES[scale], plan, "cuda", tokens=tokens, minutes=minutes)
 
 
 def test_minutes_give_every_run_as_many_tokens_as_fit():
@@ -165,7 +159,7 @@ def test_minutes_give_every_run_as_many_tokens_as_fit():
 
 
 def test_tokens_are_what_every_run_gets():
-    given = fixed_budget({"table1": PAPER["table1"]}, "multi30k", 8192 * 500)
+    given = budget("table1", "multi30k", tokens=8192 * 500)
     assert {run.recipe.training.max_steps for run in planned("table1", "multi30k", budget=given)} == {500}
 
 
@@ -184,12 +178,9 @@ def test_refusals():
         (lambda: budget("headline", "europarl", None), "say how much in all with --minutes"),
         (lambda: budget("table1", "europarl", 1), "minutes beside training: more than --minutes 1"),
         (lambda: budget("table1", "europarl", 4), "too little for 10 useful runs: give at least"),
-        (lambda: fixed_budget({"table1": PAPER["table1"]}, "full", 9), "--tokens is for the small scales"),
-        (
-            lambda: fixed_budget({"headline": PAPER["headline"]}, "europarl", 9),
-            "headline gives every arm the same time",
-        ),
-        (lambda: choose_experiments(["table11"]), "unknown experiment 'table11'; did you mean table1?"),
+        (lambda: budget("table1", "full", tokens=9), "--tokens is for the small scales"),
+        (lambda: budget("headline", "europarl", tokens=9), "headline gives every arm the same time"),
+        (lambda: choose(["table11"]), "unknown experiment 'table11'; did you mean table1?"),
     ]:
         with raises(InputError, match=message):
             call()

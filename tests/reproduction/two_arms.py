@@ -5,8 +5,7 @@ import random
 import torch
 
 from deepnmt.cli import main
-from deepnmt.reproduction.experiment import Arm, Claim, Experiment
-from deepnmt.reproduction.paper import EXPERIMENTS
+from deepnmt.reproduction.experiment import EXPERIMENTS, Arm, Claim, Experiment
 
 torch.set_num_threads(1)
 WORDS = ["the", "a", "cat", "dog", "man", "house", "tree", "sees", "likes", "takes", "red", "green", "big", "and", "or"]
