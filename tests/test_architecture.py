@@ -107,7 +107,7 @@ def test_the_sections_of_a_recipe_are_pure_data():
         ("config.py", "from deepnmt.commands import train", "config must not import commands"),
         ("model/x.py", "from deepnmt import __version__", None),
         ("model/x.py", "from deepnmt.errors import InputError", None),
-        ("model/connections/x.py", "from ..sublayer import LayerNorm", None),
+        ("model/connections/x.py", "from ..norms import LayerNorm", None),
         ("training/x.py", "from deepnmt.model.transformer import Transformer", None),
         ("commands/x.py", "from deepnmt.decoding import a\nfrom deepnmt.config import b", None),
     ],

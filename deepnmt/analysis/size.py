@@ -8,7 +8,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from deepnmt.analysis.tables import aligned
-from deepnmt.model.config import ModelConfig
+from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.transformer import Transformer
 
 
@@ -55,11 +55,17 @@ def _mega(number: int) -> str:
 def describe(config: ModelConfig) -> str:
     """The norm, and a line for each stack."""
     stacks = (
-        f"{name:<8} {_count(stack.num_layers, 'layer')}, {stack.connection.kind}, width {stack.dim}, "
+        f"{name:<8} {_count(stack.num_layers, 'layer')}, {_kinds(config, stack)}, width {stack.dim}, "
         f"ffn {stack.ffn_dim}, {_count(stack.num_heads, 'head')}"
         for name, stack in (("encoder", config.encoder), ("decoder", config.decoder))
     )
     return "\n".join([f"{config.norm}-norm", *stacks])
+
+
+def _kinds(config: ModelConfig, stack: StackConfig) -> str:
+    """The connection, and the sub-layers if they differ from the model's norm."""
+    sublayer = config.sublayer_of(stack).kind
+    return stack.connection.kind if sublayer == config.norm else f"{stack.connection.kind}, {sublayer}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -15,7 +15,7 @@ from deepnmt.model.connections.dlcl import Dlcl
 from deepnmt.model.connections.residual import Residual
 from deepnmt.model.kernels.graphs import Work, record_graph
 from deepnmt.model.layers import DecoderLayer
-from deepnmt.model.sublayer import Sublayer
+from deepnmt.model.sublayers import Sublayer
 from deepnmt.model.transformer import Transformer
 
 WIDEST_BEAM = 8  # the kernels unroll over it
@@ -38,6 +38,7 @@ def can_fuse(model: Transformer) -> bool:
     connection, stack = model.decoder.connection, model.config.decoder
     head_dim = stack.dim // stack.num_heads
     known = type(connection) is Residual or (type(connection) is Dlcl and connection.weight.shape[2] == 1)
+    known = known and model.config.norm_kind == "layer" and model.config.sublayer_of(stack).kind in ("pre", "post")
     return known and head_dim >= 16 and head_dim & (head_dim - 1) == 0 and find_spec("triton") is not None
 
 
@@ -49,7 +50,7 @@ class FusedStep:
         from deepnmt.decoding.kernels.beams_triton import BeamState
 
         self.prepared, self.shape, self.eos = prepared, shape, eos
-        self.pre = prepared.model.config.norm == "pre"
+        self.pre = prepared.model.config.sublayer_of(prepared.model.config.decoder).kind == "pre"
         model, config = prepared.model, shape.config
         weight, stack = model.output_weight, model.config.decoder
         self.layers = [layer for layer in model.decoder.layers if isinstance(layer, DecoderLayer)]

@@ -36,11 +36,12 @@ class Visibility(ABC):
 
 
 class _Attention(nn.Module):
-    def __init__(self, dim: int, num_heads: int, dropout: float) -> None:
+    def __init__(self, dim: int, num_heads: int, dropout: float, inner_norm: nn.Module | None = None) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.dropout = dropout
         self.output = nn.Linear(dim, dim)
+        self.inner_norm = inner_norm or nn.Identity()
 
     def _split(self, x: Tensor, parts: int) -> Tensor:
         """(..., parts * dim) -> (..., parts, heads, head_dim)"""
@@ -53,13 +54,16 @@ class _Attention(nn.Module):
 class SelfAttention(_Attention):
     """Queries, keys and values from one input, by one packed projection."""
 
-    def __init__(self, dim: int, num_heads: int, dropout: float) -> None:
-        super().__init__(dim, num_heads, dropout)
+    def __init__(self, dim: int, num_heads: int, dropout: float, inner_norm: nn.Module | None = None) -> None:
+        super().__init__(dim, num_heads, dropout, inner_norm)
         self.input = nn.Linear(dim, 3 * dim)
 
     def forward(self, x: Tensor, visibility: Visibility) -> Tensor:
         attended = visibility.attend_itself(self._split(self.input(x), 3), self._dropout())
-        return self.output(attended.flatten(-2))
+        return self.output(self.inner_norm(attended.flatten(-2)))
+
+    def branch_weights(self) -> list[Tensor]:
+        return [self.input.weight.chunk(3)[2], self.output.weight]
 
 
 class CrossAttention(_Attention):
@@ -77,7 +81,10 @@ class CrossAttention(_Attention):
     def forward(self, x: Tensor, memory: KeysValues, visibility: Visibility) -> Tensor:
         query = self._split(self.query(x), 1).squeeze(-3)
         attended = visibility.attend(query, memory, self._dropout())
-        return self.output(attended.flatten(-2))
+        return self.output(self.inner_norm(attended.flatten(-2)))
+
+    def branch_weights(self) -> list[Tensor]:
+        return [self.key_value.weight.chunk(2)[1], self.output.weight]
 
 
 def attend_padded(

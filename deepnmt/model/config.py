@@ -4,10 +4,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from deepnmt.model.connections import CONNECTIONS, ConnectionConfig
-from deepnmt.model.connections.connection import NormPlacement
 from deepnmt.model.connections.residual import ResidualConfig
+from deepnmt.model.sublayers import SUBLAYERS, NormPlacement, SublayerConfig
 
 CONNECTION_CONFIGS = {kind: connection.Config for kind, connection in CONNECTIONS.items()}
+SUBLAYER_CONFIGS = {kind: sublayer.Config for kind, sublayer in SUBLAYERS.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,7 @@ class StackConfig:
     ffn_dim: int = 2048
     num_heads: int = 8
     connection: ConnectionConfig = field(default_factory=ResidualConfig, metadata={"variants": CONNECTION_CONFIGS})
+    sublayer: SublayerConfig | None = field(default=None, metadata={"variants": SUBLAYER_CONFIGS})  # else model.norm
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "dim", "ffn_dim", "num_heads"):
@@ -35,7 +37,8 @@ class StackConfig:
 class ModelConfig:
     source_vocab_size: int
     target_vocab_size: int
-    norm: NormPlacement = "pre"
+    norm: NormPlacement = "pre"  # around the sub-layers of a stack that has no `sublayer` of its own
+    norm_kind: Literal["layer", "rms"] = "layer"
     encoder: StackConfig = field(default_factory=StackConfig)
     decoder: StackConfig = field(default_factory=StackConfig)
     share_embeddings: bool = False  # one table for source and target
@@ -73,3 +76,7 @@ class ModelConfig:
                 f"share_embeddings = true needs one width, but encoder.dim = {self.encoder.dim} "
                 f"and decoder.dim = {self.decoder.dim}"
             )
+
+    def sublayer_of(self, stack: StackConfig) -> SublayerConfig:
+        """What is around the sub-layers of a stack."""
+        return stack.sublayer or SUBLAYER_CONFIGS[self.norm]()  # type: ignore[call-arg]

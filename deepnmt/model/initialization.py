@@ -2,16 +2,18 @@
 
 import math
 
+import torch
 from torch import nn
 
 from deepnmt.model.attention import CrossAttention, SelfAttention
-from deepnmt.model.layers import FeedForward
+from deepnmt.model.layers import FeedForward, Layer
 
 
 def initialize(model: nn.Module) -> None:
     """Embeddings N(0, 1/dim), padding too; linear layers Xavier-uniform with zero bias; norms one and zero.
 
-    Connection weights are set by their scheme: their start is part of it.
+    Connection weights are set by their scheme: their start is part of it. Schemes around sub-layers may change how
+    the functions in them start.
     """
     for module in model.modules():
         if isinstance(module, nn.Embedding):
@@ -27,6 +29,11 @@ def initialize(model: nn.Module) -> None:
             _initialize_cross_attention(module)
         elif isinstance(module, FeedForward) and module.gated:
             _xavier_as(module.expand, rows=module.expand.out_features // 2)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, Layer):
+                for sublayer, function in module.sublayers():
+                    sublayer.initialize(function)
 
 
 def _initialize_cross_attention(attention: CrossAttention) -> None:

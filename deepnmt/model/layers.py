@@ -1,6 +1,7 @@
-"""The layers of the two stacks: attention and feed-forward, each inside a residual unit."""
+"""The layers of the two stacks: attention and feed-forward, each with a scheme around it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -8,7 +9,9 @@ from torch import Tensor, nn
 from deepnmt.model.attention import CrossAttention, KeysValues, SelfAttention, Visibility
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.kernels.dropout import Dropout
-from deepnmt.model.sublayer import SUBLAYERS
+from deepnmt.model.norms import NORMS
+from deepnmt.model.sublayers import SUBLAYERS, Place, Sublayer
+from deepnmt.model.sublayers.sublayer import Function
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -21,13 +24,16 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class FeedForward(nn.Module):
     """W2 f(W1 x); with swiglu, W2 (silu(W1 x) * V1 x), where W1 and V1 are one packed matrix."""
 
-    def __init__(self, dim: int, ffn_dim: int, dropout: float, activation: str) -> None:
+    def __init__(
+        self, dim: int, ffn_dim: int, dropout: float, activation: str, inner_norm: nn.Module | None = None
+    ) -> None:
         super().__init__()
         self.gated = activation == "swiglu"
         self.activation = ACTIVATIONS[activation]
         self.expand = nn.Linear(dim, 2 * ffn_dim if self.gated else ffn_dim)
         self.contract = nn.Linear(ffn_dim, dim)
         self.dropout = Dropout(dropout)
+        self.inner_norm = inner_norm or nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.expand(x)
@@ -36,37 +42,71 @@ class FeedForward(nn.Module):
             x = self.activation(gate) * x
         else:
             x = self.activation(x)
-        return self.contract(self.dropout(x))
+        return self.contract(self.inner_norm(self.dropout(x)))
+
+    def branch_weights(self) -> list[Tensor]:
+        return [self.expand.weight, self.contract.weight]
 
 
-class EncoderLayer(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
+class Layer(nn.Module):
+    """Attention and feed-forward, each with its scheme around it; of the encoder or of the decoder."""
+
+    def __init__(self, config: ModelConfig, number: int, is_decoder: bool) -> None:
+        """number: from 1"""
         super().__init__()
-        stack, residual_unit = config.encoder, SUBLAYERS[config.norm]
-        self.attention = SelfAttention(stack.dim, stack.num_heads, config.attention_dropout)
-        self.feed_forward = FeedForward(stack.dim, stack.ffn_dim, config.ffn_dropout, config.activation)
-        self.around_attention = residual_unit(stack.dim, config.dropout)
-        self.around_feed_forward = residual_unit(stack.dim, config.dropout)
+        stack = config.decoder if is_decoder else config.encoder
+        scheme = config.sublayer_of(stack)
+        around, new_norm = SUBLAYERS[scheme.kind], NORMS[config.norm_kind]
+        place = Place(
+            dim=stack.dim,
+            dropout=config.dropout,
+            layer=number,
+            num_encoder_layers=config.encoder.num_layers,
+            num_decoder_layers=config.decoder.num_layers,
+            is_decoder=is_decoder,
+            new_norm=new_norm,
+        )
+        new_inner_norm = new_norm if around.norms_inside else nn.Identity
+        self.attention = SelfAttention(
+            stack.dim, stack.num_heads, config.attention_dropout, inner_norm=new_inner_norm(stack.dim)
+        )
+        if is_decoder:
+            self.cross_attention = CrossAttention(
+                stack.dim, config.encoder.dim, stack.num_heads, config.attention_dropout
+            )
+        self.feed_forward = FeedForward(
+            stack.dim, stack.ffn_dim, config.ffn_dropout, config.activation, inner_norm=new_inner_norm(stack.ffn_dim)
+        )
+        self.around_attention = around(scheme, place)
+        if is_decoder:
+            self.around_cross_attention = around(scheme, replace(place, is_cross_attention=True))
+        self.around_feed_forward = around(scheme, replace(place, ends_layer=True))
+
+    def sublayers(self) -> list[tuple[Sublayer, Function]]:
+        """In the order in which they compute."""
+        return [(self.around_attention, self.attention), (self.around_feed_forward, self.feed_forward)]
+
+
+class EncoderLayer(Layer):
+    def __init__(self, config: ModelConfig, number: int) -> None:
+        super().__init__(config, number, is_decoder=False)
 
     def forward(self, x: Tensor, visibility: Visibility) -> Tensor:
         """x: (..., dim) -> (..., dim)"""
-        x = self.around_attention(x, lambda x: self.attention(x, visibility))
-        return self.around_feed_forward(x, self.feed_forward)
+        z = self.around_attention(x, lambda z: self.attention(z, visibility), x)
+        return self.around_feed_forward(z, self.feed_forward, x)
 
 
-class DecoderLayer(nn.Module):
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        stack, residual_unit = config.decoder, SUBLAYERS[config.norm]
-        self.attention = SelfAttention(stack.dim, stack.num_heads, config.attention_dropout)
-        self.cross_attention = CrossAttention(stack.dim, config.encoder.dim, stack.num_heads, config.attention_dropout)
-        self.feed_forward = FeedForward(stack.dim, stack.ffn_dim, config.ffn_dropout, config.activation)
-        self.around_attention = residual_unit(stack.dim, config.dropout)
-        self.around_cross_attention = residual_unit(stack.dim, config.dropout)
-        self.around_feed_forward = residual_unit(stack.dim, config.dropout)
+class DecoderLayer(Layer):
+    def __init__(self, config: ModelConfig, number: int) -> None:
+        super().__init__(config, number, is_decoder=True)
 
     def forward(self, x: Tensor, visibility: Visibility, memory: KeysValues, memory_visibility: Visibility) -> Tensor:
         """x: (..., dim) -> (..., dim); memory: the keys and values made of the encoder's result."""
-        x = self.around_attention(x, lambda x: self.attention(x, visibility))
-        x = self.around_cross_attention(x, lambda x: self.cross_attention(x, memory, memory_visibility))
-        return self.around_feed_forward(x, self.feed_forward)
+        z = self.around_attention(x, lambda z: self.attention(z, visibility), x)
+        z = self.around_cross_attention(z, lambda z: self.cross_attention(z, memory, memory_visibility), x)
+        return self.around_feed_forward(z, self.feed_forward, x)
+
+    def sublayers(self) -> list[tuple[Sublayer, Function]]:
+        attention, feed_forward = super().sublayers()
+        return [attention, (self.around_cross_attention, self.cross_attention), feed_forward]

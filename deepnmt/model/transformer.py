@@ -1,4 +1,4 @@
-"""The encoder-decoder Transformer: one loop per stack, whatever the norm placement and the connection."""
+"""The encoder-decoder Transformer: one loop per stack, whatever is around its sub-layers and between its layers."""
 
 import math
 from dataclasses import dataclass, replace
@@ -16,8 +16,9 @@ from deepnmt.model.connections import CONNECTIONS, Connection, StackShape
 from deepnmt.model.embedding import Embedding, LearnedPositions, SinusoidalPositions
 from deepnmt.model.initialization import initialize
 from deepnmt.model.layers import DecoderLayer, EncoderLayer
+from deepnmt.model.norms import NORMS
 from deepnmt.model.sequences import PaddedSequences, Sequences
-from deepnmt.model.sublayer import LayerNorm
+from deepnmt.model.sublayers import SUBLAYERS
 
 
 class Stack(nn.Module):
@@ -25,16 +26,25 @@ class Stack(nn.Module):
 
     def __init__(self, layers: list[nn.Module], config: ModelConfig, stack: StackConfig, num_readers: int) -> None:
         super().__init__()
-        shape = StackShape(num_layers=stack.num_layers, dim=stack.dim, norm=config.norm, num_readers=num_readers)
+        around, new_norm = SUBLAYERS[config.sublayer_of(stack).kind], NORMS[config.norm_kind]
+        shape = StackShape(
+            num_layers=stack.num_layers,
+            dim=stack.dim,
+            norm=around.placement,
+            num_readers=num_readers,
+            new_norm=new_norm,
+        )
+        self.embedding_norm = new_norm(stack.dim) if around.norms_embedding else nn.Identity()
         self.layers = nn.ModuleList(layers)
         self.connection: Connection = CONNECTIONS[stack.connection.kind](stack.connection, shape)
-        self.final_norm = LayerNorm(stack.dim) if config.norm == "pre" else nn.Identity()
+        norms_result = around.placement == "pre" and around.norms_result
+        self.final_norm = new_norm(stack.dim) if norms_result else nn.Identity()
         self.checkpoints_activations = False
 
     def forward(self, x: Tensor, arguments: list[tuple[Any, ...]]) -> list[Tensor]:
         """x: the embedding y_0; arguments: what each layer is given besides its input. Returns the stack's memories."""
         connection, history = self.connection, self.connection.begin()
-        connection.write(history, x)
+        connection.write(history, self.embedding_norm(x))
         for layer, given in zip(self.layers, arguments, strict=True):
             connection.write(history, self._run(layer, connection.read(history), given))
         return [self.final_norm(memory) for memory in connection.memories(history)]
@@ -65,8 +75,8 @@ class Transformer(nn.Module):
         self.target_embedding = _embedding(config, target_tokens, config.start_id)
 
         num_decoder_layers = config.decoder.num_layers
-        encoder_layers: list[nn.Module] = [EncoderLayer(config) for _ in range(config.encoder.num_layers)]
-        decoder_layers: list[nn.Module] = [DecoderLayer(config) for _ in range(num_decoder_layers)]
+        encoder_layers: list[nn.Module] = [EncoderLayer(config, k + 1) for k in range(config.encoder.num_layers)]
+        decoder_layers: list[nn.Module] = [DecoderLayer(config, k + 1) for k in range(num_decoder_layers)]
         self.encoder = Stack(encoder_layers, config, config.encoder, num_readers=num_decoder_layers)
         self.decoder = Stack(decoder_layers, config, config.decoder, num_readers=1)
         self.output = None if config.tie_output else nn.Embedding(config.target_vocab_size, config.decoder.dim)

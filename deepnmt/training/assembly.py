@@ -20,6 +20,7 @@ from deepnmt.data.vocabulary import UNK
 from deepnmt.errors import InputError, RunError
 from deepnmt.model.connections import CONNECTIONS
 from deepnmt.model.storage import WEIGHTS, fill, load_config, load_meta, read_tensors, weights
+from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.model.transformer import Transformer
 from deepnmt.progress import say
 from deepnmt.settings import to_table
@@ -232,7 +233,7 @@ def build_diagnosis(recipe: Recipe, dataset: Dataset) -> Diagnosis:
         recipe.training,
         recipe.model.target_vocab_size,
         guessing_nll(dataset),
-        is_post_norm=recipe.model.norm == "post",
+        is_post_norm=SUBLAYERS[recipe.model.sublayer_of(recipe.model.encoder).kind].placement == "post",
         has_shortcuts=CONNECTIONS[recipe.model.encoder.connection.kind].has_shortcuts,
     )
 

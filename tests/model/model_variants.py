@@ -1,4 +1,4 @@
-"""Every connection scheme that is listed, with the options of DLCL, and tiny models made of them.
+"""Every scheme that is listed, between layers and around sub-layers, with options, and tiny models made of them.
 
 A scheme is tested the moment it stands in the table: the laws run over `CASES`.
 """
@@ -12,13 +12,13 @@ from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections import CONNECTIONS, ConnectionConfig
 from deepnmt.model.connections.dlcl import DlclConfig
 from deepnmt.model.connections.residual import ResidualConfig
-from deepnmt.model.sublayer import SUBLAYERS
+from deepnmt.model.sublayers import SUBLAYERS, SublayerConfig
 from deepnmt.model.transformer import Transformer
 
 DIM = 16
 PAD, EOS = 1, 2
 
-NORMS = list(SUBLAYERS)
+NORMS = ["pre", "post"]
 STACKS = ["encoder", "decoder"]
 VARIANTS: dict[str, ConnectionConfig] = {kind: scheme.Config() for kind, scheme in CONNECTIONS.items()} | {  # type: ignore[call-arg]
     "dlcl-fixed-average": DlclConfig(learned=False),
@@ -39,16 +39,27 @@ FOREIGN = {  # what models of other toolkits have
     "output_bias": True,
     "start_id": 0,
 }
+# What is around the sub-layers of both stacks. Each scheme meets the residual stack and DLCL.
+SUBLAYER_VARIANTS: dict[str, SublayerConfig] = {kind: scheme.Config() for kind, scheme in SUBLAYERS.items()}  # type: ignore[call-arg]
 CASES = [(variant, norm, stack) for variant in VARIANTS for norm in NORMS for stack in STACKS]
 CASES += [("foreign", norm, "both") for norm in NORMS]
+CASES += [
+    case
+    for kind in SUBLAYER_VARIANTS
+    if kind not in NORMS
+    for case in (("residual", kind, "encoder"), ("dlcl", kind, "encoder"), ("dlcl", kind, "decoder"))
+]
 CASE_IDS = ["-".join(case) for case in CASES]
 
 
 def tiny_config(
     encoder: ConnectionConfig | None = None, decoder: ConnectionConfig | None = None, **changes: object
 ) -> ModelConfig:
-    """3 + 2 layers without dropout, one vocabulary of 14."""
+    """3 + 2 layers without dropout, one vocabulary of 14. `norm` is a scheme around sub-layers."""
     stack = StackConfig(num_layers=3, dim=DIM, ffn_dim=24, num_heads=4, connection=encoder or ResidualConfig())
+    if (norm := changes.get("norm")) not in (None, *NORMS):
+        stack = replace(stack, sublayer=SUBLAYER_VARIANTS[str(norm)])
+        changes = {name: value for name, value in changes.items() if name != "norm"}
     settings: dict[str, object] = {
         "source_vocab_size": 14,
         "target_vocab_size": 14,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from model_variants import EOS, NORMS, VARIANTS, tiny_config
+from model_variants import EOS, NORMS, SUBLAYER_VARIANTS, VARIANTS, tiny_config
 from pytest import mark
 
 from deepnmt.model.config import StackConfig
@@ -59,8 +59,18 @@ def learn(config, max_steps=400, lr=6e-3, seed=0):
     return accuracy
 
 
-@mark.parametrize("norm", NORMS)
-@mark.parametrize("variant", VARIANTS)
+LEARNERS = [(variant, norm) for variant in VARIANTS for norm in NORMS]
+LEARNERS += [("residual", norm) for norm in SUBLAYER_VARIANTS if norm not in NORMS]
+
+
+@mark.parametrize(("variant", "norm"), LEARNERS)
 def test_every_variant_learns_to_reverse_digits(variant, norm):
-    stack = StackConfig(num_layers=2, dim=DIM, ffn_dim=64, num_heads=4, connection=VARIANTS[variant])
-    assert learn(replace(tiny_config(norm=norm), encoder=stack, decoder=stack)) > 0.9
+    stack = StackConfig(
+        num_layers=2,
+        dim=DIM,
+        ffn_dim=64,
+        num_heads=4,
+        connection=VARIANTS[variant],
+        sublayer=SUBLAYER_VARIANTS[norm],
+    )
+    assert learn(replace(tiny_config(), encoder=stack, decoder=stack)) > 0.9

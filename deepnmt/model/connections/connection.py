@@ -1,12 +1,13 @@
 """What every connection scheme is: a rule by which the outputs of a stack's layers become the input of the next."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-NormPlacement = Literal["pre", "post"]
+from deepnmt.model.norms import LayerNorm, NewNorm
+from deepnmt.model.sublayers import NormPlacement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class StackShape:
     dim: int
     norm: NormPlacement
     num_readers: int  # how many layers read the stack's result: the decoder's layers for an encoder, else one
+    new_norm: NewNorm = LayerNorm
 
 
 class History(list[Tensor]):

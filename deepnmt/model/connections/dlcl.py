@@ -16,7 +16,6 @@ from deepnmt.model.connections.connection import (
     lower_triangle,
 )
 from deepnmt.model.kernels.mixture import open_tape
-from deepnmt.model.sublayer import LayerNorm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,9 +77,9 @@ class Dlcl(Connection):
 
         # The norm of y_k (pre) or of row k (post). Row 0 of post-norm is normed twice when the embedding is: once as
         # y_0 and once as row 0, with the same LayerNorm; so does the authors' code.
-        norms = [LayerNorm(shape.dim) if config.norm and k >= 1 else nn.Identity() for k in range(count)]
+        norms = [shape.new_norm(shape.dim) if config.norm and k >= 1 else nn.Identity() for k in range(count)]
         if config.norm_embedding:
-            norms[0] = LayerNorm(shape.dim)
+            norms[0] = shape.new_norm(shape.dim)
         self.norms = nn.ModuleList(norms)
         self.norms_outputs = shape.norm == "pre"
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from deepnmt.model.kernels.mixture import MixtureTape
 from deepnmt.model.kernels.packed_attention import Reach, attend_packed
+from deepnmt.model.norms import LayerNorm
 from deepnmt.model.sequences import PackedSequences
-from deepnmt.model.sublayer import LayerNorm
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [

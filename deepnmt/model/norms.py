@@ -1,0 +1,33 @@
+"""The norms of a model; both axes, sub-layers and connections, are built with them."""
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+NewNorm = Callable[[int], nn.Module]  # the norm of this width
+
+
+class LayerNorm(nn.LayerNorm):
+    """Computes in fp32 under mixed precision and returns the type it was given: the stack stays in half precision."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+
+
+class RmsNorm(nn.RMSNorm):
+    """x / sqrt(mean(x^2) + eps), times a gain (Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__(dim, eps=1e-6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+
+
+NORMS: dict[str, NewNorm] = {"layer": LayerNorm, "rms": RmsNorm}
+
+
+def rms(x: Tensor, eps: float = 1e-6) -> Tensor:
+    """x / sqrt(mean(x^2) + eps), in fp32."""
+    return F.rms_norm(x.float(), x.shape[-1:], eps=eps)

@@ -1,0 +1,38 @@
+"""DeepNorm: post-norm whose residual outweighs the branch, by as much as the depth asks for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from deepnmt.model.sublayers.sublayer import Function, Place, Sublayer, SublayerConfig, scale_branch
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepNormConfig(SublayerConfig):
+    kind: str = field(default="deepnorm", init=False)
+
+
+class DeepNorm(Sublayer):
+    """LN(a x + F(x)); the branch starts smaller by a gain (Wang et al. 2022, https://arxiv.org/abs/2203.00555).
+
+    With N encoder and M decoder layers, encoder: a = .81 (N^4 M)^(1/16), gain .87 (N^4 M)^(-1/16); decoder: a =
+    (3M)^(1/4), gain (12M)^(-1/4). The gain is on all matrices but those of queries and keys.
+    """
+
+    Config = DeepNormConfig
+    placement = "post"
+
+    def __init__(self, config: DeepNormConfig, place: Place) -> None:
+        super().__init__(config, place)
+        n, m = place.num_encoder_layers, place.num_decoder_layers
+        if place.is_decoder:
+            self.residual, self.gain = (3 * m) ** 0.25, (12 * m) ** -0.25
+        else:
+            self.residual, self.gain = 0.81 * (n**4 * m) ** (1 / 16), 0.87 * (n**4 * m) ** (-1 / 16)
+
+    def forward(self, x: Tensor, function: Callable[[Tensor], Tensor], layer_input: Tensor) -> Tensor:
+        return self.norm(self.residual * x + self.dropout(function(x)))
+
+    def initialize(self, function: Function) -> None:
+        scale_branch(function, self.gain)

@@ -1,0 +1,39 @@
+"""Layer scale: pre-norm whose branches start near zero, dimension by dimension."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from deepnmt.model.sublayers.sublayer import Place, Sublayer, SublayerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerScaleConfig(SublayerConfig):
+    kind: str = field(default="layer-scale", init=False)
+    start: float | None = None  # by the depth of the stack, as the authors do
+
+    def __post_init__(self) -> None:
+        if self.start is not None and self.start <= 0:
+            raise ValueError(f"sublayer.start = {self.start} must be above 0")
+
+
+def start_at(depth: int) -> float:
+    """Touvron et al., section 2."""
+    return 0.1 if depth <= 18 else 1e-5 if depth <= 24 else 1e-6
+
+
+class LayerScale(Sublayer):
+    """x + g * F(LN(x)), g a learned vector (Touvron et al. 2021, https://arxiv.org/abs/2103.17239)."""
+
+    Config = LayerScaleConfig
+    placement = "pre"
+
+    def __init__(self, config: LayerScaleConfig, place: Place) -> None:
+        super().__init__(config, place)
+        start = config.start or start_at(place.num_layers)
+        self.weight = nn.Parameter(torch.full((place.dim,), start))
+
+    def forward(self, x: Tensor, function: Callable[[Tensor], Tensor], layer_input: Tensor) -> Tensor:
+        return x + self.dropout((self.weight * function(self.norm(x))).to(x.dtype))

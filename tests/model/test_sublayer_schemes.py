@@ -1,0 +1,168 @@
+"""What each scheme around a sub-layer says it is: its equation, written out plainly, and how it starts."""
+
+import math
+from dataclasses import replace
+
+import torch
+from model_variants import DIM, padded, scrambled, sentences, tiny_config
+from pytest import approx, mark, raises
+
+from deepnmt.model.config import StackConfig
+from deepnmt.model.connections.dlcl import DlclConfig
+from deepnmt.model.sublayers import SUBLAYERS
+from deepnmt.model.sublayers.layer_scale import LayerScaleConfig
+from deepnmt.model.transformer import Transformer
+
+N, M = 3, 2  # layers of `tiny_config`
+
+
+def plain_attention(attention, x, seen, causal=False, inner=lambda heads: heads):
+    """Multi-head attention over one sentence, x: (T, dim), seen: (S, dim)."""
+    if hasattr(attention, "input"):
+        matrices, biases = attention.input.weight.chunk(3), attention.input.bias.chunk(3)
+    else:
+        matrices = [attention.query.weight, *attention.key_value.weight.chunk(2)]
+        biases = [attention.query.bias, *attention.key_value.bias.chunk(2)]
+    inputs = (x, seen, seen)
+    parts = [part @ matrix.T + bias for part, matrix, bias in zip(inputs, matrices, biases, strict=True)]
+    heads = []
+    for q, k, v in zip(*(part.chunk(attention.num_heads, -1) for part in parts), strict=True):
+        scores = q @ k.T / math.sqrt(q.shape[-1])
+        if causal:
+            scores = scores + torch.full_like(scores, -math.inf).triu(1)
+        heads.append(scores.softmax(-1) @ v)
+    return inner(torch.cat(heads, -1)) @ attention.output.weight.T + attention.output.bias
+
+
+def plain_feed_forward(part, x, inner=lambda hidden: hidden):
+    hidden = (x @ part.expand.weight.T + part.expand.bias).relu()
+    return inner(hidden) @ part.contract.weight.T + part.contract.bias
+
+
+def ln(norm, x):
+    """The norm's parameters, and the formula by hand."""
+    centred = x - x.mean(-1, keepdim=True)
+    return norm.weight * centred / (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt() + norm.bias
+
+
+def plain_stack(stack, x, rule, memory=None):
+    """The layers of a residual stack, each sub-layer by `rule(unit, x, F, layer input, layer number, ends layer)`."""
+    for number, layer in enumerate(stack.layers, start=1):
+        start = x
+        functions = [lambda z, layer=layer: plain_attention(layer.attention, z, z, causal=memory is not None)]
+        if memory is not None:
+            functions.append(lambda z, layer=layer: plain_attention(layer.cross_attention, z, memory))
+        functions.append(lambda z, layer=layer: plain_feed_forward(layer.feed_forward, z))
+        units = [unit for unit, _ in layer.sublayers()]
+        for unit, function in zip(units, functions, strict=True):
+            x = rule(unit, x, function, start, number, unit is units[-1])
+    return x
+
+
+def deepnorm(decoder):
+    def rule(unit, x, f, start, number, ends):
+        a = (3 * M) ** (1 / 4) if decoder else 0.81 * (N**4 * M) ** (1 / 16)
+        return ln(unit.norm, a * x + f(x))
+
+    return rule
+
+
+def layer_scale(decoder):
+    return lambda unit, x, f, start, number, ends: x + unit.weight * f(ln(unit.norm, x))
+
+
+def pre(decoder):
+    return lambda unit, x, f, start, number, ends: x + f(ln(unit.norm, x))
+
+
+def post(decoder):
+    return lambda unit, x, f, start, number, ends: ln(unit.norm, x + f(x))
+
+
+RULES = {"pre": pre, "post": post, "deepnorm": deepnorm, "layer-scale": layer_scale}
+NO_NORM_ON_TOP = {"post", "deepnorm"}
+
+
+def embedded(embedding, ids):
+    places = torch.arange(len(ids)) + embedding.first_position
+    return embedding.scale * embedding.tokens.weight[ids] + embedding.positions(places)
+
+
+@mark.parametrize("kind", SUBLAYERS)
+def test_a_model_is_what_the_equation_says(kind):
+    model = scrambled(tiny_config(norm=kind))
+    (source,), (target,) = sentences(6), sentences(5, seed=2)
+    top = (lambda stack, x: x) if kind in NO_NORM_ON_TOP else (lambda stack, x: ln(stack.final_norm, x))
+    memory = top(
+        model.encoder, plain_stack(model.encoder, embedded(model.source_embedding, source), RULES[kind](False))
+    )
+    x = plain_stack(model.decoder, embedded(model.target_embedding, target), RULES[kind](True), memory)
+    expected = top(model.decoder, x) @ model.output_weight.T
+    torch.testing.assert_close(model(source[None], target[None])[0], expected, rtol=1e-9, atol=1e-9)
+
+
+def ratios(kind):
+    """(stack, sub-layer, matrix, how many times larger than under pre-norm it starts), for one and the same seed."""
+    models = []
+    for norm in ("pre", kind):
+        torch.manual_seed(0)
+        models.append(dict(Transformer(tiny_config(norm=norm)).named_parameters()))
+    for name, plain in models[0].items():
+        stack, _, *path = name.split(".")
+        if plain.ndim == 2 and stack in ("encoder", "decoder"):
+            _, part, matrix, _ = path
+            rows = {"input": ["query", "key", "value"], "key_value": ["key", "value"]}.get(matrix, [matrix])
+            parts = zip(rows, models[1][name].chunk(len(rows)), plain.chunk(len(rows)), strict=True)
+            for row, ours, theirs in parts:
+                ratio = ours / theirs
+                torch.testing.assert_close(ratio, ratio[:1, :1].expand_as(ratio))
+                yield stack, part, row, ratio[0, 0].item()
+
+
+def test_deepnorm_starts_with_smaller_branches():
+    encoder, decoder = 0.87 * (N**4 * M) ** (-1 / 16), (12 * M) ** (-1 / 4)
+    for stack, part, matrix, ratio in ratios("deepnorm"):
+        gain = 1 if matrix in ("query", "key") else encoder if stack == "encoder" else decoder
+        assert ratio == approx(gain, rel=1e-5), (stack, part, matrix)
+
+
+def test_the_constants_of_deepnorm_at_the_paper_s_depth():
+    """30 + 6 layers."""
+    stack = StackConfig(num_layers=30, dim=8, ffn_dim=8, num_heads=1, sublayer=SUBLAYERS["deepnorm"].Config())
+    model = Transformer(replace(tiny_config(), encoder=stack, decoder=replace(stack, num_layers=6)))
+    encoder, decoder = (stack.layers[0].around_attention for stack in (model.encoder, model.decoder))
+    found = [encoder.residual, encoder.gain, decoder.residual, decoder.gain]
+    assert found == approx([2.120, 0.332, 2.060, 0.343], abs=5e-4)
+
+
+@mark.parametrize(("depth", "start"), [(6, 0.1), (18, 0.1), (24, 1e-5), (30, 1e-6)])
+def test_layer_scale_starts_smaller_in_deeper_stacks(depth, start):
+    stack = StackConfig(num_layers=depth, dim=8, ffn_dim=8, num_heads=1, sublayer=LayerScaleConfig())
+    model = Transformer(replace(tiny_config(), encoder=stack, decoder=replace(stack, num_layers=2)))
+    for layer in model.encoder.layers:
+        assert torch.equal(layer.around_feed_forward.weight, torch.full((8,), start))
+    assert model.decoder.layers[0].around_cross_attention.weight[0] == 0.1
+    with raises(ValueError, match=r"sublayer\.start = 0\.0 must be above 0"):
+        LayerScaleConfig(start=0.0)
+
+
+def test_the_stacks_may_differ():
+    config = tiny_config()
+    mixed = replace(config, encoder=replace(config.encoder, sublayer=SUBLAYERS["deepnorm"].Config()))
+    model = scrambled(mixed)
+    source, target = padded(sentences(6)), padded(sentences(4, seed=2))
+    assert model(source, target).isfinite().all()
+    encoded = model.encode(source)
+    x = plain_stack(model.encoder, embedded(model.source_embedding, source[0]), deepnorm(False))
+    torch.testing.assert_close(encoded.memories[0][0], x, rtol=1e-9, atol=1e-9)
+    assert isinstance(model.decoder.final_norm, torch.nn.LayerNorm)
+
+
+def test_rms_norm_is_an_option_of_both_axes():
+    model = scrambled(tiny_config(encoder=DlclConfig(), norm_kind="rms"))
+    layer = model.encoder.layers[0]
+    x = torch.randn(3, DIM, dtype=torch.float64)
+    for norm in (layer.around_attention.norm, model.encoder.final_norm, model.encoder.connection.norms[1]):
+        expected = norm.weight * x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt()
+        torch.testing.assert_close(norm(x), expected)
+        assert not hasattr(norm, "bias")
