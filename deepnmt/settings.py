@@ -6,6 +6,7 @@ import json
 import types
 import typing
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
 from deepnmt.errors import InputError
@@ -100,6 +101,8 @@ def _value(hint: Any, metadata: Mapping[str, Any], value: Any, where: str) -> An
         return _named(get_args(hint)[1], value, where)
     if hint is float and type(value) is int:
         return float(value)
+    if hint is Path and isinstance(value, str | Path):
+        return Path(value)
     if type(value) is not hint:
         raise InputError(f"{where} must be {_NAMES.get(hint, hint)}, not {value!r}")
     return value

@@ -24,7 +24,7 @@ def bench_training(
     lengths = typical_lengths()
     if data is not None:
         corpus = next(iter(Dataset.open(Path(data)).train.values()))
-        lengths = (corpus.source_lengths, corpus.target_lengths)
+        lengths = (corpus.source.lengths, corpus.target.lengths)
     loaded = load_recipe(recipe, overrides)
     return measure_training(loaded.model, loaded.training, lengths, trial, device=choose_device(device))
 

@@ -9,8 +9,10 @@ from deepnmt.data.parallel import ParallelFile
 from deepnmt.data.prepare import CorpusInput, make_dataset
 from deepnmt.data.prepare_settings import PrepareSettings
 from deepnmt.errors import InputError
+from deepnmt.settings import from_table
 
 Paths = str | Path | Sequence[str | Path]
+SEVERAL = {"vocab_size", "pretokenizer", "keep", "tokenizer", "codes"}  # settings with several values
 
 
 def prepare(
@@ -48,45 +50,40 @@ def prepare(
             raise InputError(f"two corpora are called {name!r}")
         files[name] = (ParallelFile(*map(Path, pair)),)
     files = {name: listed for name, listed in files.items() if listed}
+    weights, tags = weights or {}, tags or {}
     for option, named in (("weights", weights), ("tags", tags)):
-        for name in named or {}:
+        for name in named:
             if name not in files:
                 raise InputError(f"{option} names corpus {name!r}; the corpora are {', '.join(files) or 'none'}")
     if workers is not None and workers < 1:
         raise InputError(f"workers = {workers} must be at least 1")
+    held_out = {
+        "valid": _pair_files("valid_", valid_source, valid_target, valid_tsv),
+        "test": _pair_files("test_", test_source, test_target, test_tsv),
+    }
+    listed = {name: _listed(settings[name]) for name in SEVERAL & settings.keys()}
+    table = {"source_lang": source_lang, "target_lang": target_lang, **settings, **listed}
     return make_dataset(
         [
-            CorpusInput(name=name, files=listed, weight=(weights or {}).get(name, 1.0), tag=(tags or {}).get(name))
-            for name, listed in files.items()
+            CorpusInput(name=name, files=files[name], weight=weights.get(name, 1.0), tag=tags.get(name))
+            for name in files
         ],
-        PrepareSettings(source_lang=source_lang, target_lang=target_lang, **_as_tuples(settings)),
+        held_out,
+        from_table(PrepareSettings, table),
         Path(out),
-        valid=_pair_files("valid_", valid_source, valid_target, valid_tsv),
-        test=_pair_files("test_", test_source, test_target, test_tsv),
         workers=workers,
         overwrite=overwrite,
     )
 
 
 def _pair_files(prefix: str, source: Paths, target: Paths, tsv: Paths) -> tuple[ParallelFile, ...]:
-    sources, targets = _paths(source), _paths(target)
+    sources, targets = _listed(source), _listed(target)
     if len(sources) != len(targets):
         raise InputError(f"{prefix}source has {len(sources)} files and {prefix}target {len(targets)}; they go in pairs")
-    pairs = [ParallelFile(*pair) for pair in zip(sources, targets, strict=True)]
-    return (*pairs, *map(ParallelFile, _paths(tsv)))
+    pairs = [*zip(sources, targets, strict=True), *zip(_listed(tsv))]
+    return tuple(ParallelFile(*map(Path, pair)) for pair in pairs)
 
 
-def _paths(paths: Paths) -> tuple[Path, ...]:
-    return (Path(paths),) if isinstance(paths, str | Path) else tuple(map(Path, paths))
-
-
-def _as_tuples(settings: dict[str, Any]) -> dict[str, Any]:
-    """One value where `PrepareSettings` has a tuple stands for itself."""
-    made = dict(settings)
-    for name in ("tokenizer", "codes"):
-        if name in made:
-            made[name] = _paths(made[name])
-    for name in ("vocab_size", "pretokenizer", "keep"):
-        if name in made:
-            made[name] = (made[name],) if isinstance(made[name], str | int) else tuple(made[name])
-    return made
+def _listed(value: Any) -> Sequence[Any]:
+    """One value stands for a list of one."""
+    return [value] if isinstance(value, str | Path | int) else value

@@ -257,7 +257,7 @@ class BatchStream:
 
     def _describe(self, corpora: Mapping[str, Corpus]) -> dict[str, Any]:
         described = {
-            name: [len(corpus), *(len(corpus.sides[side].ids) for side in SIDES), draws]
+            name: [len(corpus), *(len(side.ids) for side in corpus.sides), draws]
             for (name, corpus), draws in zip(corpora.items(), self.mixture.draws, strict=True)
         }
         settings = {name: getattr(self.config, name) for name in DECIDING}
@@ -308,7 +308,7 @@ def held_out_batches(corpus: Corpus, tokens_per_batch: int, max_length: int | No
 
     Pairs with more than `max_length` tokens on a side (eos counted) are left out.
     """
-    source, target = (with_eos([corpus.sides[side].lengths]) for side in SIDES)
+    source, target = (with_eos([side.lengths]) for side in corpus.sides)
     longest = np.maximum(source, target)
     order = np.argsort(-longest, kind="stable")
     if max_length is not None:
@@ -318,7 +318,7 @@ def held_out_batches(corpus: Corpus, tokens_per_batch: int, max_length: int | No
         rows = max(1, int(fitting_rows(longest[order[start : start + 1]].astype(np.int64), tokens_per_batch)[0]))
         sentences = order[start : start + rows]
         shape = BatchShape(len(sentences), int(source[sentences].max()), int(target[sentences].max()))
-        pair = [gather([corpus], np.zeros(1, np.int64), sentences, side) for side in SIDES]
+        pair = [gather([side], np.zeros(1, np.int64), sentences) for side in corpus.sides]
         batches.append(pad(pair[0], pair[1], shape, sentences))
         start += rows
     return batches

@@ -1,8 +1,10 @@
 """Which training pairs are dropped, and the counts of why."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from hashlib import blake2b
 from typing import Any
 
@@ -24,39 +26,29 @@ Keys = npt.NDArray[np.uint64]
 
 @dataclass
 class ReasonCounts:
-    """Counts by reason, with the first examples of each as (where, source, target)."""
+    """Counts by reason, with the first examples of each."""
 
-    counts: dict[str, int] = field(default_factory=dict)
-    examples: dict[str, list[tuple[str, str, str]]] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[dict[str, str]]] = field(default_factory=dict)
 
     def add(self, reason: str, where: str, source: str, target: str) -> None:
-        self.counts[reason] = self.counts.get(reason, 0) + 1
+        self.counts[reason] += 1
         examples = self.examples.setdefault(reason, [])
         if len(examples) < EXAMPLES_PER_REASON:
-            examples.append((where, source[:_EXAMPLE_CHARACTERS], target[:_EXAMPLE_CHARACTERS]))
+            texts = {"source": source[:_EXAMPLE_CHARACTERS], "target": target[:_EXAMPLE_CHARACTERS]}
+            examples.append({"where": where, **texts})
 
     def merge(self, other: "ReasonCounts") -> None:
-        for reason, count in other.counts.items():
-            self.counts[reason] = self.counts.get(reason, 0) + count
+        self.counts.update(other.counts)
+        for reason, further in other.examples.items():
             examples = self.examples.setdefault(reason, [])
-            examples += other.examples[reason][: EXAMPLES_PER_REASON - len(examples)]
-
-    @property
-    def total(self) -> int:
-        return sum(self.counts.values())
+            examples += further[: EXAMPLES_PER_REASON - len(examples)]
 
     def table(self) -> dict[str, Any]:
         """Plain values for dataset.json, reasons in their usual order."""
         return {
-            reason: {
-                "meaning": REASONS[reason],
-                "count": self.counts[reason],
-                "examples": [
-                    {"where": where, "source": source, "target": target}
-                    for where, source, target in self.examples[reason]
-                ],
-            }
-            for reason in REASONS
+            reason: {"meaning": meaning, "count": self.counts[reason], "examples": self.examples[reason]}
+            for reason, meaning in REASONS.items()
             if reason in self.counts
         }
 
@@ -64,9 +56,10 @@ class ReasonCounts:
 class Judge:
     """Finds the reason to drop a pair of decoded lines; None if there is none."""
 
-    def __init__(self, settings: CleaningSettings, languages: tuple[str, str]) -> None:
+    def __init__(self, settings: CleaningSettings, languages: Sequence[str]) -> None:
         self.keep = frozenset(settings.keep)
-        self._check = _CHECKS[settings.language_check](languages)
+        self._foreign_reason, is_foreign = _LANGUAGE_CHECKS[settings.language_check]
+        self._foreign = [is_foreign(language) for language in languages]
 
     def __call__(self, source: str, target: str) -> str | None:
         if not (source and target) or source.isspace() or target.isspace():
@@ -75,14 +68,7 @@ class Judge:
             return "control"
         if "identical" not in self.keep and source.strip() == target.strip():
             return "identical"
-        return self._check(source, target)
-
-
-Check = Callable[[str, str], str | None]
-
-
-def _no_check(languages: tuple[str, str]) -> Check:
-    return lambda source, target: None
+        return self._foreign_reason if self._foreign[0](source) or self._foreign[1](target) else None
 
 
 _SCRIPTS = {
@@ -106,48 +92,38 @@ _SCRIPTS = {
 _SCRIPT_OF = {language: scripts.split() for scripts, languages in _SCRIPTS.items() for language in languages.split()}
 
 
-def _script_check(languages: tuple[str, str]) -> Check:
-    """At least a third of the letters of each side belong to the script of its language."""
+def _foreign_script(language: str) -> Callable[[str], bool]:
+    """Less than a third of the letters belong to the script of the language."""
     import regex  # type: ignore[import-untyped]
 
-    def foreign(language: str) -> Callable[[str], bool]:
-        scripts = _SCRIPT_OF.get(base_language(language))
-        if scripts is None:
-            raise InputError(
-                f"the script of language {language!r} is not known here; leave out language_check = script"
-            )
-        letters = regex.compile(r"\p{L}")
-        own = regex.compile("|".join(rf"[\p{{Script={script}}}&&\p{{L}}]" for script in scripts), regex.V1)
-        return lambda text: 3 * len(own.findall(text)) < len(letters.findall(text))
-
-    source_foreign, target_foreign = map(foreign, languages)
-    return lambda source, target: "script" if source_foreign(source) or target_foreign(target) else None
+    scripts = _SCRIPT_OF.get(base_language(language))
+    if scripts is None:
+        raise InputError(f"the script of language {language!r} is not known here; leave out language_check = script")
+    letters = regex.compile(r"\p{L}")
+    own = regex.compile("|".join(rf"[\p{{Script={script}}}&&\p{{L}}]" for script in scripts), regex.V1)
+    return lambda text: 3 * len(own.findall(text)) < len(letters.findall(text))
 
 
-def _language_check(languages: tuple[str, str]) -> Check:
+def _foreign_language(language: str) -> Callable[[str], bool]:
+    identifier, expected = _identifier(), base_language(language)
+    if expected not in identifier.labels:
+        raise InputError(f"py3langid does not know the language {expected!r}; leave out language_check = langid")
+    return lambda text: len(text) >= _LANGUAGE_CHARACTERS and identifier.classify(text)[0] != expected
+
+
+@cache
+def _identifier() -> Any:
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError as error:
         raise InputError("language_check = langid needs py3langid: pip install 'deepnmt[langid]'") from error
-    identifier = LanguageIdentifier.from_model_file(MODEL_FILE)
-    expected = [base_language(language) for language in languages]
-    for language in expected:
-        if language not in identifier.labels:
-            raise InputError(f"py3langid does not know the language {language!r}; leave out language_check = langid")
-
-    def wrong(text: str, language: str) -> bool:
-        return len(text) >= _LANGUAGE_CHARACTERS and identifier.classify(text)[0] != language
-
-    def check(source: str, target: str) -> str | None:
-        return "language" if wrong(source, expected[0]) or wrong(target, expected[1]) else None
-
-    return check
+    return LanguageIdentifier.from_model_file(MODEL_FILE)
 
 
-_CHECKS: dict[str, Callable[[tuple[str, str]], Check]] = {
-    "none": _no_check,
-    "script": _script_check,
-    "langid": _language_check,
+_LANGUAGE_CHECKS: dict[str, tuple[str, Callable[[str], Callable[[str], bool]]]] = {
+    "none": ("", lambda language: lambda text: False),
+    "script": ("script", _foreign_script),
+    "langid": ("language", _foreign_language),
 }
 
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from deepnmt.data.dataset import Corpus
+from deepnmt.data.dataset import Side
 from deepnmt.data.epoch_plan import BatchShape
 from deepnmt.data.vocabulary import EOS, PAD
 
@@ -150,16 +150,16 @@ class Ragged:
         return cls(np.concatenate([np.empty(0, np.int64), *arrays]), lengths)
 
 
-def gather(corpora: Sequence[Corpus], bases: Array, sentences: npt.NDArray[np.integer], side: str) -> Ragged:
-    """The ids of sentences numbered through all corpora; corpus i begins at number bases[i]."""
-    if len(corpora) == 1:
-        return _gather_one(corpora[0], sentences, side)
+def gather(sides: Sequence[Side], bases: Array, sentences: npt.NDArray[np.integer]) -> Ragged:
+    """The ids of sentences numbered through one side of all corpora; corpus i begins at number bases[i]."""
+    if len(sides) == 1:
+        return _gather_one(sides[0], sentences)
     owners = np.searchsorted(bases, sentences, "right") - 1
     lengths = np.empty(len(sentences), np.int64)
     parts = []
     for owner in np.unique(owners):
         rows = np.flatnonzero(owners == owner)
-        part = _gather_one(corpora[owner], sentences[rows] - bases[owner], side)
+        part = _gather_one(sides[owner], sentences[rows] - bases[owner])
         lengths[rows] = part.lengths
         parts.append((rows, part))
     values = np.empty(int(lengths.sum()), np.int64)
@@ -169,11 +169,10 @@ def gather(corpora: Sequence[Corpus], bases: Array, sentences: npt.NDArray[np.in
     return Ragged(values, lengths)
 
 
-def _gather_one(corpus: Corpus, sentences: npt.NDArray[np.integer], side: str) -> Ragged:
-    stored = corpus.sides[side]
-    starts = stored.offsets[sentences]
-    lengths = stored.offsets[sentences + 1] - starts
-    return Ragged(stored.ids[_ranges(starts, lengths)], lengths)
+def _gather_one(side: Side, sentences: npt.NDArray[np.integer]) -> Ragged:
+    starts = side.offsets[sentences]
+    lengths = side.offsets[sentences + 1] - starts
+    return Ragged(side.ids[_ranges(starts, lengths)], lengths)
 
 
 def _ranges(starts: Array, lengths: Array) -> Array:

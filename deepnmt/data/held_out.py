@@ -1,7 +1,6 @@
 """Validation and test sets: every pair is kept, in order, with its original text; odd ones are only reported."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,55 +8,49 @@ import numpy as np
 import numpy.typing as npt
 
 from deepnmt.data.cleaning import Judge, Keys, ReasonCounts, SeenKeys, keys
-from deepnmt.data.dataset import CorpusWriter
+from deepnmt.data.dataset import SIDES, CorpusWriter
 from deepnmt.data.parallel import ParallelFile, parallel_chunks
-from deepnmt.data.passes import flatten, held_out_pairs
+from deepnmt.data.passes import flatten, tag_prefix
 from deepnmt.data.prepare_settings import CleaningSettings
 from deepnmt.data.tokenizer import Preprocessor, TokenizerPair, split_tag
+from deepnmt.errors import InputError
 
-Lengths = npt.NDArray[np.integer[Any]]
 _CHUNK_PAIRS = 10_000
 
 
-@dataclass
 class HeldOut:
-    """The pairs of a held-out set."""
+    """The pairs of a held-out set, as text, words and keys of the words."""
 
-    split: str
-    files: tuple[ParallelFile, ...]
-    text: tuple[list[str], list[str]]
-    tags: list[str]
-    words: tuple[list[str], list[str]]
-    noted: ReasonCounts
-    seen: tuple[SeenKeys, SeenKeys]
-
-    @classmethod
-    def read(
-        cls,
+    def __init__(
+        self,
         split: str,
         files: tuple[ParallelFile, ...],
-        preprocessors: tuple[Preprocessor, Preprocessor],
+        preprocessors: Sequence[Preprocessor],
         tags: Sequence[str],
-    ) -> "HeldOut":
+    ) -> None:
+        self.split, self.files, self.noted = split, files, ReasonCounts()
+        self.text: tuple[list[str], list[str]] = ([], [])
         judge = Judge(CleaningSettings(), ("", ""))
-        noted = ReasonCounts()
-        pairs: list[tuple[str, str]] = []
         for chunk in parallel_chunks(files, _CHUNK_PAIRS):
-            for number, (source, target) in enumerate(held_out_pairs(chunk), start=chunk.first_line):
-                pairs.append((source, target))
-                reason = judge(source, target)
-                if reason is not None:
-                    noted.add(reason, f"{chunk.file.source}:{number}", source, target)
-        source_text, target_text = map(list, zip(*pairs, strict=True))
-        tagged = [split_tag(line, tags) for line in source_text]
-        words = (
+            for number, columns in chunk.numbered():
+                if len(columns) != 2:
+                    raise InputError(
+                        f"line {number:,} of {chunk.file} has {len(columns)} columns, not source, tab, target"
+                    )
+                source, target = (column.decode("utf-8", "replace") for column in columns)
+                self.text[0].append(source)
+                self.text[1].append(target)
+                if reason := judge(source, target):
+                    self.noted.add(reason, f"{chunk.file.source}:{number}", source, target)
+        tagged = [split_tag(line, tags) for line in self.text[0]]
+        self.tags = [tag for tag, _ in tagged]
+        self.words = (
             [preprocessors[0].split(rest) for _, rest in tagged],
-            [preprocessors[1].split(line) for line in target_text],
+            [preprocessors[1].split(line) for line in self.text[1]],
         )
-        seen = (SeenKeys(), SeenKeys())
-        for side, lines in zip(seen, words, strict=True):
-            side.add(keys(line.encode("utf-8") for line in lines if line))
-        return cls(split, files, (source_text, target_text), [tag for tag, _ in tagged], words, noted, seen)
+        self.seen = (SeenKeys(), SeenKeys())
+        for seen, lines in zip(self.seen, self.words, strict=True):
+            seen.add(keys(line.encode("utf-8") for line in lines if line))
 
     def overlaps(self, source: Keys, target: Keys) -> npt.NDArray[np.bool_]:
         """True for training pairs that share a source or a target with this set."""
@@ -66,28 +59,18 @@ class HeldOut:
     def write(self, folder: Path, tokenizers: TokenizerPair, settings: CleaningSettings) -> dict[str, Any]:
         """Store ids and text; returns the entry of dataset.json."""
         encoded = tokenizers.source.subwords.encode_lines(self.words[0])
-        prefixes = {tag: np.uint32(tokenizers.source.tag_id(tag)).tobytes() for tag in {*self.tags} - {""}}
-        source = flatten([prefixes.get(tag, b"") + ids for tag, ids in zip(self.tags, encoded, strict=True)])
+        prefixes = {tag: tag_prefix(tokenizers.source, tag) if tag else b"" for tag in set(self.tags)}
+        source = flatten([prefixes[tag] + ids for tag, ids in zip(self.tags, encoded, strict=True)])
         target = flatten(tokenizers.target.subwords.encode_lines(self.words[1]))
-        sizes = (tokenizers.source.vocab_size, tokenizers.target.vocab_size)
-        with CorpusWriter(folder, self.split, sizes) as writer:
+        with CorpusWriter(folder, self.split, tokenizers.vocab_sizes) as writer:
             writer.append(source, target)
-        for side, lines in zip(("source", "target"), self.text, strict=True):
-            with (folder / f"{self.split}.{side}.txt").open("w", encoding="utf-8", newline="\n") as file:
-                file.writelines(f"{line}\n" for line in lines)
-        self._note_long(source[1], target[1], settings)
-        return {
-            "files": [
-                [str(file.source), str(file.target)] if file.target else [str(file.source)] for file in self.files
-            ],
-            "pairs": writer.pairs,
-            "source_tokens": writer.source_tokens,
-            "target_tokens": writer.target_tokens,
-            "noted": self.noted.table(),
-        }
-
-    def _note_long(self, source: Lengths, target: Lengths, settings: CleaningSettings) -> None:
+        for side, lines in zip(SIDES, self.text, strict=True):
+            text = "".join(f"{line}\n" for line in lines)
+            (folder / f"{self.split}.{side}.txt").write_text(text, encoding="utf-8", newline="\n")
+        lengths = np.maximum(source[1], target[1])
         if settings.length_unit == "words":
-            source, target = (np.array([len(line.split()) for line in side]) for side in self.words)
-        for i in np.flatnonzero(np.maximum(source, target) > (settings.max_length or np.inf)):
+            lengths = np.array([max(len(s.split()), len(t.split())) for s, t in zip(*self.words, strict=True)])
+        for i in np.flatnonzero(lengths > (settings.max_length or np.inf)):
             self.noted.add("too-long", f"{self.split} pair {i + 1}", self.text[0][i], self.text[1][i])
+        files = [list(map(str, file.paths)) for file in self.files]
+        return {"files": files, **writer.counts(), "noted": self.noted.table()}

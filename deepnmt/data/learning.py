@@ -1,6 +1,7 @@
 """The tokenisers of a dataset: learnt from word counts, or given by the user."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from deepnmt.data import sentence_pieces
@@ -13,70 +14,47 @@ from deepnmt.errors import InputError
 Words = Mapping[str, int]
 
 
-def learn(words: tuple[Words, Words], settings: SubwordSettings) -> tuple[Subwords, Subwords]:
+def learn(words: Sequence[Words], settings: SubwordSettings) -> Sequence[Subwords]:
     """SentencePiece models of both sides, one for both if joint."""
     if settings.joint:
-        joint = _learn_one(_add(*words), settings, settings.vocab_size[0])
-        return joint, joint
-    source, target = (
-        _learn_one(side, settings, settings.vocab_size[i]) for side, i in zip(words, (0, -1), strict=True)
-    )
-    return source, target
+        return 2 * [_learn_one(_total(words), settings, settings.vocab_size[0])]
+    return [_learn_one(words[i], settings, settings.vocab_size[i]) for i in (0, -1)]
 
 
 def _learn_one(words: Words, settings: SubwordSettings, vocab_size: int) -> Subwords:
-    model = sentence_pieces.train(
-        words,
-        vocab_size=vocab_size,
-        subwords=settings.subwords,
-        byte_fallback=settings.byte_fallback,
-        character_coverage=settings.character_coverage,
-    )
+    model = sentence_pieces.train(words, settings, vocab_size)
     if settings.min_frequency > 1:
         model = sentence_pieces.cut(model, sentence_pieces.piece_counts(model, words), settings.min_frequency)
     return SentencePieces(model)
 
 
-def from_codes(
-    codes: tuple[Codes, Codes], words: tuple[Words, Words], settings: SubwordSettings
-) -> tuple[Subwords, Subwords]:
+def from_codes(codes: Sequence[Codes], words: Sequence[Words], settings: SubwordSettings) -> Sequence[Subwords]:
     """Tokenisers of subword-nmt codes with the vocabulary of this text, one for both sides if joint."""
     counts = [count_symbols(one, side) for one, side in zip(codes, words, strict=True)]
     if settings.joint:
         if codes[0].lines != codes[1].lines:
             raise InputError("a joint vocabulary needs the same codes on both sides; use joint = false (--separate)")
-        joint = SubwordNmt(codes[0], vocabulary(_add(*counts), settings.min_frequency))
-        return joint, joint
-    source, target = (
+        return 2 * [SubwordNmt(codes[0], vocabulary(_total(counts), settings.min_frequency))]
+    return [
         SubwordNmt(one, vocabulary(counted, settings.min_frequency)) for one, counted in zip(codes, counts, strict=True)
-    )
-    return source, target
+    ]
 
 
-def _add(first: Words, second: Words) -> Words:
-    total = dict(first)
-    for word, count in second.items():
-        total[word] = total.get(word, 0) + count
+def _total(counts: Sequence[Words]) -> Words:
+    total = Counter(counts[0])
+    total.update(counts[1])
     return total
 
 
-def given(
-    paths: tuple[Path, ...], preprocessors: tuple[Preprocessor, Preprocessor], tags: tuple[str, ...]
-) -> TokenizerPair:
+def given(paths: Sequence[Path], preprocessors: Sequence[Preprocessor], tags: tuple[str, ...]) -> TokenizerPair:
     """The tokenisers of a DATASET or MODEL folder (also in the opposite direction), or of one or two files."""
     if len(paths) == 1 and paths[0].is_dir():
-        return _of_folder(paths[0], preprocessors, tags)
-    return TokenizerPair(
-        *(
-            _of_file(path, preprocessor, tags)
-            for path, preprocessor in zip((paths[0], paths[-1]), preprocessors, strict=True)
-        )
-    )
+        return _of_folder(paths[0], (preprocessors[0].language, preprocessors[1].language), tags)
+    return TokenizerPair(*(_of_file(paths[i], preprocessors[i], tags) for i in (0, -1)))
 
 
-def _of_folder(folder: Path, preprocessors: tuple[Preprocessor, Preprocessor], tags: tuple[str, ...]) -> TokenizerPair:
+def _of_folder(folder: Path, wanted: tuple[str, str], tags: tuple[str, ...]) -> TokenizerPair:
     pair = TokenizerPair.load(folder)
-    wanted = (preprocessors[0].language, preprocessors[1].language)
     found = (pair.source.language, pair.target.language)
     if found == (wanted[1], wanted[0]) != wanted:
         pair, found = TokenizerPair(pair.target, pair.source), wanted

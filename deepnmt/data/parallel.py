@@ -3,7 +3,7 @@
 Lines stay bytes here: whether a line is valid UTF-8 is a question of cleaning, not of reading.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,52 +19,44 @@ class ParallelFile:
     source: Path
     target: Path | None = None
 
+    @property
+    def paths(self) -> list[Path]:
+        return [self.source] if self.target is None else [self.source, self.target]
+
     def __str__(self) -> str:
-        return str(self.source) if self.target is None else f"{self.source} and {self.target}"
+        return " and ".join(map(str, self.paths))
 
 
 @dataclass(frozen=True)
 class RawChunk:
-    """Consecutive lines of a ParallelFile, still bytes. A two-column chunk has no target lines of its own."""
+    """Consecutive lines of each file of a ParallelFile, still bytes."""
 
     file: ParallelFile
     first_line: int
-    source: list[bytes]
-    target: list[bytes] | None
+    lines: list[list[bytes]]
 
     def __len__(self) -> int:
-        return len(self.source)
+        return len(self.lines[0])
+
+    def numbered(self) -> Iterator[tuple[int, list[bytes]]]:
+        """Line numbers and columns: source and target, unless a line of a two-column file is malformed."""
+        split = (line.split(b"\t") for line in self.lines[0])
+        columns: Iterable[list[bytes]] = split if len(self.lines) == 1 else map(list, zip(*self.lines, strict=True))
+        return enumerate(columns, start=self.first_line)
 
 
 def parallel_chunks(files: Sequence[ParallelFile], size: int) -> Iterator[RawChunk]:
     """The lines of every file in order, `size` pairs at a time; unequal numbers of lines are refused."""
     for file in files:
-        if file.target is None:
-            yield from _column_chunks(file, size)
-        else:
-            yield from _paired_chunks(file, file.target, size)
-
-
-def _column_chunks(file: ParallelFile, size: int) -> Iterator[RawChunk]:
-    lines, first = iterate_lines(file.source), 1
-    while chunk := list(islice(lines, size)):
-        yield RawChunk(file, first, chunk, None)
-        first += len(chunk)
-
-
-def _paired_chunks(file: ParallelFile, target: Path, size: int) -> Iterator[RawChunk]:
-    sides, first = (iterate_lines(file.source), iterate_lines(target)), 1
-    while True:
-        source_lines, target_lines = (list(islice(side, size)) for side in sides)
-        if len(source_lines) != len(target_lines):
-            done = first - 1
-            source_count = done + len(source_lines) + sum(1 for _ in sides[0])
-            target_count = done + len(target_lines) + sum(1 for _ in sides[1])
-            raise InputError(
-                f"{file.source} has {source_count:,} lines but {target} has {target_count:,}; "
-                "parallel text needs one line per line"
-            )
-        if not source_lines:
-            return
-        yield RawChunk(file, first, source_lines, target_lines)
-        first += len(source_lines)
+        readers, first = [iterate_lines(path) for path in file.paths], 1
+        while any(lines := [list(islice(reader, size)) for reader in readers]):
+            if len(set(map(len, lines))) > 1:
+                counts = [
+                    first - 1 + len(read) + sum(1 for _ in rest) for read, rest in zip(lines, readers, strict=True)
+                ]
+                raise InputError(
+                    f"{file.source} has {counts[0]:,} lines but {file.target} has {counts[1]:,}; "
+                    "parallel text needs one line per line"
+                )
+            yield RawChunk(file, first, lines)
+            first += len(lines[0])

@@ -1,18 +1,21 @@
 """What the workers of `prepare` do to a chunk of pairs: clean it, count its words, encode it."""
 
+from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from deepnmt.data.cleaning import Judge, Keys, ReasonCounts, keys
 from deepnmt.data.dataset import Flat
 from deepnmt.data.parallel import RawChunk
 from deepnmt.data.prepare_settings import CleaningSettings
-from deepnmt.data.spool import Numbers, SpoolChunk
 from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
-from deepnmt.errors import InputError
+
+Numbers = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
@@ -20,96 +23,66 @@ class CleanChunk:
     """The pairs of a chunk that are kept, preprocessed, one per line; and counts of the dropped ones."""
 
     file: str
-    lines: Numbers
-    source: bytes
-    target: bytes
-    source_keys: Keys
-    target_keys: Keys
+    numbers: Numbers
+    text: tuple[bytes, bytes]
+    keys: tuple[Keys, Keys]
     dropped: ReasonCounts
     pairs_read: int
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """A pair that is dropped, and why."""
-
-    reason: str
-    source: str
-    target: str
 
 
 class Cleaner:
     """Decodes, judges and splits into words."""
 
-    def __init__(self, settings: CleaningSettings, preprocessors: tuple[Preprocessor, Preprocessor]) -> None:
+    def __init__(self, settings: CleaningSettings, preprocessors: Sequence[Preprocessor]) -> None:
         self.settings, self.preprocessors = settings, preprocessors
-        self.judge = Judge(settings, (preprocessors[0].language, preprocessors[1].language))
+        self.judge = Judge(settings, [preprocessor.language for preprocessor in preprocessors])
 
     def __call__(self, chunk: RawChunk) -> CleanChunk:
         dropped = ReasonCounts()
         numbers: list[int] = []
-        sides: tuple[list[bytes], list[bytes]] = ([], [])
-        for number, pair in enumerate(_raw_pairs(chunk), start=chunk.first_line):
-            kept = self._clean(pair)
-            if isinstance(kept, Rejected):
-                dropped.add(kept.reason, f"{chunk.file.source}:{number}", kept.source, kept.target)
-            else:
-                numbers.append(number)
-                sides[0].append(kept[0])
-                sides[1].append(kept[1])
-        source, target = (b"".join(line + b"\n" for line in side) for side in sides)
-        return CleanChunk(
-            str(chunk.file.source),
-            np.array(numbers, np.uint32),
-            source,
-            target,
-            keys(sides[0]),
-            keys(sides[1]),
-            dropped,
-            len(chunk),
-        )
+        source: list[bytes] = []
+        target: list[bytes] = []
+        for number, columns in chunk.numbered():
+            reason, *texts = self._clean(columns)
+            if reason is not None:
+                dropped.add(reason, f"{chunk.file.source}:{number}", *texts)
+                continue
+            numbers.append(number)
+            source.append(texts[0].encode("utf-8"))
+            target.append(texts[1].encode("utf-8"))
+        joined = b"".join(line + b"\n" for line in source), b"".join(line + b"\n" for line in target)
+        kept = np.array(numbers, np.uint32)
+        return CleanChunk(str(chunk.file.source), kept, joined, (keys(source), keys(target)), dropped, len(chunk))
 
-    def _clean(self, pair: list[bytes]) -> "tuple[bytes, bytes] | Rejected":
-        if len(pair) != 2:
-            return Rejected("columns", _lenient(b"\t".join(pair)), "")
+    def _clean(self, columns: list[bytes]) -> tuple[str | None, str, str]:
+        """The reason to drop a pair and the pair; or None and its words."""
+        if len(columns) != 2:
+            return "columns", b"\t".join(columns).decode("utf-8", "replace"), ""
         try:
-            source, target = pair[0].decode("utf-8"), pair[1].decode("utf-8")
+            source, target = columns[0].decode("utf-8"), columns[1].decode("utf-8")
         except UnicodeDecodeError:
-            return Rejected("utf8", _lenient(pair[0]), _lenient(pair[1]))
-        reason = self.judge(source, target)
-        if reason is None:
-            split = self.preprocessors[0].split(source), self.preprocessors[1].split(target)
-            reason = self._judge_words(*split)
-        if reason is not None:
-            return Rejected(reason, source, target)
-        return split[0].encode("utf-8"), split[1].encode("utf-8")
-
-    def _judge_words(self, source: str, target: str) -> str | None:
-        if not source or not target:
-            return "empty"
-        if self.settings.length_unit != "words":
-            return None
-        return self.settings.judge_lengths(source.count(" ") + 1, target.count(" ") + 1)
+            return "utf8", columns[0].decode("utf-8", "replace"), columns[1].decode("utf-8", "replace")
+        if reason := self.judge(source, target):
+            return reason, source, target
+        words = self.preprocessors[0].split(source), self.preprocessors[1].split(target)
+        if not all(words):
+            return "empty", source, target
+        if self.settings.length_unit == "words":
+            reason = self.settings.judge_lengths(words[0].count(" ") + 1, words[1].count(" ") + 1)
+        return (reason, source, target) if reason else (None, *words)
 
 
-def _raw_pairs(chunk: RawChunk) -> Iterable[list[bytes]]:
-    if chunk.target is None:
-        return [line.split(b"\t") for line in chunk.source]
-    return map(list, zip(chunk.source, chunk.target, strict=True))
+@dataclass(frozen=True)
+class SpoolChunk:
+    """Cleaned pairs between two passes: a file of source lines, then target lines; and their numbers in the input."""
 
+    path: Path
+    input_file: str
+    numbers: Numbers
 
-def held_out_pairs(chunk: RawChunk) -> list[tuple[str, str]]:
-    """The pairs of a held-out chunk. None may be dropped, so a line that is not a pair is refused."""
-    pairs = []
-    for number, pair in enumerate(_raw_pairs(chunk), start=chunk.first_line):
-        if len(pair) != 2:
-            raise InputError(f"line {number:,} of {chunk.file} has {len(pair)} columns, not source, tab, target")
-        pairs.append((_lenient(pair[0]), _lenient(pair[1])))
-    return pairs
-
-
-def _lenient(line: bytes) -> str:
-    return line.decode("utf-8", "replace")
+    def read(self) -> tuple[list[str], list[str]]:
+        lines = self.path.read_bytes().decode("utf-8").split("\n")
+        return lines[: len(self.numbers)], lines[len(self.numbers) : -1]
 
 
 class WordCounter:
@@ -127,7 +100,7 @@ class WordCounter:
                 taken = lines[:: self.stride]
                 counter.update(" ".join(taken).split(" "))
             lines_counted += len(taken)
-        return dict(counts[0]), dict(counts[1]), lines_counted, sum(chunk.pairs for chunk in chunks)
+        return dict(counts[0]), dict(counts[1]), lines_counted, sum(len(chunk.numbers) for chunk in chunks)
 
 
 @dataclass(frozen=True)
@@ -148,9 +121,9 @@ class Encoder:
         self.tokenizers, self.settings, self.tag = tokenizers, settings, tag
 
     def __call__(self, chunk: SpoolChunk) -> EncodedChunk:
-        source_lines, target_lines = chunk.read()
-        source = self.tokenizers.source.subwords.encode_lines(source_lines)
-        target = self.tokenizers.target.subwords.encode_lines(target_lines)
+        texts = chunk.read()
+        source = self.tokenizers.source.subwords.encode_lines(texts[0])
+        target = self.tokenizers.target.subwords.encode_lines(texts[1])
         dropped = ReasonCounts()
         if self.settings.length_unit == "subwords":
             verdicts = [
@@ -158,15 +131,19 @@ class Encoder:
             ]
             for i, reason in enumerate(verdicts):
                 if reason is not None:
-                    dropped.add(reason, f"{chunk.file}:{chunk.lines[i]}", source_lines[i], target_lines[i])
+                    dropped.add(reason, f"{chunk.input_file}:{chunk.numbers[i]}", texts[0][i], texts[1][i])
             source = [ids for ids, reason in zip(source, verdicts, strict=True) if reason is None]
             target = [ids for ids, reason in zip(target, verdicts, strict=True) if reason is None]
         if self.tag is not None:
-            prefix = np.array([self.tokenizers.source.tag_id(self.tag)], np.uint32).tobytes()
+            prefix = tag_prefix(self.tokenizers.source, self.tag)
             source = [prefix + ids for ids in source]
         sides = flatten(source), flatten(target)
         unknown = (int((sides[0][0] == Tokenizer.unk_id).sum()), int((sides[1][0] == Tokenizer.unk_id).sum()))
-        return EncodedChunk(*sides, dropped, unknown, chunk.pairs)
+        return EncodedChunk(*sides, dropped, unknown, len(chunk.numbers))
+
+
+def tag_prefix(tokenizer: Tokenizer, tag: str) -> bytes:
+    return array("I", [tokenizer.tag_id(tag)]).tobytes()
 
 
 def flatten(encoded: list[bytes]) -> Flat:

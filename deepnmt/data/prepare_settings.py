@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal
 
 from deepnmt.errors import InputError
 
@@ -73,25 +73,14 @@ class PrepareSettings(CleaningSettings, SubwordSettings):
     normalization: Normalization = "nfc"
 
     def __post_init__(self) -> None:
-        for name, hint in get_type_hints(type(self)).items():
-            value = getattr(self, name)
-            choices = get_args(get_args(hint)[0]) if isinstance(value, tuple) else get_args(hint)
-            for one in value if isinstance(value, tuple) else (value,):
-                if choices and one not in choices:
-                    raise InputError(f"{name} = {one!r} is unknown; choose from {', '.join(choices)}")
         for name in ("vocab_size", "tokenizer", "codes", "pretokenizer"):
-            if len(getattr(self, name)) > 2:
-                raise InputError(
-                    f"{name} takes one value, or two for source and target, not {len(getattr(self, name))}"
-                )
-        for name, value, least in (
-            ("vocab_size", min(self.vocab_size), 1),
-            ("min_frequency", self.min_frequency, 1),
-            ("tokenizer_lines", self.tokenizer_lines, 1),
-            ("max_length", self.max_length, 0),
-        ):
-            if value < least:
-                raise InputError(f"{name} = {value} must be at least {least}")
+            if (count := len(getattr(self, name))) > 2:
+                raise InputError(f"{name} takes one value, or two for source and target, not {count}")
+        for name, least in (("min_frequency", 1), ("tokenizer_lines", 1), ("max_length", 0)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name} = {getattr(self, name)} must be at least {least}")
+        if min(self.vocab_size) < 1:
+            raise InputError(f"vocab_size = {min(self.vocab_size)} must be at least 1")
         if self.max_ratio != 0 and self.max_ratio < 1:
             raise InputError(f"max_ratio = {self.max_ratio} must be at least 1, or 0 for no limit")
         if not 0 < self.character_coverage <= 1:

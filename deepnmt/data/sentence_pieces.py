@@ -19,6 +19,7 @@ import numpy as np
 import sentencepiece
 
 from deepnmt.data.bpe_dropout import BpeDropout, Keys
+from deepnmt.data.prepare_settings import SubwordSettings
 from deepnmt.data.sentencepiece_bpe import NORMAL, UNUSED, PieceMerges
 from deepnmt.data.vocabulary import BOS, EOS, PAD, SPECIAL_PIECES, UNK
 from deepnmt.errors import InputError, RunError
@@ -125,14 +126,7 @@ class SentencePieces:
             raise InputError(f"{path} is {error}") from error
 
 
-def train(
-    words: Mapping[str, int],
-    *,
-    vocab_size: int,
-    subwords: str,
-    byte_fallback: bool,
-    character_coverage: float,
-) -> bytes:
+def train(words: Mapping[str, int], settings: SubwordSettings, vocab_size: int) -> bytes:
     """A model of the text with these word counts: the same as from its lines, since pieces never cross a space."""
     model = io.BytesIO()
     with tempfile.TemporaryDirectory() as folder:
@@ -144,11 +138,11 @@ def train(
                 input=str(counted),
                 input_format="tsv",
                 model_writer=model,
-                model_type=subwords,
+                model_type=settings.subwords,
                 vocab_size=vocab_size,
                 hard_vocab_limit=False,
-                byte_fallback=byte_fallback,
-                character_coverage=character_coverage,
+                byte_fallback=settings.byte_fallback,
+                character_coverage=settings.character_coverage,
                 normalization_rule_name="identity",
                 max_sentence_length=1 << 24,
                 num_threads=_TRAINING_THREADS,

@@ -220,6 +220,7 @@ class TokenizerPair:
     def __init__(self, source: Tokenizer, target: Tokenizer) -> None:
         self.source, self.target = source, target
         self.shared = source.pieces == target.pieces
+        self.vocab_sizes = source.vocab_size, target.vocab_size
 
     def save(self, folder: Path) -> None:
         for side, tokenizer in (("source", self.source), ("target", self.target)):

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deepnmt.data.collate import Ragged, gather
-from deepnmt.data.dataset import SIDES, Corpus
+from deepnmt.data.dataset import Corpus
 from deepnmt.data.epoch_plan import Lengths
 from deepnmt.data.mixture import Sentences
 from deepnmt.errors import InputError
@@ -21,7 +21,7 @@ class TrainingPairs:
         sizes = np.array([len(corpus) for corpus in corpora.values()], np.int64)
         self._bases = np.cumsum(sizes) - sizes
         self.parts = [slice(base, base + size) for base, size in zip(self._bases, sizes, strict=True)]
-        source, target = (with_eos([corpus.sides[side].lengths for corpus in corpora.values()]) for side in SIDES)
+        source, target = (with_eos([corpus.sides[side].lengths for corpus in corpora.values()]) for side in (0, 1))
         self.lengths: tuple[Lengths, Lengths] = source, target
         self.usable: npt.NDArray[np.bool_] = (source <= max_length) & (target <= max_length)
         self.skipped = {name: int((~self.usable[part]).sum()) for name, part in zip(corpora, self.parts, strict=True)}
@@ -35,7 +35,7 @@ class TrainingPairs:
         return [numbers[part][self.usable[part]] for part in self.parts]
 
     def gather(self, sentences: Sentences, side: int) -> Ragged:
-        return gather(list(self.corpora.values()), self._bases, sentences, SIDES[side])
+        return gather([corpus.sides[side] for corpus in self.corpora.values()], self._bases, sentences)
 
     def report(self) -> str | None:
         """One sentence about the pairs that are never trained on, or None if all are."""

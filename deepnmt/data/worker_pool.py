@@ -6,11 +6,9 @@ import signal
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from deepnmt.errors import RunError
@@ -64,9 +62,7 @@ class WorkerPool:
     def __enter__(self) -> "WorkerPool":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
@@ -93,29 +89,15 @@ def apart(function: Callable[..., Result], *arguments: Any, waiting: Callable[[]
 
     `waiting` is called several times a second meanwhile.
     """
-    receiver, sender = _context.Pipe(duplex=False)
-    process = _context.Process(target=_send_result, args=(sender, function, arguments), daemon=True)
-    process.start()
-    sender.close()
-    try:
-        while not receiver.poll(0.2):
-            waiting()
-        kind, value = receiver.recv()
-    except EOFError as error:
-        raise RunError(_DIED) from error
-    finally:
-        process.terminate()
-        process.join()
-        receiver.close()
-    if kind == "error":
-        raise value
-    result: Result = value
-    return result
-
-
-def _send_result(sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    _ignore_interrupts()
-    try:
-        sender.send(("result", function(*arguments)))
-    except Exception as error:
-        sender.send(("error", error))
+    with ProcessPoolExecutor(1, _context, _ignore_interrupts) as pool:
+        future = pool.submit(function, *arguments)
+        try:
+            while not wait([future], timeout=0.2).done:
+                waiting()
+            return future.result()
+        except BrokenProcessPool as error:
+            raise RunError(_DIED) from error
+        except BaseException:
+            for process in list(pool._processes.values()):  # leaving the block would wait for the call to end
+                process.terminate()
+            raise

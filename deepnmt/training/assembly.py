@@ -242,9 +242,9 @@ def guessing_nll(dataset: Dataset) -> float:
     """The entropy of the target's words in nats: the loss of a model that only knows their frequencies."""
     counts = np.zeros(dataset.tokenizers.target.vocab_size, np.int64)
     for corpus in dataset.train.values():
-        ids = corpus.sides["target"].ids[:GUESSING_SAMPLE]
+        ids = corpus.target.ids[:GUESSING_SAMPLE]
         counts += np.bincount(ids, minlength=len(counts))
-        counts[dataset.tokenizers.target.eos_id] += len(ids) // max(1, int(corpus.target_lengths.mean()))
+        counts[dataset.tokenizers.target.eos_id] += len(ids) // max(1, int(corpus.target.lengths.mean()))
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log(shares)).sum()) if len(shares) else math.log(len(counts))
 
@@ -275,7 +275,7 @@ def plan_memory(recipe: Recipe, dataset: Dataset, world: World) -> int:
 def _trial(recipe: Recipe, dataset: Dataset, world: World) -> tuple[TrainingState, EagerEngine, str, set[int]]:
     """What `_fits` tries with: the model and its optimiser, and sentences of the mean and the greatest length."""
     state, engine = build_training(recipe, world)
-    sizes = [corpus.target_lengths + 1 for corpus in dataset.train.values() if len(corpus)]
+    sizes = [corpus.target.lengths + 1 for corpus in dataset.train.values() if len(corpus)]
     longest = min(max(int(size.max()) for size in sizes), (recipe.batching.max_length or sys.maxsize) + 1)
     if recipe.model.positions == "learned":
         longest = min(longest, recipe.model.max_positions)

@@ -125,7 +125,7 @@ def score_measure(recipe: Recipe, dataset: Dataset, metrics: TextMetrics | None)
     if dataset.valid is None:
         return ""
     config, digest = recipe.training, hashlib.blake2b(digest_size=4)
-    for side in dataset.valid.sides.values():
+    for side in dataset.valid.sides:
         digest.update(side.ids.tobytes() + side.offsets.tobytes())
     where = f"valid:{digest.hexdigest()}"
     lines = len(decoded_lines(recipe, dataset)[0]) if metrics else 0

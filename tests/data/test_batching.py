@@ -86,9 +86,9 @@ def test_every_sentence_comes_exactly_once_per_epoch_and_as_it_is(
         assert {update.epoch for update in updates} == {number}
         for batch in (batch for update in updates for batch in update.batches):
             for i, (source, target_input, target_output) in zip(batch.sentences, rows_of(batch), strict=True):
-                assert source == [*corpus.source(i), EOS]
-                assert target_input == [EOS, *corpus.target(i)]
-                assert target_output == [*corpus.target(i), EOS]
+                assert source == [*corpus.source[i], EOS]
+                assert target_input == [EOS, *corpus.target[i]]
+                assert target_output == [*corpus.target[i], EOS]
 
 
 @given(layout=layouts, size=st.integers(1, 200), budget=st.integers(24, 400))
@@ -311,8 +311,8 @@ def test_held_out_sentences_are_never_skipped(size: int, budget: int) -> None:
     for batch in batches:
         assert len(batch.sentences) == 1 or max(batch.source.numel(), batch.target_input.numel()) <= budget
         for i, (source, _, target_output) in zip(batch.sentences, rows_of(batch), strict=True):
-            assert source == [*corpus.source(i), EOS]
-            assert target_output == [*corpus.target(i), EOS]
+            assert source == [*corpus.source[i], EOS]
+            assert target_output == [*corpus.target[i], EOS]
 
 
 def test_the_halves_of_a_batch_are_the_batch() -> None:

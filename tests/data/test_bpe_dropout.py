@@ -39,8 +39,8 @@ def train(**options: object) -> SentencePieces:
 
 
 def rare_pieces_cut(byte_fallback: bool) -> SentencePieces:
-    options = {"subwords": "bpe", "byte_fallback": byte_fallback, "character_coverage": 1.0}
-    model = sentence_pieces.train(WORDS, vocab_size=700, **options)  # type: ignore[arg-type]
+    settings = SubwordSettings(byte_fallback=byte_fallback, character_coverage=1.0)
+    model = sentence_pieces.train(WORDS, settings, vocab_size=700)
     return SentencePieces(cut(model, piece_counts(model, WORDS), 12))
 
 

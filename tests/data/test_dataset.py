@@ -44,18 +44,18 @@ def test_what_was_written_in_chunks_is_read_back_exactly(
         writer.append(flat(pairs[cut:]), flat(target[cut:]))
     corpus = Corpus.open(folder, "c")
     assert len(corpus) == len(pairs) == writer.pairs
-    assert [corpus.source(i).tolist() for i in range(len(corpus))] == pairs
-    assert [corpus.target(i).tolist() for i in range(len(corpus))] == target
-    assert corpus.source_lengths.tolist() == [len(ids) for ids in pairs]
-    assert writer.source_tokens == sum(map(len, pairs))
+    assert [corpus.source[i].tolist() for i in range(len(corpus))] == pairs
+    assert [corpus.target[i].tolist() for i in range(len(corpus))] == target
+    assert corpus.source.lengths.tolist() == [len(ids) for ids in pairs]
+    assert writer.counts()["source_tokens"] == sum(map(len, pairs))
 
 
 @pytest.mark.parametrize(("vocab", "dtype"), [(1 << 16, np.uint16), ((1 << 16) + 1, np.uint32)])
 def test_ids_take_as_many_bytes_as_the_vocabulary_needs(tmp_path: Path, vocab: int, dtype: type) -> None:
     write(tmp_path, "c", [[vocab - 1]], [[0]], vocab)
     corpus = Corpus.open(tmp_path, "c")
-    assert corpus.source(0).dtype == dtype
-    assert corpus.source(0).tolist() == [vocab - 1]
+    assert corpus.source[0].dtype == dtype
+    assert corpus.source[0].tolist() == [vocab - 1]
 
 
 def test_an_id_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
@@ -73,9 +73,9 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
 def test_indices_outside_the_corpus_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "c", SOURCE, TARGET)
     corpus = Corpus.open(tmp_path, "c")
-    assert corpus.source(-1).tolist() == SOURCE[-1]
+    assert corpus.source[-1].tolist() == SOURCE[-1]
     with pytest.raises(IndexError):
-        corpus.source(4)
+        corpus.source[4]
 
 
 @pytest.mark.parametrize("file", ["c.source.ids", "c.source.offsets", "c.target.ids", "c.target.offsets"])
@@ -106,7 +106,7 @@ def test_offsets_that_do_not_ascend_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "c", SOURCE, TARGET)
     np.array([0, 5, 4, 4, 6], "<i8").tofile(tmp_path / "c.source.offsets")
     with pytest.raises(InputError, match="do not ascend"):
-        _ = Corpus.open(tmp_path, "c").source_lengths
+        _ = Corpus.open(tmp_path, "c").source.lengths
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"pairs": 4}', '{"pairs": "many"}', "\0"])
@@ -121,7 +121,7 @@ def test_a_dataset_opens_with_its_corpora_and_the_text_as_written(tmp_path: Path
     dataset = Dataset.open(make_dataset(tmp_path))
     assert list(dataset.train) == ["valid"]
     assert dataset.valid is not None
-    assert dataset.valid.target(3).tolist() == TARGET[3]
+    assert dataset.valid.target[3].tolist() == TARGET[3]
     assert dataset.test is None
     assert dataset.test_text is None
     assert dataset.valid_text is not None

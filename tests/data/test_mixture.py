@@ -75,7 +75,7 @@ def test_a_stream_mixes_corpora_by_weight_and_reads_each_from_its_own(layout: st
             for position, sentence in enumerate(batch.sentences.tolist()):
                 name, base = ("genuine", 0) if sentence < 40 else ("back", 40)
                 drawn[name] += 1
-                expected = corpora[name].source(sentence - base).tolist()
+                expected = corpora[name].source[sentence - base].tolist()
                 if layout == "padded":
                     assert batch.source[position, : len(expected)].tolist() == expected
                 else:

@@ -38,7 +38,7 @@ def make(folder: Path, pairs: Pairs, valid: Pairs | None = None, workers: int = 
 def text_of(dataset: Dataset, name: str = "train") -> Pairs:
     corpus = dataset.train[name]
     return [
-        (dataset.tokenizers.source.decode(corpus.source(i)), dataset.tokenizers.target.decode(corpus.target(i)))
+        (dataset.tokenizers.source.decode(corpus.source[i]), dataset.tokenizers.target.decode(corpus.target[i]))
         for i in range(len(corpus))
     ]
 
@@ -56,7 +56,7 @@ def test_clean_text_goes_in_and_comes_out_whole(tmp_path: Path) -> None:
     assert dataset.meta["shared_vocabulary"] is dataset.tokenizers.shared is True
     entry = dataset.meta["train"][0]
     assert entry["pairs"] == entry["pairs_read"] == 200
-    assert entry["source_tokens"] == dataset.train["train"].source_lengths.sum()
+    assert entry["source_tokens"] == dataset.train["train"].source.lengths.sum()
     assert dataset.meta["cleaning"] == {"train": {}}
     assert set(dataset.meta["settings"]) == set(PrepareSettings.__dataclass_fields__)
     dataset.verify()
@@ -162,7 +162,7 @@ def test_the_longest_side_is_measured_in_the_unit_asked_for(tmp_path: Path, unit
         assert text_of(dataset) == kept != pairs
     else:
         corpus = dataset.train["train"]
-        assert np.maximum(corpus.source_lengths, corpus.target_lengths).max() <= limit
+        assert np.maximum(corpus.source.lengths, corpus.target.lengths).max() <= limit
         assert len(corpus) + dataset.meta["cleaning"]["train"]["too-long"]["count"] == 60
 
 
@@ -179,7 +179,7 @@ def test_corpora_keep_their_names_weights_and_tags(tmp_path: Path) -> None:
     assert text_of(dataset, "news") == news
     assert text_of(dataset, "bt") == [(f"<bt> {source}", target) for source, target in back]
     tag = dataset.tokenizers.source.tag_id("<bt>")
-    assert all(dataset.train["bt"].source(i)[0] == tag for i in range(60))
+    assert all(dataset.train["bt"].source[i][0] == tag for i in range(60))
     assert dataset.tokenizers.shared
 
 
@@ -194,9 +194,9 @@ def test_a_held_out_line_that_begins_with_a_tag_is_encoded_and_compared_like_a_t
     assert dataset.valid is not None
     assert dataset.valid_text == ([source for source, _ in tagged], [target for _, target in tagged])
     for i, (source, _) in enumerate(tagged):
-        assert dataset.valid.source(i).tolist() == dataset.tokenizers.source.encode(source)
+        assert dataset.valid.source[i].tolist() == dataset.tokenizers.source.encode(source)
     tag = dataset.tokenizers.target.tag_id("<bt>")
-    assert not any(tag in dataset.valid.target(i) for i in range(3)), "a target has no tags, as in training"
+    assert not any(tag in dataset.valid.target[i] for i in range(3)), "a target has no tags, as in training"
     assert dataset.meta["cleaning"]["train"]["overlap"]["count"] == 2
 
 
@@ -212,7 +212,7 @@ def test_the_paper_s_way_has_unknown_words_and_a_cut_off(tmp_path: Path) -> None
     assert dataset.meta["train"][0]["source_unknown"] >= 1
     assert "ħ" not in dataset.tokenizers.source.pieces
     corpus = dataset.train["train"]
-    ids = np.concatenate([corpus.sides["source"].ids, corpus.sides["target"].ids])
+    ids = np.concatenate([corpus.source.ids, corpus.target.ids])
     counts = np.bincount(ids, minlength=dataset.tokenizers.source.vocab_size)
     assert all(counts[i] >= 5 for i, piece in enumerate(dataset.tokenizers.source.pieces) if i >= 4 and piece != "▁")
 

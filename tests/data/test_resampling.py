@@ -68,8 +68,8 @@ def test_the_text_stays_and_most_segmentations_change_within_the_budget(layout: 
     updates = epoch_of(stream)
     rows = [row for update in updates for row in sources(update)]
     assert sorted(sentence for sentence, _ in rows) == list(range(300))
-    assert all(undo(ids) == corpus.source(sentence).tolist() for sentence, ids in rows)
-    changed = [ids != corpus.source(sentence).tolist() for sentence, ids in rows if len(corpus.source(sentence)) > 8]
+    assert all(undo(ids) == corpus.source[sentence].tolist() for sentence, ids in rows)
+    changed = [ids != corpus.source[sentence].tolist() for sentence, ids in rows if len(corpus.source[sentence]) > 8]
     assert np.mean(changed) > 0.75
     for update in updates:
         assert update.num_target_tokens == sum(int((b.target_output != PAD).sum()) for b in update.batches)

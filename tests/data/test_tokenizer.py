@@ -149,8 +149,8 @@ def test_training_on_counted_words_is_training_on_the_lines(tmp_path: Path) -> N
 
 
 def learn_uncut(byte_fallback: bool = True) -> bytes:
-    settings = {"subwords": "bpe", "byte_fallback": byte_fallback, "character_coverage": 1.0}
-    return sentence_pieces.train({**WORDS, "ħ": 1, "qualm": 2}, vocab_size=500, **settings)  # type: ignore[arg-type]
+    settings = SubwordSettings(byte_fallback=byte_fallback, character_coverage=1.0)
+    return sentence_pieces.train({**WORDS, "ħ": 1, "qualm": 2}, settings, vocab_size=500)
 
 
 @pytest.mark.parametrize("byte_fallback", [True, False])
