@@ -25,7 +25,7 @@ from deepnmt.model.transformer import Transformer
 from deepnmt.progress import say
 from deepnmt.settings import to_table
 from deepnmt.training import folder
-from deepnmt.training.checkpoint import Checkpoints, measure_of, read_position
+from deepnmt.training.checkpoint import STATE, Checkpoints, read_json, read_state
 from deepnmt.training.curves import Curves, JsonLines, Sink, TensorBoard, WeightsAndBiases, require_wandb
 from deepnmt.training.diagnosis import Diagnosis
 from deepnmt.training.display import open_display
@@ -74,7 +74,7 @@ def open_run(
             start = check_resumed(out, recipe, stored, dataset, start)
         elif start is not None:
             check_start(start, recipe, dataset)
-        stream = open_stream(recipe, dataset, world, None if newest is None else read_position(newest))
+        stream = open_stream(recipe, dataset, world, read_json(newest / STATE)["data"] if newest else None)
         measure = score_measure(recipe, dataset, metrics)
         state, engine = build_training(recipe, world, None if newest else start, measure)
         if newest is not None:
@@ -146,8 +146,8 @@ def say_what_is_new(stream: BatchStream, newest: Path | None, measure: str) -> N
     if newest is None:
         if report := stream.pairs.report():
             say(report)
-    elif measure_of(newest) not in (measure, None):
-        say(f"validation has changed from {measure_of(newest)} to {measure}: earlier scores no longer count")
+    elif (before := read_state(newest).get("measure", measure)) != measure:
+        say(f"validation has changed from {before} to {measure}: earlier scores no longer count")
 
 
 def build_training(

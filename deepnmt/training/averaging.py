@@ -11,15 +11,7 @@ from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.errors import InputError
 from deepnmt.files import replacing
 from deepnmt.model.storage import load_config, write_model
-from deepnmt.training.checkpoint import (
-    best_first,
-    list_checkpoints,
-    measure_of,
-    read_state,
-    read_weights,
-    score_of,
-    step_of,
-)
+from deepnmt.training.checkpoint import age, best_first, list_checkpoints, read_state, read_weights, step_of
 from deepnmt.training.config import TrainingConfig
 from deepnmt.training.folder import CHECKPOINTS, MODEL, RECIPE, copy_tokenizers
 
@@ -111,11 +103,11 @@ def export_model(run: Path, config: TrainingConfig) -> str:
         chosen = epochs[-config.average_last :]
         made_of = f"the average of the last {len(chosen)} epochs"
     elif config.export == "best" and best:
-        chosen = best[:1]
-        metric = (measure_of(best[0]) or config.best_by).partition("|")[0]
-        made_of = f"the best checkpoint ({best[0].name}, {metric} {abs(score_of(best[0]) or 0.0):.2f})"
+        chosen, state = best[:1], read_state(best[0])
+        metric = state.get("measure", config.best_by).partition("|")[0]
+        made_of = f"the best checkpoint ({best[0].name}, {metric} {abs(state['score']):.2f})"
     else:
-        chosen = [max(paths, key=lambda path: (step_of(path), path.name))]
+        chosen = [max(paths, key=age)]
         made_of = f"the last checkpoint ({chosen[0].name})"
     write_average(run, chosen, run / MODEL)
     return made_of

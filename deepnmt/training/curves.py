@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,20 +18,26 @@ LOG = "log.jsonl"
 NOT_CURVES = {"kind", "step", "layers", "samples", "signatures"}
 
 
-class Sink(Protocol):
+class Sink:
     """Takes lines of the log. A line has `kind`, `step`, and the values of that kind."""
 
-    def write(self, line: Mapping[str, Any]) -> None: ...
+    lines = 0  # of log.jsonl; other sinks count none
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        raise NotImplementedError
 
     def rewind(self, step: int, lines: int | None) -> None:
         """Forget what came after a checkpoint of this step, saved when the log had this many lines."""
-        ...
 
-    def close(self) -> None: ...
+    def picture(self, name: str, matrix: Tensor, step: int) -> None:
+        """Show a matrix of weights."""
+
+    def close(self) -> None:
+        pass
 
 
 class Curves:
-    """All sinks of a run; only the main rank has any."""
+    """All sinks of a run; only the main rank has any. log.jsonl is the first: others read it when they rewind."""
 
     def __init__(self, sinks: list[Sink]) -> None:
         self.sinks = sinks
@@ -42,7 +48,7 @@ class Curves:
 
     @property
     def lines(self) -> int:
-        return sum(sink.lines for sink in self.sinks if isinstance(sink, JsonLines))
+        return sum(sink.lines for sink in self.sinks)
 
     def rewind(self, step: int, lines: int | None) -> None:
         for sink in self.sinks:
@@ -50,35 +56,34 @@ class Curves:
 
     def picture(self, name: str, matrix: Tensor, step: int) -> None:
         for sink in self.sinks:
-            if isinstance(sink, TensorBoard):
-                sink.picture(name, matrix, step)
+            sink.picture(name, matrix, step)
 
     def close(self) -> None:
         for sink in self.sinks:
             sink.close()
 
 
-class JsonLines:
+class JsonLines(Sink):
     """One JSON object per line. Opening it at a checkpoint drops what was written after that, or only in part."""
 
     def __init__(self, folder: Path, step: int, lines: int | None) -> None:
         self.path = folder / LOG
-        found = _whole_lines(self.path) if self.path.exists() else []
-        self._open(found[:lines] if lines is not None else [line for line in found if line["step"] <= step])
-
-    def _open(self, kept: list[dict[str, Any]]) -> None:
-        if self.path.exists():
-            with replacing(self.path) as aside:
-                aside.write_bytes("".join(map(_dump, kept)).encode())
-        self.lines = len(kept)
-        self.file = self.path.open("a", encoding="utf-8", newline="\n")
+        self.path.touch()
+        self._open(step, lines, kept=())
 
     def rewind(self, step: int, lines: int | None) -> None:
         """Earlier rollbacks to the same checkpoint stay on record."""
         self.file.close()
+        self._open(step, lines, kept=("rollback",))
+
+    def _open(self, step: int, lines: int | None, kept: tuple[str, ...]) -> None:
         found = _whole_lines(self.path)
         count = sum(line["step"] <= step for line in found) if lines is None else lines
-        self._open(found[:count] + [line for line in found[count:] if line["kind"] == "rollback"])
+        found = found[:count] + [line for line in found[count:] if line["kind"] in kept]
+        with replacing(self.path) as aside:
+            aside.write_bytes("".join(map(_dump, found)).encode())
+        self.lines = len(found)
+        self.file = self.path.open("a", encoding="utf-8", newline="\n")
 
     def write(self, line: Mapping[str, Any]) -> None:
         self.lines += 1
@@ -111,28 +116,37 @@ def _dump(line: Mapping[str, Any]) -> str:
     return json.dumps(line, ensure_ascii=False) + "\n"
 
 
-class TensorBoard:
+def _scalars(line: Mapping[str, Any]) -> dict[str, float]:
+    values = {name: value for name, value in line.items() if name not in NOT_CURVES}
+    return {f"{line['kind']}/{name}": value for name, value in values.items() if isinstance(value, int | float)}
+
+
+class TensorBoard(Sink):
     """Scalars of every line, gradient norms per layer, samples as text, connection weights as pictures."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        self.folder = folder / "tensorboard"
+        self.folder = folder
         self._open(step)
 
     def _open(self, step: int) -> None:
+        """TensorBoard forgets whole steps: where a validation may repeat, the rest of the step is written again."""
         from torch.utils.tensorboard.writer import SummaryWriter
 
         writer: Any = SummaryWriter
-        self.writer = writer(str(self.folder), purge_step=step + 1)
+        lines = [line for line in read_log(self.folder) if line["step"] == step]
+        is_validated = any(line["kind"] == "validation" for line in lines)
+        self.writer = writer(str(self.folder / "tensorboard"), purge_step=step + is_validated)
+        for line in [] if is_validated else lines:
+            self.write(line)
 
     def rewind(self, step: int, lines: int | None) -> None:
         self.writer.close()
         self._open(step)
 
     def write(self, line: Mapping[str, Any]) -> None:
-        kind, step = line["kind"], line["step"]
-        for name, value in line.items():
-            if name not in NOT_CURVES and isinstance(value, int | float):
-                self.writer.add_scalar(f"{kind}/{name}", value, step)
+        step = line["step"]
+        for name, value in _scalars(line).items():
+            self.writer.add_scalar(name, value, step)
         for layer, norm in line.get("layers", {}).items():
             self.writer.add_scalar(f"gradient_norm/{layer}", norm, step)
         for source, hypothesis, reference in line.get("samples", []):
@@ -156,35 +170,26 @@ def require_wandb() -> Any:
     return wandb
 
 
-class WeightsAndBiases:
-    """The same scalars on wandb.ai, under one id per run folder, so that a restart continues the same curves."""
+class WeightsAndBiases(Sink):
+    """The same scalars on wandb.ai, under one id per run folder, so that a restart continues the same curves.
+
+    W&B keeps its points after a rollback; the curve continues once the step has passed them.
+    """
 
     def __init__(self, folder: Path, project: str, settings: Mapping[str, Any]) -> None:
-        wandb = require_wandb()
-        self.run: Any = wandb.init(
+        # The whole path, since folders in different places may share a name.
+        digest = hashlib.blake2b(str(folder.resolve()).encode(), digest_size=4).hexdigest()
+        self.run: Any = require_wandb().init(
             project=project,
             name=folder.name,
-            id=_run_id(folder),
+            id=f"{folder.name}-{digest}",
             dir=str(folder),
             resume="allow",
             config=settings,
         )
 
     def write(self, line: Mapping[str, Any]) -> None:
-        scalars = {
-            f"{line['kind']}/{name}": value
-            for name, value in line.items()
-            if name not in NOT_CURVES and isinstance(value, int | float)
-        }
-        self.run.log(scalars, step=line["step"])
-
-    def rewind(self, step: int, lines: int | None) -> None:
-        """W&B keeps its points; the curve continues once the step has passed them."""
+        self.run.log(_scalars(line), step=line["step"])
 
     def close(self) -> None:
         self.run.finish()
-
-
-def _run_id(folder: Path) -> str:
-    """Depends on the whole path, since folders in different places may share a name."""
-    return f"{folder.name}-{hashlib.blake2b(str(folder.resolve()).encode(), digest_size=4).hexdigest()}"

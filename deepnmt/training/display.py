@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
+from deepnmt.training.curves import Sink
 
-class Display:
+
+class Display(Sink):
     """Prints the lines of the log. `open_display` picks the live version on a terminal."""
 
     def __init__(self, step: int, max_steps: int) -> None:
@@ -25,9 +27,6 @@ class Display:
 
     def show(self, line: Mapping[str, Any], left: timedelta | None) -> None:
         print(describe(line, self.max_steps, left), file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        pass
 
     def _count_from(self, step: int) -> None:
         self.started, self.first_step = time.monotonic(), step

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from deepnmt.errors import InputError
 
@@ -27,40 +27,37 @@ UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errn
 def hold_lock(folder: Path, wait_seconds: float = 0.0) -> Iterator[None]:
     """Hold the lock of a RUN folder; refuses, naming the holder, if another process still has it after the wait."""
     path, deadline = folder / LOCK, time.monotonic() + wait_seconds
-    while (descriptor := _try(path)) is None:
+    while (file := _take(path)) is None:
         if time.monotonic() >= deadline:
             raise InputError(f"{folder} is in use by {_describe(_read(path))}; wait until it has ended, or stop it")
         time.sleep(0.2)
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)  # while it is still held: whoever comes next makes a new file
-        os.close(descriptor)
-
-
-def _try(path: Path) -> int | None:
-    """The open file of a lock that is now ours, or None if another process has it."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    with file:
         try:
-            taken = _lock(descriptor, path)
-            if taken and _is_at(descriptor, path):
-                holder = {"host": socket.gethostname(), "pid": os.getpid(), "since": _now()}
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, f"{json.dumps(holder)}\n".encode(), 0)
-                os.fsync(descriptor)
-                return descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
-        if not taken:
-            return None
+            yield
+        finally:
+            path.unlink(missing_ok=True)  # while it is still held: whoever comes next makes a new file
 
 
-def _lock(descriptor: int, path: Path) -> bool:
+def _take(path: Path) -> TextIO | None:
+    """The open file of a lock that is now ours, or None if another process has it."""
+    file = path.open("a", encoding="utf-8")
+    if not _lock(file, path):
+        file.close()
+        return None
+    if not _is_at(file, path):
+        file.close()
+        return _take(path)
+    file.truncate(0)
+    since = datetime.now().astimezone().isoformat(timespec="seconds")
+    json.dump({"host": socket.gethostname(), "pid": os.getpid(), "since": since}, file)
+    file.flush()
+    os.fsync(file.fileno())
+    return file
+
+
+def _lock(file: TextIO, path: Path) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:
@@ -70,41 +67,33 @@ def _lock(descriptor: int, path: Path) -> bool:
     return True
 
 
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Whether the file is still the one of that name: its last holder may have removed it just before it was locked."""
+def _is_at(file: TextIO, path: Path) -> bool:
+    """Whether the file still has that name: its last holder may have removed it just before it was locked."""
     try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:
         return False
 
 
 def _is_dead(holder: dict[str, Any]) -> bool:
-    if not holder:
-        return True
-    if holder.get("host") != socket.gethostname():
+    if holder and holder["host"] != socket.gethostname():
         return False
     try:
-        os.kill(int(holder["pid"]), 0)
-    except ProcessLookupError:
+        os.kill(holder["pid"], 0)
+    except (ProcessLookupError, KeyError):
         return True
-    except (PermissionError, KeyError, ValueError):
+    except PermissionError:
         return False
     return False
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """Who holds the lock; empty while the holder is writing its name."""
     with suppress(OSError, ValueError):
-        holder = json.loads(path.read_text(encoding="utf-8"))
-        return holder if isinstance(holder, dict) else {}
+        holder: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return holder
     return {}
 
 
 def _describe(holder: dict[str, Any]) -> str:
-    """The holder may be writing its name just now."""
-    if not holder:
-        return "another process"
-    return f"process {holder.get('pid')} on {holder.get('host')} (since {holder.get('since')})"
-
-
-def _now() -> str:
-    return datetime.now().astimezone().isoformat(timespec="seconds")
+    return f"process {holder['pid']} on {holder['host']} (since {holder['since']})" if holder else "another process"

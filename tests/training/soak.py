@@ -4,7 +4,6 @@
 """
 
 import argparse
-import json
 import random
 import shutil
 import socket
@@ -236,16 +235,10 @@ def compare(wanted: Path, found: Path) -> str | None:
     return None if counts[0] == counts[1] else f"the log has {counts[1]} lines instead of {counts[0]}"
 
 
-def contents(run: Path) -> dict[str, object]:
-    """Every file but the log; and but the index of torch's shards, which is not the same twice."""
-    found: dict[str, object] = {}
-    for path in run.rglob("*"):
-        if path.is_file() and path.name not in ("log.jsonl", ".metadata"):
-            found[str(path.relative_to(run))] = path.read_bytes()
-            if path.name == "manifest.json":
-                sums = json.loads(path.read_bytes())["sha256"]
-                found[str(path.relative_to(run))] = {name: s for name, s in sums.items() if name != "shards/.metadata"}
-    return found
+def contents(run: Path) -> dict[str, bytes]:
+    """Every file but the log."""
+    files = (path for path in run.rglob("*") if path.is_file() and path.name != "log.jsonl")
+    return {str(path.relative_to(run)): path.read_bytes() for path in files}
 
 
 def curves(run: Path) -> list[dict]:

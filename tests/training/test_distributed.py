@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -115,13 +116,33 @@ def test_sharded_half_precision_learns_like_full(tmp_path, sharded):
     assert losses(tmp_path)[:6] != losses(sharded)[:6]
 
 
-def test_sharded_checkpoint_is_a_whole_model_and_holds_no_pickled_weights(sharded, one_rank):
-    folder = sharded / "checkpoints" / "step-00000012"
-    weights = load_file(folder / "model.safetensors")
-    assert weights.keys() == load_file(one_rank / "checkpoints" / "step-00000018" / "model.safetensors").keys()
-    assert (folder / "shards").is_dir() and not (folder / "optimizer.safetensors").exists()
-    listed = json.loads((folder / "manifest.json").read_text())["sha256"]
-    assert any(name.startswith("shards/") for name in listed)
+def test_sharded_checkpoint_is_that_of_one_rank(sharded, one_rank):
+    folder, other = sharded / "checkpoints" / "step-00000012", one_rank / "checkpoints" / "step-00000018"
+    listed, expected = (json.loads((path / "manifest.json").read_text())["sha256"].keys() for path in (folder, other))
+    assert listed == expected
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        found, wanted = load_file(folder / name), load_file(other / name)
+        assert {key: t.shape for key, t in found.items()} == {key: t.shape for key, t in wanted.items()}
+
+
+def test_optimizer_in_shards_is_still_read(sharded, tmp_path):
+    """As sharded runs stored it at first."""
+    shutil.copytree(sharded, tmp_path / "run")
+    folder = tmp_path / "run" / "checkpoints" / "step-00000012"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.distributed.checkpoint.save(
+            load_file(folder / "optimizer.safetensors"), checkpoint_id=folder / "shards", no_dist=True
+        )
+    whole = tmp_path / "whole"
+    shutil.copytree(sharded, whole)
+    (folder / "optimizer.safetensors").unlink()
+    manifest = json.loads((folder / "manifest.json").read_text())
+    del manifest["sha256"]["optimizer.safetensors"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    for run in (tmp_path / "run", whole):
+        train_alone(run, replace(FEW, max_steps=14))
+    assert losses(tmp_path / "run") == losses(whole)
 
 
 def test_run_goes_on_with_another_number_of_ranks(tmp_path, one_rank):

@@ -72,7 +72,7 @@ def run_with_kills(folder, monkeypatch, moments):
                 try:
                     train(run, job)
                 finally:
-                    job.checkpoints.background.wait()
+                    job.checkpoints.wait()
     return run_to_end(folder, CONFIG)
 
 
@@ -218,6 +218,27 @@ def test_tensorboard_curves_have_no_gaps_and_no_doubles(tmp_path):
     assert [event.step for event in events.Scalars("train/loss")] == [3, 6, 9, 12, 15]
     assert [event.step for event in events.Scalars("gradient_norm/encoder.layers.0")] == [3, 6, 9, 12, 15]
     assert [event.step for event in events.Images("encoder.connection")] == [8, 10, 16]
+
+
+def test_tensorboard_has_the_last_validation_once(tmp_path):
+    """Also after a kill between that validation and its checkpoint, where the step was already saved without it."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = replace(CONFIG, max_steps=10, log_every=5, save_every=5, validate_every=8, tensorboard=True)
+    with open_job(tmp_path, config) as (run, job), pytest.raises(KeyboardInterrupt):
+        save = job.checkpoints.save
+
+        def killed(state, epoch=None):
+            if state.step == 10 and state.score is not None:
+                raise KeyboardInterrupt
+            save(state, epoch)
+
+        job.checkpoints.save = killed
+        train(run, job)
+    run_to_end(tmp_path, config)
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("validation/loss")] == [8, 10]
+    assert [event.step for event in events.Scalars("train/loss")] == [5, 10]
 
 
 def test_parameters_move_at_all(tmp_path):

@@ -196,16 +196,9 @@ class FusedMixtureTape:
             size, block = self.history[0].numel(), 1024
             self.mixed_ahead = _partial(self.mixed_ahead, self.history)
             _mix_ahead[(triton.cdiv(size, block),)](
-                self.history,
-                self.matrix,
-                self.mixed_ahead,
-                size,
-                row,
-                len(self.matrix),
-                J=AHEAD,
-                BLOCK=block,
-                num_warps=4,
-            )
+                self.history, self.matrix, self.mixed_ahead, size, row, len(self.matrix),
+                J=AHEAD, BLOCK=block, num_warps=4,
+            )  # fmt: skip
         assert self.mixed_ahead is not None
         return start + 1, self.mixed_ahead[row - start]
 

@@ -38,14 +38,9 @@ def _kept(seed, head, dropout, m, n, start):
 
 
 @triton.jit
-def _forward(
-    Q, K, V, Start, End, Out, Lse, Seed,
-    q_stride, k_stride, v_stride, num_queries, scale, dropout,
-    CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    tile, head = tl.program_id(0), tl.program_id(1)
-    dims = tl.arange(0, D)
+def _query_tile(Start, End, num_queries, CAUSAL: tl.constexpr, BM: tl.constexpr):
+    """The queries of this program, the keys that each sees, and the range of keys that any of them sees."""
+    tile = tl.program_id(0)
     m = tile * BM + tl.arange(0, BM)
     inside = m < num_queries
     start = tl.load(Start + m, mask=inside, other=0)
@@ -54,7 +49,28 @@ def _forward(
     high = tl.max(end)
     if CAUSAL:
         high = tl.minimum(high, (tile + 1) * BM)
-    seed = tl.load(Seed)
+    return m, inside, start, end, low, high
+
+
+@triton.jit
+def _scores(q, k, m, n, start, end, scale, CAUSAL: tl.constexpr, PRECISION: tl.constexpr):
+    """As exponents of two; -inf where query m does not see key n."""
+    visible = (n[None, :] >= start[:, None]) & (n[None, :] < end[:, None])
+    if CAUSAL:
+        visible = visible & (n[None, :] <= m[:, None])
+    s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2_E)
+    return tl.where(visible, s, float("-inf"))
+
+
+@triton.jit
+def _forward(
+    Q, K, V, Start, End, Out, Lse, Seed,
+    q_stride, k_stride, v_stride, num_queries, scale, dropout,
+    CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    head, dims, seed = tl.program_id(1), tl.arange(0, D), tl.load(Seed)
+    m, inside, start, end, low, high = _query_tile(Start, End, num_queries, CAUSAL, BM)
     q = _load_tile(Q + head * HEAD_DIM, m, q_stride, inside, dims, HEAD_DIM)
 
     best = tl.full((BM,), float("-inf"), tl.float32)
@@ -64,11 +80,7 @@ def _forward(
         n = first + tl.arange(0, BN)
         k = _load_tile(K + head * HEAD_DIM, n, k_stride, n < high, dims, HEAD_DIM)
         v = _load_tile(V + head * HEAD_DIM, n, v_stride, n < high, dims, HEAD_DIM)
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2_E)
-        visible = (n[None, :] >= start[:, None]) & (n[None, :] < end[:, None])
-        if CAUSAL:
-            visible = visible & (n[None, :] <= m[:, None])
-        s = tl.where(visible, s, float("-inf"))
+        s = _scores(q, k, m, n, start, end, scale, CAUSAL, PRECISION)
         new_best = tl.maximum(best, tl.max(s, 1))
         anchor = tl.where(new_best == float("-inf"), 0.0, new_best)
         p = tl.exp2(s - anchor[:, None])
@@ -92,17 +104,8 @@ def _backward_queries(
     CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    tile, head = tl.program_id(0), tl.program_id(1)
-    dims = tl.arange(0, D)
-    m = tile * BM + tl.arange(0, BM)
-    inside = m < num_queries
-    start = tl.load(Start + m, mask=inside, other=0)
-    end = tl.load(End + m, mask=inside, other=0)
-    low = tl.min(tl.where(end > start, start, NOWHERE))
-    high = tl.max(end)
-    if CAUSAL:
-        high = tl.minimum(high, (tile + 1) * BM)
-    seed = tl.load(Seed)
+    head, dims, seed = tl.program_id(1), tl.arange(0, D), tl.load(Seed)
+    m, inside, start, end, low, high = _query_tile(Start, End, num_queries, CAUSAL, BM)
     q = _load_tile(Q + head * HEAD_DIM, m, q_stride, inside, dims, HEAD_DIM)
     out = _load_tile(Out + head * HEAD_DIM, m, HEADS * HEAD_DIM, inside, dims, HEAD_DIM)
     d_out = _load_tile(dOut + head * HEAD_DIM, m, HEADS * HEAD_DIM, inside, dims, HEAD_DIM)
@@ -115,11 +118,7 @@ def _backward_queries(
         n = first + tl.arange(0, BN)
         k = _load_tile(K + head * HEAD_DIM, n, k_stride, n < high, dims, HEAD_DIM)
         v = _load_tile(V + head * HEAD_DIM, n, v_stride, n < high, dims, HEAD_DIM)
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2_E)
-        visible = (n[None, :] >= start[:, None]) & (n[None, :] < end[:, None])
-        if CAUSAL:
-            visible = visible & (n[None, :] <= m[:, None])
-        p = tl.where(visible, tl.exp2(s - lse[:, None]), 0.0)
+        p = tl.exp2(_scores(q, k, m, n, start, end, scale, CAUSAL, PRECISION) - lse[:, None])
         d_p = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
         if DROPOUT:
             d_p = tl.where(_kept(seed, head, dropout, m, n, start), d_p / (1 - dropout), 0.0)
@@ -160,11 +159,7 @@ def _backward_keys(
         end = tl.load(End + m, mask=real, other=0)
         lse = tl.load(Lse + m * HEADS + head, mask=real, other=0.0)
         delta = tl.load(Delta + m * HEADS + head, mask=real, other=0.0)
-        s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2_E)
-        visible = (n[None, :] >= start[:, None]) & (n[None, :] < end[:, None])
-        if CAUSAL:
-            visible = visible & (n[None, :] <= m[:, None])
-        p = tl.where(visible, tl.exp2(s - lse[:, None]), 0.0)
+        p = tl.exp2(_scores(q, k, m, n, start, end, scale, CAUSAL, PRECISION) - lse[:, None])
         d_p = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
         dropped = p
         if DROPOUT:
