@@ -8,7 +8,8 @@ from deepnmt.data import sentence_pieces
 from deepnmt.data.prepare_settings import SubwordSettings
 from deepnmt.data.sentence_pieces import SentencePieces
 from deepnmt.data.subword_nmt import Codes, SubwordNmt, count_symbols, vocabulary
-from deepnmt.data.tokenizer import Preprocessor, Subwords, Tokenizer, TokenizerPair
+from deepnmt.data.subwords import Subwords
+from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.errors import InputError
 
 Words = Mapping[str, int]

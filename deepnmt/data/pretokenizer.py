@@ -1,32 +1,14 @@
-"""Word tokenisation before subwords: none, Moses or jieba. `split` puts spaces between words, `join` undoes it."""
+"""Word tokenisation before subwords, by Moses or jieba.
+
+`split` puts spaces between the words of a line with single spaces; `join` undoes it as far as possible.
+"""
 
 import re
 import warnings
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from deepnmt.errors import InputError
-
-
-class Pretokenizer(Protocol):
-    """`split` maps a line with single spaces to another; `join` inverts it as far as possible."""
-
-    def split(self, text: str) -> str: ...
-
-    def join(self, text: str) -> str: ...
-
-
-class Whitespace:
-    """The text as it is: its own spaces separate words."""
-
-    def __init__(self, language: str) -> None:
-        pass
-
-    def split(self, text: str) -> str:
-        return text
-
-    def join(self, text: str) -> str:
-        return text
 
 
 class Moses:
@@ -77,4 +59,4 @@ class Jieba:
         return _SPACE_BESIDE_HAN.sub("", text)
 
 
-PRETOKENIZERS: dict[str, Callable[[str], Pretokenizer]] = {"none": Whitespace, "moses": Moses, "jieba": Jieba}
+PRETOKENIZERS: dict[str, type[Moses | Jieba]] = {"moses": Moses, "jieba": Jieba}

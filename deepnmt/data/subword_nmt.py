@@ -4,20 +4,18 @@ Byte pair encoding as in Sennrich et al. 2016 (https://aclanthology.org/P16-1162
 codes; a symbol outside it is unknown: this kind of tokeniser has no byte fallback.
 """
 
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from deepnmt.data.bpe_dropout import BpeDropout, Keys
+from deepnmt.data.subwords import Subwords
 from deepnmt.data.vocabulary import SPECIAL_PIECES, UNK
 from deepnmt.errors import InputError
 from deepnmt.text import read_lines
 
 SEPARATOR = "@@"
 _END = "</w>"
-_MAX_CACHED_WORDS = 100_000
 
 
 class Codes:
@@ -108,43 +106,25 @@ def vocabulary(counts: Mapping[str, int], min_frequency: int, max_size: int | No
     return sorted(frequent, key=lambda symbol: (-counts[symbol], symbol))[:max_size]
 
 
-class SubwordNmt:
+class SubwordNmt(Subwords):
     """Codes and the vocabulary of their symbols, as ids."""
 
     kind = "subword-nmt"
 
     def __init__(self, codes: Codes, symbols: Sequence[str]) -> None:
+        super().__init__([*SPECIAL_PIECES, *symbols])
         self.codes = codes
-        self.pieces = [*SPECIAL_PIECES, *symbols]
-        self._ids = {symbol: number for number, symbol in enumerate(self.pieces) if number >= len(SPECIAL_PIECES)}
-        self._cache: dict[str, bytes] = {}
-        self._dropout: BpeDropout | None = None
+        self._ids = {symbol: number for number, symbol in enumerate(symbols, start=len(SPECIAL_PIECES))}
 
-    def encode_lines(self, lines: Iterable[str]) -> list[bytes]:
-        """The ids of each line as bytes of native unsigned ints."""
-        return [b"".join(map(self._encode_word, line.split())) for line in lines]
+    def _encode(self, words: list[str]) -> Iterable[list[int]]:
+        return (self.merge(word)[0] for word in words)
 
-    def _encode_word(self, word: str) -> bytes:
-        encoded = self._cache.get(word)
-        if encoded is None:
-            encoded = array("I", self._number(self.codes.segment(word)[0])).tobytes()
-            if len(self._cache) >= _MAX_CACHED_WORDS:
-                self._cache = {}
-            self._cache[word] = encoded
-        return encoded
-
-    def _number(self, symbols: Iterable[str]) -> list[int]:
-        return [self._ids.get(symbol, UNK) for symbol in symbols]
-
-    def resample(self, sentences: Sequence[Sequence[int]], keys: Keys, dropout: float) -> list[list[int]]:
-        """The sentences segmented again by BPE-dropout, each decided by its key. None may have an unknown symbol."""
-        if self._dropout is None or self._dropout.p != dropout:
-            self._dropout = BpeDropout(self._segment, dropout)
-        return self._dropout.segment([self.decode(ids).split() for ids in sentences], keys)
-
-    def _segment(self, word: str, skips: Iterable[int]) -> tuple[list[int], int]:
+    def merge(self, word: str, skips: Iterable[int] = ()) -> tuple[list[int], int]:
         symbols, merges = self.codes.segment(word, skips)
-        return self._number(symbols), merges
+        return [self._ids.get(symbol, UNK) for symbol in symbols], merges
+
+    def _words(self, ids: Sequence[int]) -> list[str]:
+        return self.decode(ids).split()
 
     def decode(self, ids: Sequence[int]) -> str:
         text = " ".join(self.pieces[number] for number in ids) + " "

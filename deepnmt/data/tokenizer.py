@@ -7,18 +7,19 @@ import json
 import re
 import unicodedata
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
 from deepnmt.data.bpe_dropout import Keys
-from deepnmt.data.prepare_settings import Normalization
-from deepnmt.data.pretokenizer import PRETOKENIZERS, Pretokenizer
+from deepnmt.data.prepare_settings import Normalization, Pretokenizer
+from deepnmt.data.pretokenizer import PRETOKENIZERS, Jieba, Moses
 from deepnmt.data.sentence_pieces import SPACE, SentencePieces
 from deepnmt.data.subword_nmt import SubwordNmt
+from deepnmt.data.subwords import Subwords
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
 from deepnmt.errors import InputError
 from deepnmt.files import write_json
@@ -26,22 +27,7 @@ from deepnmt.files import write_json
 TOKENIZER_FORMAT = 1
 
 
-class Subwords(Protocol):
-    """Splits words into pieces. Lines have single spaces; encoded ids are bytes of native unsigned ints."""
-
-    kind: str
-    pieces: list[str]
-
-    def encode_lines(self, lines: Iterable[str]) -> list[bytes]: ...
-
-    def resample(self, sentences: Sequence[Sequence[int]], keys: Keys, dropout: float) -> list[list[int]]: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
-
-    def state(self) -> dict[str, Any]: ...
-
-
-SUBWORDS: dict[str, Any] = {kind.kind: kind for kind in (SentencePieces, SubwordNmt)}
+SUBWORDS: dict[str, type[Subwords]] = {kind.kind: kind for kind in (SentencePieces, SubwordNmt)}
 
 
 def clean_spaces(text: str) -> str:
@@ -59,13 +45,12 @@ class Preprocessor:
     normalization: str = "nfc"
 
     def __post_init__(self) -> None:
-        if self.pretokenizer not in PRETOKENIZERS:
-            raise InputError(f"pretokenizer = {self.pretokenizer!r} is unknown; choose from {', '.join(PRETOKENIZERS)}")
-        if self.normalization not in get_args(Normalization):
-            raise InputError(f"normalization = {self.normalization!r} is unknown; choose from nfc, nfkc, none")
+        for name, choices in (("pretokenizer", get_args(Pretokenizer)), ("normalization", get_args(Normalization))):
+            if getattr(self, name) not in choices:
+                raise InputError(f"{name} = {getattr(self, name)!r} is unknown; choose from {', '.join(choices)}")
 
     @cached_property
-    def _words(self) -> Pretokenizer:
+    def _words(self) -> Moses | Jieba:
         return PRETOKENIZERS[self.pretokenizer](self.language)
 
     def split(self, text: str) -> str:
@@ -190,22 +175,17 @@ class Tokenizer:
             **self.subwords.state(),
         }
 
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> "Tokenizer":
-        if state.get("format") != TOKENIZER_FORMAT:
-            raise InputError(
-                f"tokeniser format {state.get('format')!r} is not known (this version reads {TOKENIZER_FORMAT})"
-            )
-        preprocessor = Preprocessor(**{field.name: state[field.name] for field in fields(Preprocessor)})
-        return cls(SUBWORDS[state["kind"]].from_state(state), preprocessor, state["tags"])
-
     def save(self, path: Path) -> None:
         write_json(path, self.state())
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
         try:
-            return cls.from_state(json.loads(Path(path).read_text(encoding="utf-8")))
+            state = json.loads(path.read_text(encoding="utf-8"))
+            if (version := state.get("format")) != TOKENIZER_FORMAT:
+                raise InputError(f"tokeniser format {version!r} is not known (this version reads {TOKENIZER_FORMAT})")
+            preprocessor = Preprocessor(**{field.name: state[field.name] for field in fields(Preprocessor)})
+            return cls(SUBWORDS[state["kind"]].from_state(state), preprocessor, state["tags"])
         except FileNotFoundError as error:
             raise InputError(f"there is no tokeniser at {path}") from error
         except InputError as error:
@@ -223,9 +203,9 @@ class TokenizerPair:
         self.vocab_sizes = source.vocab_size, target.vocab_size
 
     def save(self, folder: Path) -> None:
-        for side, tokenizer in (("source", self.source), ("target", self.target)):
-            tokenizer.save(Path(folder) / f"tokenizer.{side}.json")
+        self.source.save(folder / "tokenizer.source.json")
+        self.target.save(folder / "tokenizer.target.json")
 
     @classmethod
     def load(cls, folder: Path) -> "TokenizerPair":
-        return cls(*(Tokenizer.load(Path(folder) / f"tokenizer.{side}.json") for side in ("source", "target")))
+        return cls(*(Tokenizer.load(folder / f"tokenizer.{side}.json") for side in ("source", "target")))

@@ -20,7 +20,7 @@ def test_moses_splits_and_escapes_and_undoes_both() -> None:
     assert moses.join(split) == text
 
 
-@pytest.mark.parametrize("name", PRETOKENIZERS)
+@pytest.mark.parametrize("name", ["none", *PRETOKENIZERS])
 @given(text=st.text() | chinese | st.text(st.sampled_from("the dog.,'\"&;|[]<>!? -@")))
 def test_decoding_what_was_encoded_gives_the_normalised_text(name: str, text: str) -> None:
     pytest.importorskip("jieba")

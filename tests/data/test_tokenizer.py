@@ -11,7 +11,7 @@ from grammar import count_words, english_german
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from deepnmt.data import sentence_pieces
+from deepnmt.data import sentence_pieces, subwords
 from deepnmt.data.learning import learn
 from deepnmt.data.prepare_settings import SubwordSettings
 from deepnmt.data.sentence_pieces import SentencePieces, cut, piece_counts
@@ -104,7 +104,7 @@ def test_encoding_does_not_depend_on_what_was_encoded_before(monkeypatch: pytest
     pieces = MODELS["bpe"]
     assert isinstance(pieces, SentencePieces)
     expected = [SentencePieces(pieces.model).encode_lines([line])[0] for line in SENTENCES[:50]]
-    monkeypatch.setattr(sentence_pieces, "_MAX_CACHED_WORDS", 7)
+    monkeypatch.setattr(subwords, "MAX_CACHED_WORDS", 7)
     small = SentencePieces(pieces.model)
     assert [small.encode_lines([line])[0] for line in SENTENCES[:50]] == expected
     assert small.encode_lines(SENTENCES[:50]) == expected
@@ -114,7 +114,7 @@ def test_threads_that_share_a_tokeniser_do_not_disturb_each_other(monkeypatch: p
     pieces = MODELS["bpe"]
     assert isinstance(pieces, SentencePieces)
     expected = pieces.encode_lines(SENTENCES)
-    monkeypatch.setattr(sentence_pieces, "_MAX_CACHED_WORDS", 20)
+    monkeypatch.setattr(subwords, "MAX_CACHED_WORDS", 20)
     small = SentencePieces(pieces.model)
 
     def encode(first: int) -> bool:

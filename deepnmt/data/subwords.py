@@ -1,0 +1,64 @@
+"""What every kind of subwords has in common: words are encoded once and cached, and segmented again by BPE-dropout."""
+
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+from deepnmt.data.bpe_dropout import BpeDropout, Keys
+
+MAX_CACHED_WORDS = 200_000
+
+
+class Subwords(ABC):
+    """Splits words into pieces. Lines have single spaces; encoded ids are bytes of native unsigned ints."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, pieces: list[str]) -> None:
+        self.pieces = pieces
+        self._cache: dict[str, bytes] = {}
+        self._dropout: BpeDropout | None = None
+
+    def encode_lines(self, lines: Iterable[str]) -> list[bytes]:
+        """The ids of each line."""
+        split = [self._units(line) for line in lines]
+        if len(self._cache) > MAX_CACHED_WORDS:
+            self._cache = {}  # not cleared: other threads may be reading the old one
+        cache = self._cache
+        new = list({word for words in split for word in words if word not in cache})
+        for word, ids in zip(new, self._encode(new), strict=True):
+            cache[word] = array("I", ids).tobytes()
+        return [b"".join(map(cache.__getitem__, words)) for words in split]
+
+    def resample(self, sentences: Sequence[Sequence[int]], keys: Keys, dropout: float) -> list[list[int]]:
+        """The sentences segmented again by BPE-dropout, each decided by its key. None may have an unknown symbol."""
+        if self._dropout is None or self._dropout.p != dropout:
+            self._dropout = BpeDropout(self.merge, dropout)
+        return self._dropout.segment(list(map(self._words, sentences)), keys)
+
+    def _units(self, line: str) -> list[str]:
+        """The parts of a line that are encoded independently of each other."""
+        return line.split()
+
+    @abstractmethod
+    def _encode(self, words: list[str]) -> Iterable[Iterable[int]]:
+        """The ids of each word."""
+
+    @abstractmethod
+    def merge(self, word: str, skips: Iterable[int]) -> tuple[list[int], int]:
+        """Segment a word without some of its merges, as `bpe_dropout.Merge` says."""
+
+    @abstractmethod
+    def _words(self, ids: Sequence[int]) -> list[str]:
+        """The words of a sentence, as `merge` takes them."""
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]: ...
+
+    @classmethod
+    @abstractmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Self: ...
