@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from deepnmt.api.translate import translate_file as translate_file
     from deepnmt.config import load_recipe as load_recipe
     from deepnmt.decoding.translator import Translator as Translator
+    from deepnmt.evaluation.scores import compare as compare
     from deepnmt.evaluation.scores import score as score
-    from deepnmt.evaluation.significance import compare as compare
     from deepnmt.model.storage import load_model as load_model
 
 __version__ = "0.1.0"
@@ -37,7 +37,7 @@ _HOMES = {
     "backtranslate": "api.backtranslate",
     "bench_generation": "api.bench",
     "bench_training": "api.bench",
-    "compare": "evaluation.significance",
+    "compare": "evaluation.scores",
     "convert": "api.convert",
     "evaluate": "api.evaluate",
     "export": "api.export",

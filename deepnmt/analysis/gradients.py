@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from deepnmt.analysis.charts import Axes, Series
 from deepnmt.analysis.config import GradientTrial
 from deepnmt.analysis.size import describe
-from deepnmt.analysis.tables import aligned
 from deepnmt.analysis.training_speed import corpus_of, typical_lengths
+from deepnmt.columns import aligned
 from deepnmt.config import Recipe
 from deepnmt.data.batching import BatchingConfig, BatchStream
 from deepnmt.data.dataset import Corpus

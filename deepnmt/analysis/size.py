@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from deepnmt.analysis.tables import aligned
+from deepnmt.columns import aligned
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.transformer import Transformer
 
@@ -45,7 +45,7 @@ class ModelSize:
             "MFLOP/token: matrix products with the weights, forward, for a source and a\n"
             f"target token. A training step costs three times that, {_mega(3 * whole.flops)}."
         )
-        return f"{self.name}: {describe(self.config)}\n\n{aligned(rows, left=2)}\n\n{note}"
+        return f"{self.name}: {describe(self.config)}\n\n{aligned(rows, slice(2, None))}\n\n{note}"
 
 
 def _mega(number: int) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from deepnmt import heatmap
 from deepnmt.analysis.charts import bar_chart, heat_map, page
-from deepnmt.analysis.tables import aligned
+from deepnmt.columns import aligned
 from deepnmt.errors import InputError
 from deepnmt.model.connections import CONNECTIONS, Connection
 from deepnmt.model.storage import load_meta, load_model

@@ -10,8 +10,7 @@ from deepnmt.decoding.config import TranslationConfig
 from deepnmt.decoding.lines import LineWarnings, one_line
 from deepnmt.decoding.translator import Translator
 from deepnmt.errors import InputError
-from deepnmt.evaluation.scores import Scores, check_lengths, score
-from deepnmt.evaluation.significance import TESTS
+from deepnmt.evaluation.scores import TESTS, Scores, check_lengths, score
 from deepnmt.files import replacing
 from deepnmt.progress import progress
 from deepnmt.settings import from_table

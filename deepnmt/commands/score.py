@@ -20,7 +20,7 @@ EXAMPLE = "deepnmt score --hypothesis test.out.de --reference test.de --source-l
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from deepnmt.evaluation.comet import DEFAULT_MODEL
-    from deepnmt.evaluation.significance import TESTS
+    from deepnmt.evaluation.scores import TESTS
 
     parser.add_argument(
         "--hypothesis",
@@ -61,7 +61,7 @@ def add_metric_arguments(group: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    from deepnmt.evaluation.systems import score_files
+    from deepnmt.evaluation.score_files import score_files
 
     names = ("source_lang", "target_lang", "metrics", "lowercase", "confidence", "samples", "source")
     options = {name: getattr(arguments, name) for name in (*names, "comet", "comet_model", "comet_scores")}
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _show(arguments: argparse.Namespace, scored: "Scored") -> None:
-    from deepnmt.evaluation.table import lines, rich_table
+    from deepnmt.evaluation.table import folded, lines
 
     named = scored if len(scored) > 1 else [("", scored[0][1])]
     if not sys.stdout.isatty():
@@ -89,9 +89,7 @@ def _show(arguments: argparse.Namespace, scored: "Scored") -> None:
 
     width = shutil.get_terminal_size().columns
     console = Console(width=width, highlight=False)
-    console.print(
-        Text(_heading(arguments, scored), "dim"), Text(""), rich_table(named, width), sep="\n", soft_wrap=True
-    )
+    console.print(Text(_heading(arguments, scored), "dim"), Text(""), folded(named, width), sep="\n", soft_wrap=True)
 
 
 def _heading(arguments: argparse.Namespace, scored: "Scored") -> str:
@@ -122,7 +120,7 @@ def _report(arguments: argparse.Namespace, scored: "Scored", notices: list[str])
 
 def _test(arguments: argparse.Namespace) -> dict[str, Any] | None:
     """The test that compared the hypotheses, if one did."""
-    from deepnmt.evaluation.significance import TESTS
+    from deepnmt.evaluation.scores import TESTS
 
     if len(arguments.hypothesis) == 1 or arguments.test == "none":
         return None

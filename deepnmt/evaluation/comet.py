@@ -4,11 +4,12 @@ import importlib.metadata
 import importlib.util
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from deepnmt.errors import InputError
-from deepnmt.evaluation.scores import Lines, Score
+from deepnmt.evaluation.scores import Named, Score, check_lengths
 from deepnmt.text import read_lines
 
 DEFAULT_MODEL = "Unbabel/wmt22-comet-da"
@@ -16,50 +17,51 @@ DEFAULT_MODEL = "Unbabel/wmt22-comet-da"
 _SEGMENT = re.compile(r"\tSegment \d+\tscore: (-?[\d.]+)")
 
 
-def how_to_run(model: str) -> str:
-    return (
-        "COMET is not installed here (it needs an older numpy than deepnmt): run"
-        " `python -m venv comet && comet/bin/pip install unbabel-comet &&"
-        f" comet/bin/comet-score -s SOURCE -t HYPOTHESIS -r REFERENCE --model {model} --to_json comet.json`"
-        " and give its file to `deepnmt score` with --comet-scores comet.json"
-    )
-
-
-def check_installed(model: str) -> None:
+def run_comet(source: str | None, systems: Named, references: Named, model: str) -> list[Score]:
+    """The score of each system against the first reference, where the package `comet` can be imported."""
     if importlib.util.find_spec("comet") is None:
-        raise InputError(how_to_run(model))
-
-
-def run_comet(sources: Lines, hypotheses: Lines, references: Lines, model: str) -> Score:
-    """The system score, where the package `comet` can be imported."""
-    check_installed(model)
+        raise InputError(
+            "COMET is not installed here (it needs an older numpy than deepnmt): run"
+            " `python -m venv comet && comet/bin/pip install unbabel-comet &&"
+            f" comet/bin/comet-score -s SOURCE -t HYPOTHESIS -r REFERENCE --model {model} --to_json comet.json`"
+            " and give its file to `deepnmt score` with --comet-scores comet.json"
+        )
+    if source is None:
+        raise InputError("--comet needs the source text: add --source FILE")
+    sources = read_lines(source)
+    check_lengths([(source, sources)], references)
     import comet
 
-    data = [
-        {"src": source, "mt": hypothesis, "ref": reference}
-        for source, hypothesis, reference in zip(sources, hypotheses, references, strict=True)
-    ]
-    predicted = comet.load_from_checkpoint(comet.download_model(model)).predict(data, batch_size=8, gpus=0)
+    scorer = comet.load_from_checkpoint(comet.download_model(model))
     version = importlib.metadata.version("unbabel-comet")
-    return _score(list(predicted.scores), f"model:{model}|version:{version}")
+    found = []
+    for _, hypotheses in systems:
+        texts = zip(sources, hypotheses, references[0][1], strict=True)
+        data = [{"src": src, "mt": hypothesis, "ref": reference} for src, hypothesis, reference in texts]
+        scores = scorer.predict(data, batch_size=8, gpus=0).scores
+        found.append(_score(list(scores), f"model:{model}|version:{version}"))
+    return found
 
 
-def read_comet(path: str, num_lines: int, model: str | None) -> Score:
+def read_comet(files: Sequence[str], systems: Named, model: str | None) -> list[Score]:
     """The mean of the segment scores in what `comet-score` wrote (`--to_json` or printed), or of one number a line."""
-    text = "\n".join(read_lines(path))
-    scores = _json_scores(path, text) if text.lstrip().startswith("{") else _text_scores(path, text)
-    if len(scores) != num_lines:
-        raise InputError(f"{path} has {len(scores):,} COMET scores and the hypothesis has {num_lines:,} lines")
-    return _score(scores, f"model:{model or 'unstated'}|read:{Path(path).name}")
+    if len(files) != len(systems):
+        raise InputError(f"--comet-scores has {len(files)} files and --hypothesis {len(systems)}: give one for each")
+    found = []
+    for path, (_, hypotheses) in zip(files, systems, strict=True):
+        text = "\n".join(read_lines(path))
+        scores = _json_scores(path, text) if text.lstrip().startswith("{") else _text_scores(path, text)
+        if len(scores) != len(hypotheses):
+            raise InputError(
+                f"{path} has {len(scores):,} COMET scores and the hypothesis has {len(hypotheses):,} lines"
+            )
+        found.append(_score(scores, f"model:{model or 'unstated'}|read:{Path(path).name}"))
+    return found
 
 
 def _score(scores: list[float], origin: str) -> Score:
-    return Score(
-        name="COMET",
-        value=sum(scores) / len(scores),
-        signature=f"COMET|nrefs:1|segments:{len(scores)}|{origin}",
-        decimals=4,
-    )
+    signature = f"COMET|nrefs:1|segments:{len(scores)}|{origin}"
+    return Score(name="COMET", value=sum(scores) / len(scores), signature=signature, decimals=4)
 
 
 def _json_scores(path: str, text: str) -> list[float]:
@@ -74,9 +76,8 @@ def _json_scores(path: str, text: str) -> list[float]:
 
 
 def _text_scores(path: str, text: str) -> list[float]:
-    printed = [float(match) for match in _SEGMENT.findall(text)]
-    if printed:
-        return printed
+    if printed := _SEGMENT.findall(text):
+        return [float(match) for match in printed]
     numbers = []
     for number, line in enumerate(text.split("\n"), start=1):
         try:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric
 
 Lines = Sequence[str]
+Named = Sequence[tuple[str, Lines]]  # each under the name that messages call it by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +69,23 @@ class Scores(Mapping[str, Score]):
         """Plain text: one line a score with the signature last, or folded to `width` columns."""
         from deepnmt.evaluation.table import folded, lines
 
-        return lines([("", self)]) if width is None else folded([("", self)], width)
+        return lines([("", self)]) if width is None else folded([("", self)], width).plain
 
     def __str__(self) -> str:
         return self.table()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedTest:
+    title: str
+    code: str
+    samples: int
+
+
+TESTS = {
+    "bootstrap": PairedTest(title="paired bootstrap", code="bs", samples=1_000),
+    "randomization": PairedTest(title="paired approximate randomisation", code="ar", samples=10_000),
+}
 
 
 def score(
@@ -90,17 +104,93 @@ def score(
     `metrics` are names of `deepnmt.evaluation.metrics.METRICS`; absent, all that suit the languages are computed, with
     `lowercase` their case-insensitive kinds. `resamples` above one adds 95 % intervals from that many resamples.
     """
-    references = as_reference_sets(references)
-    check_lengths(
-        [("hypotheses", hypotheses)], [(f"reference {i}", lines) for i, lines in enumerate(references, start=1)]
-    )
-    languages = Languages.of(source_lang, target_lang)
-    figures = {}
+
+    def figures(name: str, metric: "Metric", references: Sequence[Lines]) -> list[Score]:
+        result = metric.corpus_score(hypotheses, references, n_bootstrap=resamples)
+        mean, half = float(result._mean), float(result._ci)
+        low, high = (mean - half, mean + half) if resamples > 1 else (None, None)
+        signature = f"{result.name}|{metric.get_signature()}"
+        return [Score(name=METRICS[name].title, value=float(result.score), signature=signature, low=low, high=high)]
+
+    languages, named = Languages(source_lang, target_lang), [("hypotheses", hypotheses)]
+    return _scored(named, references, languages, metrics, lowercase, on_metric, figures)[0][1]
+
+
+def compare(
+    systems: Mapping[str, Lines] | Named,
+    references: Lines | Sequence[Lines],
+    source_lang: str | None = None,
+    target_lang: str | None = None,
+    *,
+    metrics: Sequence[str] | None = None,
+    lowercase: bool = False,
+    test: str = "bootstrap",
+    samples: int | None = None,
+    on_metric: Callable[[str], None] = lambda title: None,
+) -> list[tuple[str, Scores]]:
+    """Score named systems; the first is the baseline, the others get p-values for their differences from it.
+
+    The interval of each score comes from the default number of bootstrap resamples.
+    """
+    named = list(systems.items()) if isinstance(systems, Mapping) else list(systems)
+    if len(named) < 2:
+        raise InputError("a paired test needs two hypotheses or more")
+    if test not in TESTS:
+        raise InputError(f"unknown test {test!r}; one of {', '.join(TESTS)}")
+
+    def figures(name: str, metric: "Metric", references: Sequence[Lines]) -> list[Score]:
+        from sacrebleu.significance import PairedTest
+
+        # One metric at a time: sacreBLEU tells metrics apart by a name that all kinds of BLEU share.
+        confidence = TESTS["bootstrap"].samples if test == "randomization" else -1
+        count = samples or TESTS[test].samples
+        tested: Any = PairedTest(named, {name: metric}, references, TESTS[test].code, count, confidence)()
+        ((kind, signature),) = tested[0].items()
+        results = tested[1][kind]
+        return [
+            Score(
+                name=METRICS[name].title,
+                value=float(result.score),
+                signature=f"{kind}|{signature}",
+                low=float(result.mean - result.ci),
+                high=float(result.mean + result.ci),
+                p_value=None if result is results[0] else _p_value(result, results[0]),
+            )
+            for result in results
+        ]
+
+    languages = Languages(source_lang, target_lang)
+    return _scored(named, references, languages, metrics, lowercase, on_metric, figures)
+
+
+def _p_value(result: Any, baseline: Any) -> float:
+    """No difference is no evidence of one. sacreBLEU counts only resamples that differ by more, none here, and calls a
+    system significantly different from itself."""
+    return 1.0 if result.score == baseline.score else float(result.p_value)
+
+
+def _scored(
+    systems: Named,
+    references: Lines | Sequence[Lines],
+    languages: Languages,
+    metrics: Sequence[str] | None,
+    lowercase: bool,
+    on_metric: Callable[[str], None],
+    figures: Callable[[str, "Metric", Sequence[Lines]], list[Score]],  # of one metric, for each system
+) -> list[tuple[str, Scores]]:
+    if not references:
+        raise InputError("there is no reference to score against")
+    sets: Any = [references] if isinstance(references[0], str) else list(references)
+    check_lengths(systems, [(f"reference {i}", lines) for i, lines in enumerate(sets, start=1)])
+    found: list[dict[str, Score]] = [{} for _ in systems]
     for name, metric in build(metrics or choose(languages, lowercase), languages).items():
         on_metric(METRICS[name].title)
-        figures[name] = _figure(name, metric, hypotheses, references, resamples)
-    notices = (*languages.notices, *appearance("the hypotheses", hypotheses))
-    return Scores(figures, len(hypotheses), notices)
+        for own, figure in zip(found, figures(name, metric, sets), strict=True):
+            own[name] = figure
+    return [
+        (name, Scores(own, len(lines), (*languages.notices, *_appearance(name, lines))))
+        for (name, lines), own in zip(systems, found, strict=True)
+    ]
 
 
 def quick_scores(hypotheses: Lines, references: Lines | Sequence[Lines], target_lang: str | None = None) -> Scores:
@@ -108,24 +198,8 @@ def quick_scores(hypotheses: Lines, references: Lines | Sequence[Lines], target_
     return score(hypotheses, references, target_lang=target_lang, metrics=("bleu", "chrf"))
 
 
-def _figure(name: str, metric: "Metric", hypotheses: Lines, references: Sequence[Lines], resamples: int) -> Score:
-    result = metric.corpus_score(hypotheses, references, n_bootstrap=resamples)
-    mean, half = float(result._mean), float(result._ci)
-    low, high = (mean - half, mean + half) if resamples > 1 else (None, None)
-    signature = f"{result.name}|{metric.get_signature()}"
-    return Score(name=METRICS[name].title, value=float(result.score), signature=signature, low=low, high=high)
-
-
-def as_reference_sets(references: Lines | Sequence[Lines]) -> list[Lines]:
-    if not references:
-        raise InputError("there is no reference to score against")
-    if isinstance(references[0], str):
-        return [references]  # type: ignore[list-item]
-    return list(references)
-
-
-def check_lengths(systems: Sequence[tuple[str, Lines]], references: Sequence[tuple[str, Lines]]) -> None:
-    """Refuse unless all (name, lines) have the same number of lines, at least one."""
+def check_lengths(systems: Named, references: Named) -> None:
+    """Refuse unless all have the same number of lines, at least one."""
     first_name, first_lines = references[0]
     for name, lines in (*references, *systems):
         if not lines:
@@ -137,7 +211,7 @@ def check_lengths(systems: Sequence[tuple[str, Lines]], references: Sequence[tup
             )
 
 
-def appearance(name: str, lines: Lines) -> list[str]:
+def _appearance(name: str, lines: Lines) -> list[str]:
     """What looks wrong with lines that should be raw text."""
     notices = []
     tokenised = sum(line.endswith((" .", " ?", " !")) for line in lines)

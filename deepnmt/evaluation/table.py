@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from deepnmt.columns import aligned
 from deepnmt.evaluation.metrics import METRICS
 from deepnmt.evaluation.scores import Score, Scores
 
@@ -18,61 +19,37 @@ def lines(systems: Systems) -> str:
     baseline = systems[0][1]
     for key in baseline:
         for name, scores in systems:
-            rows.append(_row(name, scores[key], baseline[key]))
+            score = scores[key]
+            tested = ["", ""]
+            if score.p_value is not None:
+                tested = [_difference(score, baseline[key]), f"{score.p_value:.4f}"]
+            interval = [_number(score, score.low), _number(score, score.high)]
+            rows.append([score.name, name, _number(score, score.value), *interval, *tested, score.signature])
     kept = [column for column in zip(*rows, strict=True) if any(column[1:])]
-    widths = [max(map(len, column)) for column in kept]
-    numbers = {"value", "low", "high", "difference", "p"}
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if column[0] in numbers else cell.ljust(width)
-            for cell, width, column in zip(row, widths, kept, strict=True)
-        ).rstrip()
-        for row in zip(*kept, strict=True)
-    )
+    first_number = [column[0] for column in kept].index("value")
+    return aligned(list(zip(*kept, strict=True)), slice(first_number, -1))
 
 
-def folded(systems: Systems, width: int) -> str:
-    return rich_table(systems, width).plain
-
-
-def rich_table(systems: Systems, width: int) -> Text:
+def folded(systems: Systems, width: int) -> Text:
     """No line is wider than `width`, unless a name alone is."""
     if len(systems) == 1:
         return Text("\n").join(_alone(systems[0][1], width))
     return Text("\n\n").join(_compared(systems, key, width) for key in systems[0][1])
 
 
-def _row(system: str, score: Score, baseline: Score) -> list[str]:
-    compared = score.p_value is not None
-    return [
-        score.name,
-        system,
-        _number(score, score.value),
-        "" if score.low is None else _number(score, score.low),
-        "" if score.high is None else _number(score, score.high),
-        _difference(score, baseline) if compared else "",
-        f"{score.p_value:.4f}" if compared else "",
-        score.signature,
-    ]
-
-
 def _alone(scores: Scores, width: int) -> list[Text]:
-    name_width = max(len(score.name) for score in scores.values())
-    heads = [
-        (key, f"{score.name:<{name_width}}", f"{_number(score, score.value):>6}", _interval(score))
-        for key, score in scores.items()
-    ]
-    about_starts = max(len("  ".join(head[1:])) for head in heads) + 2
-    with_about = all(about_starts + len(_about(key)) <= width for key in scores)
-    parts = []
-    for key, name, value, interval in heads:
-        line = Text.assemble((name, "bold"), "  ", (value, "bold cyan"), f"  {interval}" if interval else "")
-        if with_about and _about(key):
-            line.append(" " * (about_starts - len(line.plain)))
-            line.append(_about(key), "italic")
-        line.append("\n")
-        parts.append(line.append_text(_signature(scores[key].signature, width)))
-    return parts
+    longest = max(len(score.name) for score in scores.values())
+    heads = {}
+    for key, score in scores.items():
+        value, interval = f"{_number(score, score.value):>6}", _interval(score)
+        heads[key] = Text.assemble((f"{score.name:<{longest}}", "bold"), "  ", (value, "bold cyan"), interval)
+    about_starts = max(len(head.plain) for head in heads.values()) + 2
+    if all(about_starts + len(_about(key)) <= width for key in scores):
+        for key, head in heads.items():
+            head.append(" " * (about_starts - len(head.plain)) + _about(key), "italic")
+    for head in heads.values():
+        head.rstrip()
+    return [head.append("\n").append_text(_signature(scores[key].signature, width)) for key, head in heads.items()]
 
 
 def _compared(systems: Systems, key: str, width: int) -> Text:
@@ -86,7 +63,7 @@ def _compared(systems: Systems, key: str, width: int) -> Text:
         score = scores[key]
         block.append(f"\n  {name:<{longest}}  ")
         block.append(f"{_number(score, score.value):>6}", "bold cyan")
-        block.append(f"  {_interval(score)}" if score.low is not None else "")
+        block.append(_interval(score))
         block.append_text(_verdict(score, baseline, key) if score is not baseline else Text("  baseline"))
     return block
 
@@ -99,9 +76,8 @@ def _verdict(score: Score, baseline: Score, key: str) -> Text:
     if score.p_value >= SIGNIFICANT:
         return Text.assemble(test, "  not significant")
     lower_is_better = key in METRICS and METRICS[key].lower_is_better
-    if (score.value < baseline.value) == lower_is_better:
-        return Text.assemble(test, ("  better", "bold green"))
-    return Text.assemble(test, ("  worse", "bold red"))
+    is_better = (score.value < baseline.value) == lower_is_better
+    return Text.assemble(test, ("  better", "bold green") if is_better else ("  worse", "bold red"))
 
 
 def _signature(signature: str, width: int, indent: str = "  ") -> Text:
@@ -119,16 +95,12 @@ def _about(key: str) -> str:
 
 
 def _interval(score: Score) -> str:
-    return (
-        ""
-        if score.low is None or score.high is None
-        else f"[{_number(score, score.low)}, {_number(score, score.high)}]"
-    )
+    return "" if score.low is None else f"  [{_number(score, score.low)}, {_number(score, score.high)}]"
 
 
 def _difference(score: Score, baseline: Score) -> str:
     return f"{score.value - baseline.value:+.{score.decimals}f}"
 
 
-def _number(score: Score, value: float) -> str:
-    return f"{value:.{score.decimals}f}"
+def _number(score: Score, value: float | None) -> str:
+    return "" if value is None else f"{value:.{score.decimals}f}"

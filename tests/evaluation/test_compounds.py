@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepnmt.evaluation.compounds import split_compounds
+from deepnmt.evaluation.multibleu import split_compounds
 
 BY_HAND = {
     "": "",

@@ -3,8 +3,7 @@
 import pytest
 
 from deepnmt.evaluation.metrics import METRICS
-from deepnmt.evaluation.scores import Score, Scores, score
-from deepnmt.evaluation.significance import compare
+from deepnmt.evaluation.scores import Score, Scores, compare, score
 from deepnmt.evaluation.table import folded, lines
 
 OUT = ["Die Katze saß auf der Matte.", "Er kam, sah und siegte nicht."]
@@ -47,7 +46,7 @@ def test_in_a_pipe_a_figure_is_one_line_that_ends_in_its_signature() -> None:
 def test_compared_systems_stand_under_each_score_with_a_verdict() -> None:
     systems = compare([("base", OUT), ("perfect", REFERENCE)], REFERENCE, "en", "de", metrics=["chrf"], samples=20)
     for width in (80, 120):
-        title, signature, base, perfect = unfolded(folded(systems, width)).split("\n")
+        title, signature, base, perfect = unfolded(folded(systems, width).plain).split("\n")
         assert title == "chrF2  (character n-grams)"
         assert signature.strip() == systems[0][1].chrf.signature
         assert base.startswith("  base ")
@@ -75,5 +74,5 @@ def test_the_verdict_knows_which_way_is_better(key: str, value: float, p_value: 
     def scores(value: float, p_value: float | None) -> Scores:
         return Scores({key: Score(name=key, value=value, signature="x", p_value=p_value)}, 1)
 
-    table = folded([("base", scores(30.0, None)), ("other", scores(value, p_value))], 80)
+    table = folded([("base", scores(30.0, None)), ("other", scores(value, p_value))], 80).plain
     assert table.split("\n")[-1].endswith(f"  {verdict}")

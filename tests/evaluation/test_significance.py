@@ -7,7 +7,7 @@ from sacrebleu import significance as theirs
 from sacrebleu.metrics.bleu import BLEU
 
 from deepnmt.errors import InputError
-from deepnmt.evaluation.significance import TESTS, compare
+from deepnmt.evaluation.scores import TESTS, compare
 
 WORDS = ["der", "die", "das", "Haus", "Hund", "Mann", "Frau", "läuft", "sieht", "grün-blau", "heute", "nicht", ",", "."]
 

@@ -5,12 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 from deepnmt.errors import InputError
-from deepnmt.evaluation.comet import DEFAULT_MODEL, check_installed, read_comet, run_comet
-from deepnmt.evaluation.scores import Lines, Score, Scores, check_lengths, score
-from deepnmt.evaluation.significance import TESTS, compare
+from deepnmt.evaluation.comet import DEFAULT_MODEL, read_comet, run_comet
+from deepnmt.evaluation.scores import TESTS, Score, Scores, check_lengths, compare, score
 from deepnmt.text import read_lines
-
-Files = Sequence[tuple[str, Lines]]
 
 
 def score_files(
@@ -41,35 +38,18 @@ def score_files(
     # COMET before the other scores: this is where a call may have to be refused.
     of_comet: list[Score] = []
     if comet_scores:
-        of_comet = _read_comet(comet_scores, systems, comet_model)
+        of_comet = read_comet(comet_scores, systems, comet_model)
     elif comet:
-        of_comet = _run_comet(source, systems, reference_files, comet_model or DEFAULT_MODEL)
+        of_comet = run_comet(source, systems, reference_files, comet_model or DEFAULT_MODEL)
     lines = [lines for _, lines in reference_files]
     if len(systems) > 1 and test is not None:
         scored = compare(systems, lines, test=test, samples=samples, on_metric=on_metric, **options)
     else:
-        resamples = (samples or TESTS["bootstrap"].samples) if confidence else 0
-        scored = [
-            (path, score(text, lines, resamples=resamples, on_metric=on_metric, **options)) for path, text in systems
-        ]
+        options["resamples"] = (samples or TESTS["bootstrap"].samples) if confidence else 0
+        scored = [(path, score(text, lines, on_metric=on_metric, **options)) for path, text in systems]
     if not of_comet:
         return scored
     return [
         (name, replace(scores, figures={**scores.figures, "comet": figure}))
         for (name, scores), figure in zip(scored, of_comet, strict=True)
     ]
-
-
-def _read_comet(files: Sequence[str], systems: Files, model: str | None) -> list[Score]:
-    if len(files) != len(systems):
-        raise InputError(f"--comet-scores has {len(files)} files and --hypothesis {len(systems)}: give one for each")
-    return [read_comet(file, len(lines), model) for file, (_, lines) in zip(files, systems, strict=True)]
-
-
-def _run_comet(source: str | None, systems: Files, references: Files, model: str) -> list[Score]:
-    check_installed(model)
-    if source is None:
-        raise InputError("--comet needs the source text: add --source FILE")
-    lines = read_lines(source)
-    check_lengths([(source, lines)], references)
-    return [run_comet(lines, hypotheses, references[0][1], model) for _, hypotheses in systems]
