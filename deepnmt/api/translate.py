@@ -50,7 +50,7 @@ def _table(hypothesis: Hypothesis) -> dict[str, Any]:
         del row["alignment"]
     else:
         row["alignment"]["links"] = hypothesis.alignment.links
-        row["alignment"]["weights"] = [[round(w, 4) for w in line] for line in hypothesis.alignment.weights]
+        row["alignment"]["weights"] = hypothesis.alignment.weights.astype(float).round(4).tolist()
     return row
 
 

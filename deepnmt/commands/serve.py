@@ -68,8 +68,8 @@ def run(arguments: argparse.Namespace) -> None:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise InputError(f"deepnmt serve needs {error.name}: pip install 'deepnmt[serve]'") from error
-    from deepnmt.serving.metrics import Metrics
     from deepnmt.serving.models import load_models
+    from deepnmt.serving.prometheus import Metrics
     from deepnmt.serving.running import address_of, make_server, open_socket
     from deepnmt.serving.server import create_app
 

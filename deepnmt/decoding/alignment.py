@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -10,26 +11,26 @@ from deepnmt.data.tokenizer import Tokenizer
 from deepnmt.model.transformer import Transformer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Alignment:
-    """Rows are target words, columns source words; each row sums to one. `links` are (source word, target word)."""
+    """Rows are target words, columns source words; each row sums to one."""
 
     source_words: list[str]
     target_words: list[str]
-    weights: list[list[float]]
+    weights: np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
     @property
     def links(self) -> list[tuple[int, int]]:
-        """For each target word the source word it looks at most."""
-        return [(max(range(len(row)), key=row.__getitem__), i) for i, row in enumerate(self.weights) if row]
+        """(source word, target word): for each target word the source word it attends to most."""
+        return [(k, i) for i, k in enumerate(self.weights.argmax(1).tolist())] if self.source_words else []
 
-    def shifted(self, following: "Alignment") -> "Alignment":
-        """This alignment and that of a piece of text that follows: no link crosses the cut."""
-        before, after = [0.0] * len(self.source_words), [0.0] * len(following.source_words)
-        return Alignment(
-            self.source_words + following.source_words,
-            self.target_words + following.target_words,
-            [row + after for row in self.weights] + [before + row for row in following.weights],
+    @classmethod
+    def joined(cls, parts: "Sequence[Alignment]") -> "Alignment":
+        """The alignment of a text from those of its pieces: no link crosses a cut."""
+        return cls(
+            [word for part in parts for word in part.source_words],
+            [word for part in parts for word in part.target_words],
+            torch.block_diag(*(torch.from_numpy(part.weights) for part in parts)).numpy(),
         )
 
 
@@ -71,43 +72,30 @@ def align_words(
     A target word looks where its subwords look on average; a source word is looked at as much as its subwords together;
     what goes to the ends is left out and the rest made to sum to one again.
     """
-    source_tokenizer, target_tokenizer = tokenizers
-    source_words, source_index = group(source_tokenizer, source)
-    target_words, target_index = group(target_tokenizer, target)
-    if not source_words or not target_words:
-        return Alignment(source_words, target_words, [[] for _ in target_words])
+    (source_words, columns), (target_words, rows) = map(group, tokenizers, (source, target))
     inside = weights[: len(target), : len(source)].double() + 1e-12
-    columns = torch.zeros(len(target), len(source_words), dtype=torch.double)
-    columns.index_add_(1, torch.tensor(source_index), inside)
-    rows = torch.zeros(len(target_words), len(source_words), dtype=torch.double)
-    rows.index_add_(0, torch.tensor(target_index), columns)
-    return Alignment(source_words, target_words, (rows / rows.sum(1, keepdim=True)).tolist())
+    by_column = torch.zeros(len(target), len(source_words), dtype=torch.double).index_add_(1, columns, inside)
+    words = torch.zeros(len(target_words), len(source_words), dtype=torch.double).index_add_(0, rows, by_column)
+    return Alignment(source_words, target_words, (words / words.sum(1, keepdim=True)).float().numpy())
 
 
-def group(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[list[str], list[int]]:
-    """The words that these subwords write, and for each subword the number of its word."""
+def group(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[list[str], Tensor]:
+    """The words that these subwords spell, and for each subword the number of its word."""
+    spaced = tokenizer.subwords.kind == "sentencepiece"  # a word begins with a space, otherwise ends without @@
     words: list[list[int]] = []
     index = []
-    continued = False
+    before = ""
     for number in ids:
-        begins, continues = _boundaries(tokenizer, number)
-        if not words or (begins and not continued):
+        piece = tokenizer.piece(number)
+        if not words or (piece.startswith("\u2581") if spaced else not before.endswith("@@")):
             words.append([])
         words[-1].append(number)
         index.append(len(words) - 1)
-        continued = continues
-    return [_spelled(tokenizer, word) for word in words], index
+        before = piece
+    return [_spelled(tokenizer, word) for word in words], torch.tensor(index, dtype=torch.long)
 
 
 def _spelled(tokenizer: Tokenizer, word: Sequence[int]) -> str:
     if any(number >= len(tokenizer.subwords.pieces) for number in word):
         return "".join(tokenizer.piece(number) for number in word)  # a tag
     return tokenizer.subwords.decode(word).strip()
-
-
-def _boundaries(tokenizer: Tokenizer, number: int) -> tuple[bool, bool]:
-    """Does this subword begin a word, and does the next one belong to the same word whatever it is?"""
-    piece = tokenizer.piece(number)
-    if tokenizer.subwords.kind == "sentencepiece":
-        return piece.startswith("\u2581"), False
-    return True, piece.endswith("@@")

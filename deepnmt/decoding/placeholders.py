@@ -79,10 +79,10 @@ def _word_at(spans: Sequence[tuple[int, int]], place: int) -> int:
 
 def _attention(alignment: Alignment, source_word: int) -> list[float]:
     """Each target word's attention to a source word, zero where it attends more to another one."""
-    return [
-        row[source_word] if source_word < len(row) and row[source_word] == max(row) else 0.0
-        for row in alignment.weights
-    ]
+    if not alignment.source_words:
+        return [0.0] * len(alignment.target_words)
+    column = alignment.weights[:, source_word]
+    return (column * (column == alignment.weights.max(1))).tolist()
 
 
 def _place(

@@ -348,6 +348,7 @@ class Translator:
         joined = []
         for rank in range(min(len(piece.hypotheses) for piece in pieces)):
             parts = [piece.hypotheses[rank] for piece in pieces]
+            alignments = [part.alignment for part in parts if part.alignment is not None]
             log_prob = sum(part.log_prob for part in parts)
             tokens = [token for part in parts for token in part.pieces]
             # Each piece has an end of its own.
@@ -358,7 +359,7 @@ class Translator:
                     log_prob / penalty,
                     log_prob,
                     tokens,
-                    _joined_alignment([part.alignment for part in parts]),
+                    Alignment.joined(alignments) if alignments else None,
                 )
             )
         return sorted(joined, key=lambda hypothesis: -hypothesis.score)
@@ -385,13 +386,6 @@ def check_vocabularies(folder: Path, config: ModelConfig, tokenizers: TokenizerP
         in_model, in_text = getattr(config, f"{side}_vocab_size"), getattr(tokenizers, side).vocab_size
         if in_model < in_text:
             raise InputError(f"{folder}: the {side} tokeniser has {in_text} symbols, the model only {in_model}")
-
-
-def _joined_alignment(alignments: list[Alignment | None]) -> Alignment | None:
-    joined, *others = alignments
-    for other in others:
-        joined = joined.shifted(other) if joined is not None and other is not None else None
-    return joined
 
 
 def _long_line(length: int, limit: int, pieces: int, lost: bool) -> str:

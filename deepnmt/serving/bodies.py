@@ -12,10 +12,10 @@ from urllib.parse import parse_qsl
 from starlette.requests import ClientDisconnect, Request
 
 from deepnmt.serving.limits import Gate, Limits, RefusedError
+from deepnmt.serving.service import off_loop
 
 FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 DRAINED = 16  # a body up to this many times too long is read to its end, so that the client receives the refusal
-LARGE = 50_000  # bytes; parsed in a thread
 MAX_FIELDS = 100
 MAX_NESTING = 8
 MAX_PART_HEADER = 4_096  # bytes
@@ -38,23 +38,21 @@ async def read_fields(request: Request, limits: Limits, gate: Gate) -> dict[str,
     except ClientDisconnect:
         raise RefusedError(400, "the body did not arrive in full") from None
     content_type = request.headers.get("content-type", "")
-    if len(body) > LARGE:
-        fields = await asyncio.to_thread(_parsed, body, content_type, limits)
-    else:
-        fields = _parsed(body, content_type, limits)
-    return {**dict(request.query_params), **fields}
+    return {**request.query_params, **await off_loop(len(body), _parsed, body, content_type, limits)}
 
 
 async def _read(request: Request, limit: int, gate: Gate) -> bytes:
     body, size = bytearray(), 0
-    with gate.receiving() as receive:
+    try:
         async for chunk in request.stream():
             size += len(chunk)
             if size <= limit:
-                receive(len(chunk))
+                gate.receive(len(chunk))
                 body += chunk
             elif size > limit * DRAINED:
                 break
+    finally:
+        gate.received_bytes -= len(body)
     if size > limit:
         raise RefusedError(413, f"the body is longer than {limit:,} bytes")
     return bytes(body)

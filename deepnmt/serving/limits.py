@@ -1,7 +1,5 @@
 """What the server accepts and how it batches; over a limit a request is refused with a sentence that names it."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -74,22 +72,11 @@ class Gate:
         self.requests -= 1
         self.characters -= characters
 
-    @contextmanager
-    def receiving(self) -> Iterator[Callable[[int], None]]:
-        """Counts the bytes of one body while it arrives."""
-        own = 0
-
-        def receive(size: int) -> None:
-            nonlocal own
-            if self.received_bytes + size > self.limits.max_received_bytes:
-                raise _busy(f"{self.received_bytes:,} bytes of other requests are arriving")
-            own += size
-            self.received_bytes += size
-
-        try:
-            yield receive
-        finally:
-            self.received_bytes -= own
+    def receive(self, size: int) -> None:
+        """Count bytes of a body that is arriving."""
+        if self.received_bytes + size > self.limits.max_received_bytes:
+            raise _busy(f"{self.received_bytes:,} bytes of other requests are arriving")
+        self.received_bytes += size
 
 
 def _busy(what: str) -> RefusedError:

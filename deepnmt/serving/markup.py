@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
+from deepnmt.decoding.translator import Hypothesis
 from deepnmt.serving.html_tokens import Token, tokens_of
-from deepnmt.serving.hypotheses import ServedHypothesis
 from deepnmt.serving.sentences import fitted_gaps, split_sentences
 from deepnmt.serving.tags import Element, with_elements
 
@@ -125,7 +125,7 @@ class Passage:
             return False
         return element.is_opaque or not (element.start <= start and element.end >= end)
 
-    def written(self, hypotheses: Sequence[ServedHypothesis], language: str) -> str:
+    def written(self, hypotheses: Sequence[Hypothesis], language: str) -> str:
         """The passage with these translations of its sentences."""
         if self.is_copied:
             return self.raw
@@ -169,11 +169,11 @@ class MarkupText:
             for sentence, elements in zip(passage.sentences, passage.inside, strict=True)
         ]
 
-    def written(self, hypotheses: Sequence[ServedHypothesis], language: str) -> str:
+    def written(self, hypotheses: Sequence[Hypothesis], language: str) -> str:
         remaining = iter(hypotheses)
         return "".join(
             part if isinstance(part, str) else part.written(self._own(part, remaining), language) for part in self.parts
         )
 
-    def _own(self, passage: Passage, remaining: Iterator[ServedHypothesis]) -> list[ServedHypothesis]:
+    def _own(self, passage: Passage, remaining: Iterator[Hypothesis]) -> list[Hypothesis]:
         return [] if passage.is_copied else [next(remaining) for _ in passage.sentences]

@@ -1,7 +1,5 @@
 """The models of a server: chosen by name or by languages, each with its queue and its cache of recent sentences."""
 
-import asyncio
-import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,14 +7,13 @@ from pathlib import Path
 from sys import getsizeof
 from typing import Any
 
-from deepnmt.decoding.translator import Translator
+from deepnmt.decoding.translator import Hypothesis, Translator
 from deepnmt.errors import InputError
-from deepnmt.heatmap import Colours, shown
 from deepnmt.languages import base_language
-from deepnmt.serving.batching import BatchQueue, Options
-from deepnmt.serving.hypotheses import Hypotheses, size_of
+from deepnmt.serving.answers import Hypotheses, size_of
+from deepnmt.serving.batch_queue import BatchQueue, Options
 from deepnmt.serving.limits import Limits, RefusedError
-from deepnmt.serving.metrics import Metrics
+from deepnmt.serving.prometheus import Metrics
 
 ENTRY_BYTES = 600  # what an entry of the cache takes besides its texts
 
@@ -61,7 +58,9 @@ class ServedModel:
         own = {name: value for name, value in translator.defaults.items() if name in vars(Options())}
         self._defaults = replace(Options(), **own)
 
-    def options(self, *, beam: int | None, length_penalty: float | None, nbest: int, alignments: bool) -> Options:
+    def options(
+        self, nbest: int, alignments: bool, beam: int | None = None, length_penalty: float | None = None
+    ) -> Options:
         """None stands for the model's own setting; a beam nobody asked for grows to hold the n best."""
         own = self._defaults
         return Options(
@@ -71,41 +70,15 @@ class ServedModel:
             alignments=alignments,
         )
 
-    def translate(self, text: str, options: Options) -> "asyncio.Future[Hypotheses]":
-        key = (text, options)
-        if (found := self.cache.get(key)) is not None:
-            self.metrics.cached.add(model=self.name)
-            answer: asyncio.Future[Hypotheses] = asyncio.get_running_loop().create_future()
-            answer.set_result(found)
-            return answer
-        answer = self.queue.submit(text, options)
-        answer.add_done_callback(lambda done: self._keep(key, done))
-        return answer
-
-    def _keep(self, key: tuple[str, Options], answer: "asyncio.Future[Hypotheses]") -> None:
-        if not answer.cancelled() and answer.exception() is None:
-            self.cache.put(key, answer.result())
-
-    def about(self) -> dict[str, str]:
-        return {"name": self.name, "source": self.source, "target": self.target}
-
-    def connections(self) -> dict[str, Any]:
-        """For each stack its scheme and, if there are learned weights, a picture of them."""
-        model = self.translator.models[0]
-        table: dict[str, Any] = {}
-        for side in ("encoder", "decoder"):
-            stack, config = getattr(model, side), getattr(model.config, side)
-            table[side] = {"kind": config.connection.kind, "num_layers": config.num_layers, "matrix": None}
-            if (learned := stack.connection.learned_weights()) is not None:
-                matrix = [[round(value, 5) for value in row] for row in learned.matrix.tolist()]
-                largest = Colours.of(matrix).largest
-                table[side] |= {
-                    "matrix": matrix,
-                    "readers": list(learned.readers),
-                    "shades": [[round(value / largest, 5) for value in row] for row in matrix],
-                    "faint": [[math.isnan(value) for value in row] for row in shown(matrix)],
-                }
-        return table
+    async def translate(self, text: str, options: Options) -> Hypotheses:
+        if not any(map(str.isalnum, text)):
+            return [Hypothesis(text, 0.0, 0.0, [])]  # a rule, a bullet, a row of dots: nothing to translate
+        if (found := self.cache.get((text, options))) is not None:
+            self.metrics.add("deepnmt_cached_sentences_total", model=self.name)
+            return found
+        found = await self.queue.submit(text, options)
+        self.cache.put((text, options), found)
+        return found
 
 
 class Models(list[ServedModel]):

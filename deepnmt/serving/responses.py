@@ -3,20 +3,19 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deepnmt.serving.limits import RefusedError
-from deepnmt.serving.metrics import Metrics
+from deepnmt.serving.service import Service
 
 logger = logging.getLogger("deepnmt.serving")
 Result = TypeVar("Result")
 GONE = 499  # the client disconnected before the answer: a status for the metrics only
-STREAM_TYPE = "application/x-ndjson"
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
@@ -38,55 +37,29 @@ async def _disconnection(receive: Receive) -> None:
         pass
 
 
-class JsonAnswer(Response):
-    """A JSON text that counts as work at hand until the client has received it; `leave` is called then."""
+class LineStream(StreamingResponse):
+    """NDJSON: a JSON object per line, sent as soon as it is there. However the stream ends, its lines are closed."""
 
-    media_type = "application/json"
+    media_type = "application/x-ndjson"
 
-    def __init__(self, content: bytes, leave: Callable[[], None]) -> None:
-        super().__init__(content)
-        self.leave = leave
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self.leave()
-
-
-class LineStream(Response):
-    """NDJSON: a JSON object per line, sent as soon as it is there. `leave` is called at the end, however it ends."""
-
-    media_type = STREAM_TYPE
-
-    def __init__(self, lines: AsyncGenerator[str, None], leave: Callable[[], None]) -> None:
-        super().__init__()
-        del self.headers["content-length"]
-        self.headers["x-accel-buffering"] = "no"  # a proxy must not collect the lines
-        self.lines, self.leave = lines, leave
+    def __init__(self, lines: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(lines, headers={"x-accel-buffering": "no"})  # a proxy must not collect the lines
+        self.lines = lines
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await unless_gone(receive, self._write(send))
-        except RefusedError as refused:
-            if refused.status != GONE:
-                raise
-        finally:
-            self.leave()
-
-    async def _write(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async with aclosing(self.lines) as lines:
-            async for line in lines:
-                await send({"type": "http.response.body", "body": line.encode() + b"\n", "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        async with aclosing(self.lines):
+            with suppress(RefusedError):  # the client has gone
+                await unless_gone(receive, self.stream_response(send))
 
 
 class CountedRequests:
-    """Counts every request with its route and status, and times it until the last byte of the answer."""
+    """Counts every request with its route and status, and times it until the last byte of the answer.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self.app, self.metrics = app, metrics
+    Until then the request is work at hand.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self.app, self.service = app, service
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -108,8 +81,10 @@ class CountedRequests:
                 status = 500
                 await JSONResponse({"error": "internal error; see the server's log"}, 500)(scope, receive, send)
         finally:
+            self.service.release(scope)
             route = getattr(scope.get("route"), "path", "other")  # never a path that a client made up
-            self.metrics.requests.add(route=route, status=str(status))
-            self.metrics.latency.observe(time.monotonic() - started, route=route)
+            metrics = self.service.metrics
+            metrics.add("deepnmt_requests_total", route=route, status=str(status))
+            metrics.observe("deepnmt_request_seconds", time.monotonic() - started, route=route)
             if status >= 400:
-                self.metrics.errors.add(route=route, status=str(status))
+                metrics.add("deepnmt_errors_total", route=route, status=str(status))

@@ -1,8 +1,10 @@
 """A server from its socket to its end: on a signal it finishes the work at hand and refuses the rest."""
 
-import asyncio
 import logging
+import math
 import socket
+import time
+from contextlib import ExitStack
 from types import FrameType
 
 import uvicorn
@@ -23,33 +25,21 @@ class GracefulServer(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, gate: Gate, grace: float) -> None:
         super().__init__(config)
-        self.gate, self.grace = gate, grace
-        self._draining: asyncio.Task[None] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
-        await super().startup(sockets)
+        self.gate, self.grace, self._deadline = gate, grace, math.inf
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if self._loop is None or self.gate.closed:
-            self.should_exit = self.force_exit = True
-            return
+        self.should_exit = self.force_exit = self.gate.closed
         self.gate.closed = True
-        self._loop.call_soon_threadsafe(self._drain)
 
-    def _drain(self) -> None:
-        self._draining = asyncio.ensure_future(self._drained())
-
-    async def _drained(self) -> None:
-        logger.info("shutting down: finishing %d requests", self.gate.requests)
-        try:
-            async with asyncio.timeout(self.grace):
-                while self.gate.requests:
-                    await asyncio.sleep(0.02)
-        except TimeoutError:
+    async def on_tick(self, counter: int) -> bool:
+        if self.gate.closed and self._deadline == math.inf:
+            logger.info("shutting down: finishing %d requests", self.gate.requests)
+            self._deadline = time.monotonic() + self.grace
+        late = time.monotonic() > self._deadline
+        if late and self.gate.requests and not self.should_exit:
             logger.warning("%d requests were not finished after %g seconds", self.gate.requests, self.grace)
-        self.should_exit = True
+        self.should_exit |= self.gate.closed and (late or not self.gate.requests)
+        return await super().on_tick(counter)
 
 
 def open_socket(host: str, port: int) -> socket.socket:
@@ -58,21 +48,16 @@ def open_socket(host: str, port: int) -> socket.socket:
         raise InputError(f"cannot listen on port {port}: choose a --port from 0 to 65535")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, protocol)
+        with ExitStack() as unless_bound:
+            listening = unless_bound.enter_context(socket.socket(family, kind, protocol))
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+            unless_bound.pop_all()
     except (OSError, UnicodeError) as error:
-        raise _unusable(host, port, error) from error
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-    except OSError as error:
-        listening.close()
-        raise _unusable(host, port, error) from error
+        reason = getattr(error, "strerror", None) or error
+        message = f"cannot listen on {host} port {port}: {reason} (choose another --host or --port)"
+        raise InputError(message) from error
     return listening
-
-
-def _unusable(host: str, port: int, error: Exception) -> InputError:
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return InputError(f"cannot listen on {host} port {port}: {reason} (choose another --host or --port)")
 
 
 def address_of(listening: socket.socket) -> str:

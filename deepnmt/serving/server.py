@@ -1,9 +1,8 @@
 """The HTTP application: its routes, and every error as JSON."""
 
 import asyncio
-import json
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,14 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.staticfiles import StaticFiles
 
 from deepnmt import __version__
-from deepnmt.serving import libretranslate
-from deepnmt.serving.batching import Options
+from deepnmt.serving import libretranslate, native
 from deepnmt.serving.bodies import FORM, MULTIPART, read_fields
-from deepnmt.serving.hypotheses import Hypotheses, sentence_json, size_of
 from deepnmt.serving.limits import Limits, RefusedError
-from deepnmt.serving.metrics import Metrics
-from deepnmt.serving.models import Models, ServedModel
-from deepnmt.serving.responses import STREAM_TYPE, CountedRequests, JsonAnswer, LineStream, unless_gone
-from deepnmt.serving.sentences import Sentence, fitted_gaps, split_sentences
-from deepnmt.serving.service import Service, off_loop
+from deepnmt.serving.models import Models
+from deepnmt.serving.prometheus import Metrics
+from deepnmt.serving.responses import CountedRequests, LineStream
+from deepnmt.serving.service import Service
 from deepnmt.serving.shapes import (
-    ConnectionsAnswer,
     DetectionAnswer,
     DetectRequest,
     ErrorAnswer,
@@ -34,6 +29,8 @@ from deepnmt.serving.shapes import (
     LibreTranslateAnswer,
     LibreTranslateRequest,
     ModelAnswer,
+    StackAnswer,
+    Status,
     TranslateAnswer,
     TranslateRequest,
     checked,
@@ -61,7 +58,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 }
 STREAM = {
     "description": 'The translations. With stream: one JSON object per line; the last is {"done": true} or an error.',
-    "content": {STREAM_TYPE: {"schema": {"type": "string"}}},
+    "content": {LineStream.media_type: {"schema": {"type": "string"}}},
 }
 
 
@@ -96,7 +93,7 @@ def create_app(models: Models, limits: Limits, metrics: Metrics, allow_origins: 
         app.add_middleware(
             CORSMiddleware, allow_origins=allow_origins, allow_methods=["GET", "POST"], allow_headers=["*"]
         )
-    app.add_middleware(CountedRequests, metrics=metrics)
+    app.add_middleware(CountedRequests, service=service)
     return app
 
 
@@ -114,97 +111,27 @@ def _add_translate(app: FastAPI, service: Service) -> None:
     async def translate(request: Request) -> Response:
         fields = await read_fields(request, service.limits, service.gate)
         if "q" in fields and "text" not in fields:
-            return await libretranslate.translate(service, fields, request.receive)
-        asked = checked(TranslateRequest, fields, 422, service.limits)
-        texts = checked_texts(asked.text, service.limits)
-        model = service.models.pick(asked.model, asked.source, asked.target)
-        options = _options(model, asked, service.limits)
-        leave = service.admit(texts, options)
-        try:
-            split = await off_loop(sum(map(len, texts)), lambda: [split_sentences(text) for text in texts])
-            if asked.stream:
-                return LineStream(_lines(service, model, split, options), leave)
-            sentences = [(sentence.text, options) for sentences in split for sentence in sentences]
-            answers = await unless_gone(request.receive, service.translate_all(model, sentences))
-            return JsonAnswer(await off_loop(sum(map(size_of, answers)), _answer, model, split, answers), leave)
-        except BaseException:
-            leave()
-            raise
-
-
-def _options(model: ServedModel, asked: TranslateRequest, limits: Limits) -> Options:
-    options = model.options(
-        beam=asked.beam, length_penalty=asked.length_penalty, nbest=asked.nbest, alignments=asked.alignments
-    )
-    for name, value in (("beam", asked.beam), ("nbest", asked.nbest)):
-        if value is not None and value > limits.max_beam:
-            raise RefusedError(422, f"{name} must be at most {limits.max_beam}, not {value}")
-    if options.nbest > options.beam:
-        raise RefusedError(422, f"nbest = {options.nbest} must be at most beam = {options.beam}")
-    return options
-
-
-def _answer(model: ServedModel, split: list[list[Sentence]], answers: list[Hypotheses]) -> bytes:
-    remaining = iter(answers)
-    translations = []
-    for sentences in split:
-        own = [next(remaining) for _ in sentences]
-        gaps = fitted_gaps(sentences, model.target)
-        text = "".join(hypotheses[0].text + gap for hypotheses, gap in zip(own, gaps, strict=True))
-        tables = [
-            sentence_json(sentence.text, gap, hypotheses)
-            for sentence, gap, hypotheses in zip(sentences, gaps, own, strict=True)
-            if sentence.text
-        ]
-        translations.append(f'{{"text":{json.dumps(text, ensure_ascii=False)},"sentences":[{",".join(tables)}]}}')
-    return f'{_head(model)[:-1]},"translations":[{",".join(translations)}]}}'.encode()
-
-
-async def _lines(
-    service: Service, model: ServedModel, split: list[list[Sentence]], options: Options
-) -> AsyncGenerator[str, None]:
-    """The number of sentences, each sentence with the number of its text, and that all is done, or an error."""
-    yield f'{_head(model)[:-1]},"sentences":{sum(map(len, split))}}}'
-    places = [
-        (number, sentence, gap)
-        for number, sentences in enumerate(split)
-        for sentence, gap in zip(sentences, fitted_gaps(sentences, model.target), strict=True)
-    ]
-    requests = ((sentence.text, options) for _, sentence, _ in places)
-    remaining = iter(places)
-    try:
-        async with aclosing(service.translate(model, requests)) as stream:
-            async for hypotheses in stream:
-                number, sentence, gap = next(remaining)
-                table = await off_loop(size_of(hypotheses), sentence_json, sentence.text, gap, hypotheses)
-                yield f'{{"number":{number},{table[1:]}'
-        yield '{"done":true}'
-    except RefusedError as refused:  # too late for a status
-        yield json.dumps({"error": refused.message})
-
-
-def _head(model: ServedModel) -> str:
-    return json.dumps({"model": model.name, "source": model.source, "target": model.target}, separators=(",", ":"))
+            return await libretranslate.translate(service, fields, request)
+        return await native.translate(service, fields, request)
 
 
 def _add_libretranslate(app: FastAPI, service: Service) -> None:
-    @app.get("/languages", summary="The languages, as LibreTranslate lists them", response_model=list[LanguageAnswer])
-    async def languages() -> Response:
-        return JSONResponse(libretranslate.languages(service.models))
+    @app.get("/languages", summary="The languages, as LibreTranslate lists them")
+    async def languages() -> list[LanguageAnswer]:
+        return libretranslate.languages(service.models)
 
     content = {kind: {"schema": DetectRequest.model_json_schema()} for kind in ("application/json", FORM, MULTIPART)}
 
     @app.post(
         "/detect",
         summary="Which of the served source languages a text is in",
-        response_model=list[DetectionAnswer],
         responses={status: REFUSALS[status] for status in (400, 408, 413, 415, 422, 429)},
         openapi_extra={"requestBody": {"required": True, "content": content}},
     )
-    async def detect(request: Request) -> Response:
+    async def detect(request: Request) -> list[DetectionAnswer]:
         fields = await read_fields(request, service.limits, service.gate)
         asked = checked(DetectRequest, fields, 400, service.limits)
-        return JSONResponse(await libretranslate.detect(service.models, checked_texts(asked.q, service.limits)))
+        return [await libretranslate.detect(service.models, checked_texts(asked.q, service.limits))]
 
     @app.get("/frontend/settings", summary="Settings that LibreTranslate's clients read")
     async def settings() -> dict[str, Any]:
@@ -212,20 +139,19 @@ def _add_libretranslate(app: FastAPI, service: Service) -> None:
 
 
 def _add_facts(app: FastAPI, service: Service) -> None:
-    @app.get("/models", summary="The models", response_model=list[ModelAnswer])
-    async def models() -> Response:
-        return JSONResponse([model.about() for model in service.models])
+    @app.get("/models", summary="The models")
+    async def models() -> list[ModelAnswer]:
+        return [ModelAnswer(name=model.name, source=model.source, target=model.target) for model in service.models]
 
     @app.get(
         "/models/{name}/connections",
-        summary="The learned weights between the layers of a model",
-        response_model=ConnectionsAnswer,
+        summary="The learned weights between the layers of a model: of its encoder and its decoder",
         responses={404: {"model": ErrorAnswer, "description": "No such model."}},
     )
-    async def connections(name: str) -> Response:
+    async def connections(name: str) -> dict[str, StackAnswer]:
         for model in service.models:
             if model.name == name:
-                return JSONResponse(model.connections())
+                return {side: StackAnswer.of(model.translator.models[0], side) for side in ("encoder", "decoder")}
         raise RefusedError(404, "there is no model of this name; /models lists all")
 
     @app.get("/limits", summary="Limits of one request")
@@ -236,24 +162,13 @@ def _add_facts(app: FastAPI, service: Service) -> None:
     @app.get(
         "/health",
         summary="Is the server ready?",
-        response_model=HealthAnswer,
         responses={503: {"model": HealthAnswer, "description": "A model fails, or the server is shutting down."}},
     )
-    async def health() -> Response:
-        failures = [(model.name, failure) for model in service.models if (failure := model.queue.failure)]
-        failing = [
-            {
-                "model": name,
-                "since": failure.since.isoformat(timespec="seconds"),
-                "batches": failure.batches,
-                "error": failure.error,
-            }
-            for name, failure in failures
-        ]
-        status = "shutting down" if service.gate.closed else "failing" if failing else "ok"
-        names = [model.name for model in service.models]
-        table = {"status": status, "models": names, "failing": failing}
-        return JSONResponse(table, 200 if status == "ok" else 503)
+    async def health(response: Response) -> HealthAnswer:
+        failing = [failure for model in service.models if (failure := model.queue.failure)]
+        status: Status = "shutting down" if service.gate.closed else "failing" if failing else "ok"
+        response.status_code = 200 if status == "ok" else 503
+        return HealthAnswer(status=status, models=[model.name for model in service.models], failing=failing)
 
     @app.get("/metrics", summary="Counters for Prometheus", response_class=PlainTextResponse)
     async def metrics() -> Response:
@@ -261,16 +176,13 @@ def _add_facts(app: FastAPI, service: Service) -> None:
 
 
 def _add_page(app: FastAPI) -> None:
-    def page(name: str) -> FileResponse:
-        return FileResponse(PAGE / name, headers=SAFETY)
-
     @app.get("/", include_in_schema=False)
-    async def index() -> Response:
-        return page("index.html")
+    async def index() -> FileResponse:
+        return FileResponse(PAGE / "index.html", headers=SAFETY)
 
     @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        return page("docs.html")
+    async def docs() -> FileResponse:
+        return FileResponse(PAGE / "docs.html", headers=SAFETY)
 
     app.mount("/page", StaticFiles(directory=PAGE))
 

@@ -4,14 +4,15 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
-from functools import partial
 from typing import TypeVar
 
-from deepnmt.serving.batching import Options
-from deepnmt.serving.hypotheses import Hypotheses, ServedHypothesis, size_of
+from starlette.types import Scope
+
+from deepnmt.serving.answers import Hypotheses, size_of
+from deepnmt.serving.batch_queue import Options
 from deepnmt.serving.limits import Gate, Limits, RefusedError
-from deepnmt.serving.metrics import Gauge, Metrics
 from deepnmt.serving.models import Models, ServedModel, shortened
+from deepnmt.serving.prometheus import Gauges, Metrics
 from deepnmt.serving.sentences import MAX_SENTENCE
 
 # Of one request in the queue at once: a document does not push a short request far back.
@@ -28,35 +29,29 @@ class Service:
     def __init__(self, models: Models, limits: Limits, metrics: Metrics) -> None:
         self.models, self.limits, self.metrics = models, limits, metrics
         self.gate = Gate(limits)
-        metrics.gauges = [
-            Gauge(
-                "deepnmt_queue_sentences",
-                "Sentences waiting for a batch.",
-                lambda: {(("model", model.name),): model.queue.depth for model in models},
-            ),
-            Gauge(
-                "deepnmt_model_failing",
-                "1 while a model fails on every batch.",
-                lambda: {(("model", model.name),): float(model.queue.failure is not None) for model in models},
-            ),
-            Gauge(
-                "deepnmt_cache_bytes",
-                "Size of the cached translations.",
-                lambda: {(("model", model.name),): model.cache.size for model in models},
-            ),
-            Gauge("deepnmt_requests_at_work", "Requests being translated.", lambda: {(): self.gate.requests}),
-            Gauge("deepnmt_characters_at_work", "Their characters.", lambda: {(): self.gate.characters}),
-        ]
+        metrics.gauges = self._gauges
 
-    def admit(self, texts: Sequence[str], options: Options) -> Callable[[], None]:
-        """Count these texts as work at hand, or refuse them; call what is returned when they are done."""
+    def _gauges(self) -> Gauges:
+        yield "deepnmt_requests_at_work", self.gate.requests, {}
+        yield "deepnmt_characters_at_work", self.gate.characters, {}
+        for model in self.models:
+            yield "deepnmt_queue_sentences", model.queue.depth, {"model": model.name}
+            yield "deepnmt_model_failing", float(model.queue.failure is not None), {"model": model.name}
+            yield "deepnmt_cache_bytes", model.cache.size, {"model": model.name}
+
+    def admit(self, scope: Scope, texts: Sequence[str], options: Options) -> None:
+        """Count these texts as work at hand until the request is answered (`release`), or refuse them."""
         cost = sum(options.cost(len(text)) for text in texts)
         self.gate.enter(cost)
-        return partial(self.gate.leave, cost)
+        scope["deepnmt.cost"] = cost
+
+    def release(self, scope: Scope) -> None:
+        if (cost := scope.pop("deepnmt.cost", None)) is not None:
+            self.gate.leave(cost)
 
     async def translate(self, model: ServedModel, sentences: Iterable[Request]) -> AsyncGenerator[Hypotheses, None]:
         """In order. Nothing stays in the queue when the caller stops asking."""
-        window: deque[tuple[str, int, asyncio.Future[Hypotheses]]] = deque()
+        window: deque[tuple[str, int, asyncio.Task[Hypotheses]]] = deque()
         cost = 0
         try:
             for text, options in sentences:
@@ -64,32 +59,24 @@ class Service:
                 while window and (len(window) >= WINDOW or cost + own > WINDOW_COST):
                     cost -= window[0][1]
                     yield await self._first(window)
-                window.append((text, own, self._ask(model, text, options)))
+                window.append((text, own, asyncio.create_task(model.translate(text, options))))
                 cost += own
             while window:
                 yield await self._first(window)
         finally:
             for _, _, answer in window:
                 answer.cancel()
+            await asyncio.gather(*(answer for _, _, answer in window), return_exceptions=True)
 
-    def _ask(self, model: ServedModel, text: str, options: Options) -> "asyncio.Future[Hypotheses]":
-        if any(map(str.isalnum, text)):
-            return model.translate(text, options)
-        answer: asyncio.Future[Hypotheses] = asyncio.get_running_loop().create_future()
-        answer.set_result([ServedHypothesis(text, 0.0)])  # a rule, a bullet, a row of dots: nothing to translate
-        return answer
-
-    async def _first(self, window: "deque[tuple[str, int, asyncio.Future[Hypotheses]]]") -> Hypotheses:
-        text, _, answer = window[0]
+    async def _first(self, window: "deque[tuple[str, int, asyncio.Task[Hypotheses]]]") -> Hypotheses:
+        text, _, answer = window.popleft()
         try:
             async with asyncio.timeout(self.limits.timeout):
-                found = await answer
+                return await answer
         except TimeoutError:
             raise self._too_slow() from None
         except Exception as error:
             raise RefusedError(500, f"the model failed on the sentence {shortened(text)!r}") from error
-        window.popleft()
-        return found
 
     async def translate_all(self, model: ServedModel, sentences: Iterable[Request]) -> list[Hypotheses]:
         """Within the time of one answer and the size of one answer."""

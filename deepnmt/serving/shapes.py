@@ -1,10 +1,14 @@
 """Requests and answers, as the OpenAPI description shows them to clients."""
 
+import math
 from difflib import get_close_matches
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from deepnmt.heatmap import Colours, shown
+from deepnmt.model.transformer import Transformer
+from deepnmt.serving.batch_queue import Failure
 from deepnmt.serving.limits import Limits, RefusedError
 from deepnmt.serving.models import shortened
 
@@ -126,28 +130,32 @@ class ModelAnswer(BaseModel):
 class StackAnswer(BaseModel):
     kind: str = Field(description="the connection scheme")
     num_layers: int
-    matrix: list[list[float]] | None = Field(description="row: what reads it; column: the output it weights")
+    matrix: list[list[float]] | None = Field(None, description="row: what reads it; column: the output it weights")
     readers: list[str] = Field([], description="who reads each row: layer 3, the output, decoder layer 1")
     shades: list[list[float]] = Field([], description="the weights over the largest, from -1 to 1: how to colour them")
     faint: list[list[bool]] = Field([], description="whether the rule of the paper's figure 6 leaves a weight blank")
 
+    @classmethod
+    def of(cls, model: Transformer, side: str) -> "StackAnswer":
+        """The encoder or the decoder of a model."""
+        config, learned = getattr(model.config, side), getattr(model, side).connection.learned_weights()
+        table: dict[str, Any] = {"kind": config.connection.kind, "num_layers": config.num_layers}
+        if learned is not None:
+            matrix = [[round(value, 5) for value in row] for row in learned.matrix.tolist()]
+            largest = Colours.of(matrix).largest
+            table |= {"matrix": matrix, "readers": learned.readers}
+            table["shades"] = [[round(value / largest, 5) for value in row] for row in matrix]
+            table["faint"] = [[math.isnan(value) for value in row] for row in shown(matrix)]
+        return cls(**table)
 
-class ConnectionsAnswer(BaseModel):
-    encoder: StackAnswer
-    decoder: StackAnswer
 
-
-class FailureAnswer(BaseModel):
-    model: str
-    since: str = Field(description="when its first batch failed, ISO 8601")
-    batches: int = Field(description="failed attempts since then")
-    error: str
+Status = Literal["ok", "failing", "shutting down"]
 
 
 class HealthAnswer(BaseModel):
-    status: Literal["ok", "failing", "shutting down"]
+    status: Status
     models: list[str]
-    failing: list[FailureAnswer]
+    failing: list[Failure]
 
 
 class ErrorAnswer(BaseModel):

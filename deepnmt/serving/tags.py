@@ -9,8 +9,8 @@ from html import escape
 
 import numpy as np
 
-from deepnmt.decoding.alignment import word_spans
-from deepnmt.serving.hypotheses import SCALE, ServedAlignment, ServedHypothesis
+from deepnmt.decoding.alignment import Alignment, word_spans
+from deepnmt.decoding.translator import Hypothesis
 
 MAX_PLACED = 100  # elements of one sentence; more are placed in proportion to their places in the source
 ENOUGH = 0.2  # attention to an element for which a single word may stand
@@ -36,7 +36,7 @@ class Element:
         return self.start == self.end and not self.close and not self.is_opaque
 
 
-def with_elements(source: str, elements: Sequence[Element], hypothesis: ServedHypothesis) -> str:
+def with_elements(source: str, elements: Sequence[Element], hypothesis: Hypothesis) -> str:
     """The translation as HTML. Parents come before their children in `elements`."""
     text = hypothesis.text
     if text == source or len(elements) > MAX_PLACED:
@@ -69,7 +69,7 @@ def _children(elements: Sequence[Element]) -> dict[int, list[int]]:
 class _Placement:
     """For each element its span in the translation, found from the outermost elements to the innermost."""
 
-    def __init__(self, source: str, elements: Sequence[Element], text: str, alignment: ServedAlignment | None) -> None:
+    def __init__(self, source: str, elements: Sequence[Element], text: str, alignment: Alignment | None) -> None:
         self.source, self.elements, self.text = source, elements, text
         if alignment is None or not alignment.source_words:
             self.words: list[Span] = [(0, len(text))] if text else []
@@ -78,7 +78,7 @@ class _Placement:
         else:
             self.words = word_spans(text, alignment.target_words)
             self.source_words = word_spans(source, alignment.source_words)
-            self.weights = alignment.weights.astype(np.float64) / SCALE
+            self.weights = alignment.weights.astype(np.float64)
         self.children = _children(elements)
         self.spans: list[Span] = [(0, 0)] * len(elements)
         self._place(self.children.get(-1, []), (0, len(self.words)), (0, len(text)))

@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from pytest import mark
@@ -14,8 +15,7 @@ from deepnmt.decoding.placeholders import lacks_placeholders, placeholders, rest
 def aligned(source, target, links):
     """Each target word attends to one source word."""
     words = source.split()
-    weights = [[float(k == link) for k in range(len(words))] for link in links]
-    return Alignment(words, target.split(), weights)
+    return Alignment(words, target.split(), np.eye(len(words))[links])
 
 
 @mark.parametrize(
@@ -70,7 +70,7 @@ WORDS = st.sampled_from(
 
 @given(st.lists(WORDS, max_size=6), st.lists(WORDS, max_size=6), st.randoms(use_true_random=False))
 def test_afterwards_the_placeholders_are_those_of_the_source(source, target, random):
-    weights = [[random.random() for _ in source] for _ in target]
+    weights = np.reshape([random.random() for _ in target for _ in source], (len(target), len(source)))
     source_text, text = " ".join(source), " ".join(target)
     restored, alignment = restore_placeholders(source_text, text, Alignment(source, target, weights))
     assert Counter(placeholders(restored)) == Counter(placeholders(source_text))

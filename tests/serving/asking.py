@@ -8,11 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+import numpy as np
+
 from deepnmt.decoding.alignment import Alignment
 from deepnmt.decoding.translator import Hypothesis
 from deepnmt.serving.limits import Limits
-from deepnmt.serving.metrics import Metrics
 from deepnmt.serving.models import Models, ServedModel
+from deepnmt.serving.prometheus import Metrics
 from deepnmt.serving.running import address_of, make_server, open_socket
 from deepnmt.serving.server import create_app
 
@@ -43,14 +45,8 @@ class Shouter:
     def _said(self, text, rank, alignments):
         said = text.upper() + "!" * rank
         words = text.split()
-        weights = [[float(i == j) for j in range(len(words))] for i in range(len(words))]
-        return Hypothesis(
-            said,
-            -1.0 - rank,
-            -2.0 - rank,
-            said.split(),
-            Alignment(words, said.split(), weights) if alignments else None,
-        )
+        alignment = Alignment(words, said.split(), np.eye(len(words), dtype=np.float32)) if alignments else None
+        return Hypothesis(said, -1.0 - rank, -2.0 - rank, said.split(), alignment)
 
     @contextmanager
     def held(self):

@@ -7,9 +7,9 @@ from asking import Shouter
 from pytest import mark, raises
 
 from deepnmt.decoding.translator import Translator
-from deepnmt.serving.batching import BatchQueue, Options
+from deepnmt.serving.batch_queue import BatchQueue, Options
 from deepnmt.serving.limits import Limits
-from deepnmt.serving.metrics import Metrics
+from deepnmt.serving.prometheus import Metrics
 
 
 @asynccontextmanager
@@ -149,10 +149,10 @@ def test_answers_for_a_loop_that_is_gone_harm_nobody():
 def test_metrics_count_sentences_characters_tokens_and_batches():
     queue = queue_of()
     asyncio.run(ask_together(queue, ["one two", "three"]))
-    assert queue.metrics.sentences.value(model="en-de") == 3
-    assert queue.metrics.characters.value() == len("firstone twothree")
-    assert queue.metrics.tokens.value() == 4
-    assert 'deepnmt_batch_sentences_bucket{model="en-de",le="2"} 2' in queue.metrics.text()
+    counts = {"sentences_total": 3, "source_characters_total": len("firstone twothree"), "target_tokens_total": 4}
+    counts |= {"batch_sentences_count": 2, "batch_sentences_sum": 3}
+    for name, count in counts.items():
+        assert f'deepnmt_{name}{{model="en-de"}} {count}\n' in queue.metrics.text()
 
 
 @mark.parametrize(("nbest", "precision"), [(1, "fp32"), (3, "fp32"), (3, "int8")])
@@ -166,7 +166,7 @@ def test_together_is_as_good_as_alone(phrase_folder, nbest, precision):
         queue = BatchQueue(translator, "en-de", Limits(batch_wait=0.2, max_batch_sentences=8), Metrics())
         found = await asyncio.gather(*(queue.submit(text, Options(nbest=nbest)) for text in 2 * texts))
         queue.close()
-        assert queue.metrics.batch_size.value() == 8
+        assert 'deepnmt_batch_sentences_sum{model="en-de"} 8\n' in queue.metrics.text()
         assert 'le="4"} 0' in queue.metrics.text(), "they were not translated together"
         return found
 

@@ -8,6 +8,7 @@ import tracemalloc
 from datetime import datetime
 from itertools import pairwise
 
+import numpy as np
 from asking import Shouter, ask, asking, post, service, shouting_app
 from pytest import mark
 
@@ -90,11 +91,11 @@ class Aligner(Shouter):
     def __init__(self):
         super().__init__()
         self.words = [f"w{i}" for i in range(300)]
-        weights = [[1 / (300 + i + j) for j in range(300)] for i in range(300)]
-        self.alignment = Alignment(self.words, self.words, weights)
+        self.weights = np.array([[1 / (300 + i + j) for j in range(300)] for i in range(300)], np.float32)
 
     def _said(self, text, rank, alignments):
-        return Hypothesis(text.upper(), -1.0, -2.0, self.words, self.alignment if alignments else None)
+        alignment = Alignment(self.words, self.words, self.weights.copy()) if alignments else None
+        return Hypothesis(text.upper(), -1.0, -2.0, self.words, alignment)
 
 
 def test_the_cache_is_bounded_in_bytes_with_alignments_counted():

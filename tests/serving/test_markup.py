@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from html import unescape
 
+import numpy as np
 from asking import post, service, shouting_app
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,20 +13,18 @@ from pytest import mark
 from deepnmt.decoding.alignment import Alignment, word_spans
 from deepnmt.decoding.translator import Hypothesis
 from deepnmt.serving.html_tokens import _Tokens
-from deepnmt.serving.hypotheses import ServedHypothesis
 from deepnmt.serving.markup import MarkupText
 
 
 def hypothesis(text, target_words, links):
     """A translation whose words look at one source word each."""
     words = text.split()
-    weights = [[float(k == link) for k in range(len(words))] for link in links]
-    said = " ".join(target_words)
-    return ServedHypothesis.of(Hypothesis(said, 0.0, 0.0, [], Alignment(words, target_words, weights)))
+    alignment = Alignment(words, target_words, np.eye(len(words), dtype=np.float32)[list(links)])
+    return Hypothesis(" ".join(target_words), 0.0, 0.0, [], alignment)
 
 
 def same(text):
-    return ServedHypothesis(text, 0.0)
+    return Hypothesis(text, 0.0, 0.0, [])
 
 
 def backwards(text):

@@ -10,8 +10,8 @@ from phrasebook import phrases
 from pytest import approx, fixture, mark, skip
 
 from deepnmt.serving.limits import Limits
-from deepnmt.serving.metrics import Metrics
 from deepnmt.serving.models import load_models
+from deepnmt.serving.prometheus import Metrics
 from deepnmt.serving.server import create_app
 
 TEXT = "document.getElementById('output').textContent"

@@ -11,8 +11,8 @@ from pytest import fixture, mark
 
 from deepnmt.decoding.placeholders import lacks_placeholders
 from deepnmt.serving.limits import Limits
-from deepnmt.serving.metrics import Metrics
 from deepnmt.serving.models import load_models
+from deepnmt.serving.prometheus import Metrics
 from deepnmt.serving.server import PAGE, create_app
 from deepnmt.serving.service import WINDOW
 
@@ -159,7 +159,7 @@ def test_sentences_are_remembered_with_their_options():
     assert asked == ["One.", "Two.", "Three.", "Two."], "the oldest is forgotten"
     post(app, {"text": "Two.", "beam": 2})
     assert shouter(app).calls[-1] == (["Two."], {"beam": 2, "length_penalty": 0.6, "nbest": 1})
-    assert service(app).metrics.cached.value() == 2
+    assert 'deepnmt_cached_sentences_total{model="en-de"} 2\n' in service(app).metrics.text()
 
 
 # -- which model

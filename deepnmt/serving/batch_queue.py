@@ -5,15 +5,16 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 from deepnmt.decoding.config import DecodingConfig
 from deepnmt.decoding.translator import Hypothesis
-from deepnmt.serving.hypotheses import Hypotheses, ServedHypothesis
+from deepnmt.serving.answers import Hypotheses
 from deepnmt.serving.limits import Limits
-from deepnmt.serving.metrics import Metrics
+from deepnmt.serving.prometheus import Metrics
 from deepnmt.serving.sentences import MAX_SENTENCE
 
 logger = logging.getLogger("deepnmt.serving")
@@ -43,21 +44,22 @@ class Options:
 class Failure:
     """A model that cannot translate anything, as `/health` reports it."""
 
-    since: datetime
-    batches: int
+    model: str
+    since: datetime  # when its first batch failed
+    batches: int  # failed attempts since then
     error: str
 
 
-@dataclass
+@dataclass(eq=False)
 class _Job:
     text: str
     options: Options
-    answer: "asyncio.Future[Hypotheses]"
+    answer: Future[Hypotheses] = field(default_factory=Future)
     since: float = field(default_factory=time.monotonic)
 
 
 class BatchQueue:
-    """One worker thread for one model. Answers are futures of the event loop they were requested from.
+    """One worker thread for one model, which answers any event loop.
 
     A batch is the oldest sentence and those closest to it in length. An idle worker waits a moment for more sentences;
     while it is busy the next batch gathers by itself.
@@ -83,18 +85,19 @@ class BatchQueue:
         """Why and since when the model translates nothing; None while it works."""
         busy_since = self._busy_since
         if busy_since is not None and (waited := time.monotonic() - busy_since) > self.limits.timeout:
-            return Failure(datetime.fromtimestamp(time.time() - waited, UTC), 1, "no answer from the model")
+            since = datetime.now(UTC) - timedelta(seconds=waited)
+            return Failure(self.name, since, 1, "no answer from the model")
         return self._failure
 
     def submit(self, text: str, options: Options) -> "asyncio.Future[Hypotheses]":
         """The hypotheses of this sentence, later; cancel the future to withdraw it."""
-        job = _Job(text, options, asyncio.get_running_loop().create_future())
+        job = _Job(text, options)
         with self._changed:
             if self._closed:
                 raise RuntimeError("the queue is closed")
             self._waiting.append(job)
             self._changed.notify()
-        return job.answer
+        return asyncio.wrap_future(job.answer)
 
     def close(self) -> None:
         """Finish what waits, then end the worker."""
@@ -111,14 +114,11 @@ class BatchQueue:
             answers = self._translate(batch)
             if all(isinstance(answer, Exception) for answer in answers):
                 self._probe()  # is it these sentences, or the model?
-            for loop in {job.answer.get_loop() for job in batch}:
-                own = [
-                    (job, answer) for job, answer in zip(batch, answers, strict=True) if job.answer.get_loop() is loop
-                ]
-                try:
-                    loop.call_soon_threadsafe(_deliver, own)
-                except RuntimeError:  # the loop is closed: nobody waits any more
-                    logger.debug("%d answers came too late", len(own))
+            for job, answer in zip(batch, answers, strict=True):
+                if isinstance(answer, Exception):
+                    job.answer.set_exception(answer)
+                else:
+                    job.answer.set_result(answer)
 
     def _next_batch(self) -> list[_Job] | None:
         """The next jobs; empty when a failing model should be probed, None when the queue is closed and empty."""
@@ -136,9 +136,9 @@ class BatchQueue:
                     break
                 self._changed.wait(left)
             batch = self._choose()
-            chosen = set(map(id, batch))
-            self._waiting = [job for job in self._waiting if id(job) not in chosen]
-            return batch
+            chosen = set(batch)
+            self._waiting = [job for job in self._waiting if job not in chosen]
+            return [job for job in batch if job.answer.set_running_or_notify_cancel()]
 
     def _choose(self) -> list[_Job]:
         oldest = self._waiting[0]
@@ -167,17 +167,20 @@ class BatchQueue:
             return [answer for job in batch for answer in self._translate([job])]
         self._failure = None
         self._known_good = (batch[0].text, options)
-        self.metrics.batch_size.observe(len(batch), model=self.name)
-        self.metrics.batch_time.observe(time.monotonic() - started, model=self.name)
-        self.metrics.sentences.add(len(batch), model=self.name)
-        self.metrics.characters.add(sum(len(job.text) for job in batch), model=self.name)
-        self.metrics.tokens.add(sum(len(hypotheses[0].pieces) for hypotheses in found), model=self.name)
-        return [[ServedHypothesis.of(hypothesis) for hypothesis in hypotheses] for hypotheses in found]
+        metrics, model = self.metrics, self.name
+        metrics.observe("deepnmt_batch_sentences", len(batch), model=model)
+        metrics.observe("deepnmt_batch_seconds", time.monotonic() - started, model=model)
+        metrics.add("deepnmt_sentences_total", len(batch), model=model)
+        metrics.add("deepnmt_source_characters_total", sum(len(job.text) for job in batch), model=model)
+        metrics.add("deepnmt_target_tokens_total", sum(len(best.pieces) for best, *_ in found), model=model)
+        return [[replace(hypothesis, pieces=[]) for hypothesis in hypotheses] for hypotheses in found]
 
     def _ask(self, texts: list[str], options: Options) -> list[list[Hypothesis]]:
         self._busy_since = time.monotonic()
         try:
-            return self.translator.translate_nbest(texts, warn=_ignore, keep_placeholders=True, **asdict(options))
+            return self.translator.translate_nbest(
+                texts, warn=lambda *_: None, keep_placeholders=True, **asdict(options)
+            )
         finally:
             self._busy_since = None
 
@@ -187,8 +190,8 @@ class BatchQueue:
         try:
             self._ask([text], options)
         except Exception as error:
-            before = self._failure or Failure(datetime.now(UTC), 0, "")
-            self._failure = Failure(before.since, before.batches + 1, type(error).__name__)
+            failure = self._failure or Failure(self.name, datetime.now(UTC), 0, "")
+            self._failure = replace(failure, batches=failure.batches + 1, error=type(error).__name__)
             self._log_failure(f"model {self.name} failed again on a sentence it has translated before", error)
         else:
             self._failure = None
@@ -199,17 +202,3 @@ class BatchQueue:
             logger.error(message, exc_info=error)
         else:
             logger.error("%s: %s", message, type(error).__name__)
-
-
-def _ignore(number: int, message: str) -> None:
-    """Long sentences are cut by design here."""
-
-
-def _deliver(answers: list[tuple[_Job, Hypotheses | Exception]]) -> None:
-    for job, answer in answers:
-        if job.answer.done():
-            continue
-        if isinstance(answer, Exception):
-            job.answer.set_exception(answer)
-        else:
-            job.answer.set_result(answer)
