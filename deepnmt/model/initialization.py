@@ -1,12 +1,15 @@
-"""How the parameters start, all of them, as in the authors' code."""
+"""How the parameters start: as in the authors' code, or as a scheme says."""
 
 import math
+from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from deepnmt.model.attention import CrossAttention, SelfAttention
 from deepnmt.model.layers import FeedForward, Layer
+from deepnmt.model.sublayers import Sublayer
+from deepnmt.model.sublayers.sublayer import Function
 
 
 def initialize(model: nn.Module) -> None:
@@ -30,10 +33,53 @@ def initialize(model: nn.Module) -> None:
         elif isinstance(module, FeedForward) and module.gated:
             _xavier_as(module.expand, rows=module.expand.out_features // 2)
     with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, Layer):
-                for sublayer, function in module.sublayers():
-                    sublayer.initialize(function)
+        for stack in _sublayers(model):
+            for sublayer, function in stack:
+                sublayer.initialize(function)
+
+
+def starts_from_data(model: nn.Module) -> bool:
+    return any(sublayer.starts_from_data for stack in _sublayers(model) for sublayer, _ in stack)
+
+
+@torch.no_grad()
+def branch_variances(model: nn.Module, forward: Callable[[], object]) -> list[list[float]]:
+    """The variance of every branch after its dropout, in the encoder and in the decoder, in one pass over data.
+
+    Over all positions and dimensions, padding included, as the authors of Admin measure it.
+    """
+    variances: list[list[Tensor]] = []
+    hooks = []
+    for stack in _sublayers(model):
+        found: list[Tensor] = []
+        variances.append(found)
+        hooks += [sublayer.dropout.register_forward_hook(_measure_into(found)) for sublayer, _ in stack]
+    forward()
+    for hook in hooks:
+        hook.remove()
+    return [torch.stack(found).tolist() for found in variances]
+
+
+def _measure_into(found: list[Tensor]) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+    def measure(module: nn.Module, inputs: tuple[Tensor, ...], branch: Tensor) -> None:
+        found.append(branch.float().var(correction=0))
+
+    return measure
+
+
+@torch.no_grad()
+def start_from(model: nn.Module, variances: list[list[float]]) -> None:
+    """Complete the start of those schemes that need the variances of the branches below."""
+    for stack, found in zip(_sublayers(model), variances, strict=True):
+        for number, (sublayer, _) in enumerate(stack):
+            sublayer.start_from(found[:number])
+
+
+def _sublayers(model: nn.Module) -> list[list[tuple[Sublayer, Function]]]:
+    """Those of the encoder and those of the decoder, from below."""
+    layers = [module for module in model.modules() if isinstance(module, Layer)]
+    stacks = [[layer for layer in layers if layer.is_decoder == is_decoder] for is_decoder in (False, True)]
+    return [[pair for layer in stack for pair in layer.sublayers()] for stack in stacks]
 
 
 def _initialize_cross_attention(attention: CrossAttention) -> None:

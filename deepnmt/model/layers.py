@@ -54,6 +54,7 @@ class Layer(nn.Module):
     def __init__(self, config: ModelConfig, number: int, is_decoder: bool) -> None:
         """number: from 1"""
         super().__init__()
+        self.is_decoder = is_decoder
         stack = config.decoder if is_decoder else config.encoder
         scheme = config.sublayer_of(stack)
         around, new_norm = SUBLAYERS[scheme.kind], NORMS[config.norm_kind]

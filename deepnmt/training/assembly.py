@@ -19,6 +19,7 @@ from deepnmt.data.loader import Loader
 from deepnmt.data.vocabulary import UNK
 from deepnmt.errors import InputError, RunError
 from deepnmt.model.connections import CONNECTIONS
+from deepnmt.model.initialization import branch_variances, start_from, starts_from_data
 from deepnmt.model.storage import WEIGHTS, fill, load_config, load_meta, read_tensors, weights
 from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.model.transformer import Transformer
@@ -76,7 +77,7 @@ def open_run(
             check_start(start, recipe, dataset)
         stream = open_stream(recipe, dataset, world, read_json(newest / STATE)["data"] if newest else None)
         measure = score_measure(recipe, dataset, metrics)
-        state, engine = build_training(recipe, world, None if newest else start, measure)
+        state, engine = build_training(recipe, world, None if newest else start, measure, None if newest else stream)
         if newest is not None:
             checkpoints.load(newest, state)
         validate = build_validator(recipe, dataset, engine.objective, world, metrics)
@@ -151,10 +152,13 @@ def say_what_is_new(stream: BatchStream, newest: Path | None, measure: str) -> N
 
 
 def build_training(
-    recipe: Recipe, world: World, start: Path | None = None, measure: str = ""
+    recipe: Recipe, world: World, start: Path | None = None, measure: str = "", stream: BatchStream | None = None
 ) -> tuple[TrainingState, EagerEngine]:
-    """A model, initialised by the seed or from `start`, its optimiser, and the engine that computes its gradients."""
-    objective = build_objective(recipe, world, start)
+    """A model, initialised by the seed or from `start`, its optimiser, and the engine that computes its gradients.
+
+    Some schemes around sub-layers start from what they find in the first batch of `stream`.
+    """
+    objective = build_objective(recipe, world, start, stream)
     state = TrainingState.start(objective, recipe.training, world, measure)
     optimizer_tensors(state.model, state.optimizer)  # takes its memory before batches are tried for size
     # A recording has one shape for all batches; in a sampled softmax shapes depend on the batch.
@@ -164,7 +168,9 @@ def build_training(
     return state, kind(objective, recipe.training, world, state.splitter)
 
 
-def build_objective(recipe: Recipe, world: World, start: Path | None = None) -> Objective:
+def build_objective(
+    recipe: Recipe, world: World, start: Path | None = None, stream: BatchStream | None = None
+) -> Objective:
     """The model and its loss; sharded if the recipe says so."""
     config = recipe.training
     torch.manual_seed(config.seed)
@@ -175,6 +181,10 @@ def build_objective(recipe: Recipe, world: World, start: Path | None = None) -> 
     if config.activation_checkpointing:
         model.checkpoint_activations()
     objective = Objective(model, config, world.device)
+    if start is None and stream is not None and starts_from_data(model):
+        batch = stream.update(0, 0).batches[0].to(world.device)
+        Noise(0).seed_for(batch)
+        start_from(model, world.agree(branch_variances(model, lambda: objective(batch))))
     if config.parallel == "fsdp" and world.size > 1:
         shard(objective, objective.dtype)
     return objective

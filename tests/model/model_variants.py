@@ -13,6 +13,7 @@ from deepnmt.model.connections import CONNECTIONS, ConnectionConfig
 from deepnmt.model.connections.dlcl import DlclConfig
 from deepnmt.model.connections.residual import ResidualConfig
 from deepnmt.model.sublayers import SUBLAYERS, SublayerConfig
+from deepnmt.model.sublayers.mix import MixConfig
 from deepnmt.model.transformer import Transformer
 
 DIM = 16
@@ -41,6 +42,7 @@ FOREIGN = {  # what models of other toolkits have
 }
 # What is around the sub-layers of both stacks. Each scheme meets the residual stack and DLCL.
 SUBLAYER_VARIANTS: dict[str, SublayerConfig] = {kind: scheme.Config() for kind, scheme in SUBLAYERS.items()}  # type: ignore[call-arg]
+SUBLAYER_VARIANTS["mix"] = MixConfig(post_share=0.5)  # with a post-norm layer in each of these shallow stacks
 CASES = [(variant, norm, stack) for variant in VARIANTS for norm in NORMS for stack in STACKS]
 CASES += [("foreign", norm, "both") for norm in NORMS]
 CASES += [

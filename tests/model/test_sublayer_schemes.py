@@ -9,14 +9,16 @@ from pytest import approx, mark, raises
 
 from deepnmt.model.config import StackConfig
 from deepnmt.model.connections.dlcl import DlclConfig
+from deepnmt.model.initialization import branch_variances, start_from, starts_from_data
 from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.model.sublayers.layer_scale import LayerScaleConfig
+from deepnmt.model.sublayers.mix import MixConfig
 from deepnmt.model.transformer import Transformer
 
 N, M = 3, 2  # layers of `tiny_config`
 
 
-def plain_attention(attention, x, seen, causal=False, inner=lambda heads: heads):
+def plain_attention(attention, x, seen, causal=False, inner=None):
     """Multi-head attention over one sentence, x: (T, dim), seen: (S, dim)."""
     if hasattr(attention, "input"):
         matrices, biases = attention.input.weight.chunk(3), attention.input.bias.chunk(3)
@@ -31,12 +33,17 @@ def plain_attention(attention, x, seen, causal=False, inner=lambda heads: heads)
         if causal:
             scores = scores + torch.full_like(scores, -math.inf).triu(1)
         heads.append(scores.softmax(-1) @ v)
-    return inner(torch.cat(heads, -1)) @ attention.output.weight.T + attention.output.bias
+    heads = torch.cat(heads, -1)
+    if inner is not None:
+        heads = inner(attention.inner_norm, heads)
+    return heads @ attention.output.weight.T + attention.output.bias
 
 
-def plain_feed_forward(part, x, inner=lambda hidden: hidden):
+def plain_feed_forward(part, x, inner=None):
     hidden = (x @ part.expand.weight.T + part.expand.bias).relu()
-    return inner(hidden) @ part.contract.weight.T + part.contract.bias
+    if inner is not None:
+        hidden = inner(part.inner_norm, hidden)
+    return hidden @ part.contract.weight.T + part.contract.bias
 
 
 def ln(norm, x):
@@ -45,14 +52,14 @@ def ln(norm, x):
     return norm.weight * centred / (centred.square().mean(-1, keepdim=True) + norm.eps).sqrt() + norm.bias
 
 
-def plain_stack(stack, x, rule, memory=None):
+def plain_stack(stack, x, rule, memory=None, inner=None):
     """The layers of a residual stack, each sub-layer by `rule(unit, x, F, layer input, layer number, ends layer)`."""
     for number, layer in enumerate(stack.layers, start=1):
         start = x
-        functions = [lambda z, layer=layer: plain_attention(layer.attention, z, z, causal=memory is not None)]
+        functions = [lambda z, layer=layer: plain_attention(layer.attention, z, z, memory is not None, inner)]
         if memory is not None:
             functions.append(lambda z, layer=layer: plain_attention(layer.cross_attention, z, memory))
-        functions.append(lambda z, layer=layer: plain_feed_forward(layer.feed_forward, z))
+        functions.append(lambda z, layer=layer: plain_feed_forward(layer.feed_forward, z, inner))
         units = [unit for unit, _ in layer.sublayers()]
         for unit, function in zip(units, functions, strict=True):
             x = rule(unit, x, function, start, number, unit is units[-1])
@@ -79,8 +86,52 @@ def post(decoder):
     return lambda unit, x, f, start, number, ends: ln(unit.norm, x + f(x))
 
 
-RULES = {"pre": pre, "post": post, "deepnorm": deepnorm, "layer-scale": layer_scale}
-NO_NORM_ON_TOP = {"post", "deepnorm"}
+def admin(decoder):
+    return lambda unit, x, f, start, number, ends: ln(unit.norm, unit.weight * x + f(x))
+
+
+def b2t(decoder):
+    def rule(unit, x, f, start, number, ends):
+        return ln(unit.norm, start + x + f(x)) if ends else ln(unit.norm, x + f(x))
+
+    return rule
+
+
+def peri(decoder):
+    return lambda unit, x, f, start, number, ends: x + ln(unit.output_norm, f(ln(unit.norm, x)))
+
+
+def scaled(decoder):
+    return lambda unit, x, f, start, number, ends: x + f(ln(unit.norm, x) / math.sqrt(number))
+
+
+def mix(decoder):
+    """Half of three layers and half of two: in both stacks the first is post-norm."""
+
+    def rule(unit, x, f, start, number, ends):
+        return ln(unit.norm, x + f(x)) if number == 1 else x + f(ln(unit.norm, x))
+
+    return rule
+
+
+def rezero(decoder):
+    return lambda unit, x, f, start, number, ends: x + unit.weight * f(x)
+
+
+RULES = {
+    "pre": pre,
+    "post": post,
+    "deepnorm": deepnorm,
+    "admin": admin,
+    "b2t": b2t,
+    "peri": peri,
+    "sub-ln": pre,  # its second norm is inside the functions
+    "scaled": scaled,
+    "layer-scale": layer_scale,
+    "mix": mix,
+    "rezero": rezero,
+}
+NO_NORM_ON_TOP = {"post", "deepnorm", "admin", "b2t", "rezero"}
 
 
 def embedded(embedding, ids):
@@ -92,12 +143,16 @@ def embedded(embedding, ids):
 def test_a_model_is_what_the_equation_says(kind):
     model = scrambled(tiny_config(norm=kind))
     (source,), (target,) = sentences(6), sentences(5, seed=2)
-    top = (lambda stack, x: x) if kind in NO_NORM_ON_TOP else (lambda stack, x: ln(stack.final_norm, x))
-    memory = top(
-        model.encoder, plain_stack(model.encoder, embedded(model.source_embedding, source), RULES[kind](False))
-    )
-    x = plain_stack(model.decoder, embedded(model.target_embedding, target), RULES[kind](True), memory)
-    expected = top(model.decoder, x) @ model.output_weight.T
+
+    def run(stack, embedding, ids, memory=None):
+        x = embedded(embedding, ids)
+        if kind == "peri":
+            x = ln(stack.embedding_norm, x)
+        x = plain_stack(stack, x, RULES[kind](memory is not None), memory, inner=ln if kind == "sub-ln" else None)
+        return x if kind in NO_NORM_ON_TOP else ln(stack.final_norm, x)
+
+    memory = run(model.encoder, model.source_embedding, source)
+    expected = run(model.decoder, model.target_embedding, target, memory) @ model.output_weight.T
     torch.testing.assert_close(model(source[None], target[None])[0], expected, rtol=1e-9, atol=1e-9)
 
 
@@ -124,6 +179,20 @@ def test_deepnorm_starts_with_smaller_branches():
     for stack, part, matrix, ratio in ratios("deepnorm"):
         gain = 1 if matrix in ("query", "key") else encoder if stack == "encoder" else decoder
         assert ratio == approx(gain, rel=1e-5), (stack, part, matrix)
+
+
+def test_sub_ln_starts_with_larger_branches_but_for_cross_attention():
+    encoder, decoder = math.sqrt(math.log(3 * M) * math.log(2 * N) / 3), math.sqrt(math.log(3 * M))
+    for stack, part, matrix, ratio in ratios("sub-ln"):
+        gain = (
+            1 if matrix in ("query", "key") or part == "cross_attention" else encoder if stack == "encoder" else decoder
+        )
+        assert ratio == approx(gain, rel=1e-5), (stack, part, matrix)
+
+
+@mark.parametrize("kind", sorted(set(SUBLAYERS) - {"deepnorm", "sub-ln"}))
+def test_other_schemes_start_with_the_matrices_of_pre_norm(kind):
+    assert {ratio for *_, ratio in ratios(kind)} == {1.0}
 
 
 def test_the_constants_of_deepnorm_at_the_paper_s_depth():
@@ -166,3 +235,49 @@ def test_rms_norm_is_an_option_of_both_axes():
         expected = norm.weight * x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt()
         torch.testing.assert_close(norm(x), expected)
         assert not hasattr(norm, "bias")
+
+
+@mark.parametrize("stack", ["encoder", "decoder"])
+def test_rezero_starts_as_the_identity(stack):
+    model = Transformer(tiny_config(norm="rezero"))
+    source = padded(sentences(5))
+    assert torch.equal(model.encode(source).memories[0], model.source_embedding(source, torch.arange(5)))
+    assert isinstance(getattr(model, stack).final_norm, torch.nn.Identity)
+
+
+def test_mix_rounds_the_share_of_post_norm_layers_down():
+    stack = StackConfig(num_layers=11, dim=8, ffn_dim=8, num_heads=1, sublayer=MixConfig())
+    model = Transformer(replace(tiny_config(), encoder=stack, decoder=replace(stack, num_layers=3)))
+    assert [layer.around_attention.is_post for layer in model.encoder.layers] == [True] * 2 + [False] * 9
+    assert not any(layer.around_attention.is_post for layer in model.decoder.layers)
+    with raises(ValueError, match=r"sublayer\.post_share = 1\.0 must be at least 0 and below 1"):
+        MixConfig(post_share=1.0)
+
+
+def test_admin_starts_with_the_root_of_the_variance_below():
+    """Found by one pass with all weights at one; the encoder and the decoder apart."""
+    torch.manual_seed(0)
+    model = Transformer(tiny_config(norm="admin")).double()
+    (source,), (target,) = sentences(6), sentences(5, seed=2)
+    branches = {False: [], True: []}
+
+    def post(decoder):
+        def rule(unit, x, f, start, number, ends):
+            branches[decoder].append(f(x))
+            return ln(unit.norm, x + f(x))
+
+        return rule
+
+    memory = plain_stack(model.encoder, embedded(model.source_embedding, source), post(False))
+    plain_stack(model.decoder, embedded(model.target_embedding, target), post(True), memory)
+    assert starts_from_data(model) and not starts_from_data(Transformer(tiny_config()))
+    start_from(model, branch_variances(model, lambda: model(source[None], target[None])))
+
+    for decoder, stack in ((False, model.encoder), (True, model.decoder)):
+        units = [unit for layer in stack.layers for unit, _ in layer.sublayers()]
+        for number, unit in enumerate(units):
+            below = [branch.var(correction=0).item() for branch in branches[decoder][:number]]
+            expected = math.sqrt(sum(below)) if below else 1.0
+            torch.testing.assert_close(unit.weight, torch.full_like(unit.weight, expected))
+            assert unit.weight.requires_grad == (number > 0)
+        assert len(units) == len(branches[decoder])

@@ -9,13 +9,14 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from small import TRAINING, flat, open_job, run_to_end
+from small import CONFIG_MODEL, TRAINING, flat, open_job, run_to_end
 
 import deepnmt.files
 import deepnmt.model.storage
 import deepnmt.training.checkpoint
 import deepnmt.training.trainer
 from deepnmt.errors import InputError, RunError
+from deepnmt.model.sublayers.admin import AdminConfig
 from deepnmt.training.curves import JsonLines, read_log
 from deepnmt.training.engine import EagerEngine
 from deepnmt.training.trainer import train
@@ -101,6 +102,21 @@ def test_same_seed_same_run(tmp_path, uninterrupted):
     run_to_end(tmp_path, CONFIG)
     assert files(tmp_path) == files(uninterrupted[0])
     assert curves(tmp_path) == curves(uninterrupted[0])
+
+
+def test_a_start_found_in_the_data_is_resumed_to_the_last_bit(tmp_path):
+    """Admin: a pass over the first batch tells what the residuals start with."""
+    model = replace(CONFIG_MODEL, encoder=replace(CONFIG_MODEL.encoder, sublayer=AdminConfig()))
+    with open_job(tmp_path / "a", CONFIG, model_config=model) as (started, _):
+        weights = [layer.around_feed_forward.weight[0].item() for layer in started.model.encoder.layers]
+        assert 0 < weights[0] < weights[1], "each the root of a sum over the branches below"
+        assert started.model.encoder.layers[0].around_attention.weight[0] == 1
+    for folder, stops in (("a", (16,)), ("b", (7, 16))):
+        for stop in stops:
+            ended = run_to_end(tmp_path / folder, replace(CONFIG, max_steps=stop), model_config=model)
+    name = "step-00000016/model.safetensors"
+    assert files(tmp_path / "a")[name] == files(tmp_path / "b")[name]
+    assert ended.model.encoder.layers[1].around_feed_forward.weight[0] != weights[1], "it is learned"
 
 
 def test_another_seed_is_another_run(tmp_path, uninterrupted):

@@ -53,6 +53,7 @@ class Sublayer(nn.Module):
     norms_embedding: ClassVar[bool] = False  # a norm of the stack's input
     norms_result: ClassVar[bool] = True  # a norm of the stack's result, where `placement` is pre
     norms_inside: ClassVar[bool] = False  # a norm before the last matrix of self-attention and feed-forward
+    starts_from_data: ClassVar[bool] = False  # `start_from` completes the start
 
     def __init__(self, config: Any, place: Place) -> None:
         super().__init__()
@@ -65,6 +66,9 @@ class Sublayer(nn.Module):
 
     def initialize(self, function: Function) -> None:
         """Change how the function starts, if that is part of the scheme."""
+
+    def start_from(self, variances_below: list[float]) -> None:
+        """Start by the variances of the branches below this one in its stack, found by a pass over data."""
 
 
 def scale_branch(function: Function, gain: float) -> None:

@@ -1,0 +1,38 @@
+"""Admin: post-norm whose residual starts with a weight that a pass over real data tells."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from deepnmt.model.sublayers.sublayer import Place, Sublayer, SublayerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdminConfig(SublayerConfig):
+    kind: str = field(default="admin", init=False)
+
+
+class Admin(Sublayer):
+    """LN(w_i * x + F_i(x)), w_i a learned vector (Liu et al. 2020, https://arxiv.org/abs/2004.08249).
+
+    Before the first step, with every w at one, a pass in training mode measures the variance of each branch of a stack;
+    then w_i starts at sqrt(sum_{j<i} Var F_j). The first, w_1, stays one: it would only rescale the embedding.
+    """
+
+    Config = AdminConfig
+    placement = "post"
+    starts_from_data = True
+
+    def __init__(self, config: AdminConfig, place: Place) -> None:
+        super().__init__(config, place)
+        is_first = place.layer == 1 and not place.is_cross_attention and not place.ends_layer
+        self.weight = nn.Parameter(torch.ones(place.dim), requires_grad=not is_first)
+
+    def forward(self, x: Tensor, function: Callable[[Tensor], Tensor], layer_input: Tensor) -> Tensor:
+        return self.norm((self.weight * x).to(x.dtype) + self.dropout(function(x)))
+
+    def start_from(self, variances_below: list[float]) -> None:
+        if variances_below:
+            self.weight.fill_(sum(variances_below) ** 0.5)

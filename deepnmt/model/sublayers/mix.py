@@ -1,0 +1,37 @@
+"""Mix-LN: post-norm in the lowest layers, pre-norm above them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from deepnmt.model.sublayers.sublayer import Place, Sublayer, SublayerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixConfig(SublayerConfig):
+    kind: str = field(default="mix", init=False)
+    post_share: float = 0.25  # of the layers, from below
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.post_share < 1:
+            raise ValueError(f"sublayer.post_share = {self.post_share} must be at least 0 and below 1")
+
+
+class Mix(Sublayer):
+    """LN(x + F(x)) in the first layers, x + F(LN(x)) in the others (Li et al. 2024, https://arxiv.org/abs/2412.13795).
+
+    The share of post-norm layers is rounded down.
+    """
+
+    Config = MixConfig
+    placement = "pre"  # that of the last layer
+
+    def __init__(self, config: MixConfig, place: Place) -> None:
+        super().__init__(config, place)
+        self.is_post = place.layer <= int(config.post_share * place.num_layers)
+
+    def forward(self, x: Tensor, function: Callable[[Tensor], Tensor], layer_input: Tensor) -> Tensor:
+        if self.is_post:
+            return self.norm(x + self.dropout(function(x)))
+        return x + self.dropout(function(self.norm(x)))

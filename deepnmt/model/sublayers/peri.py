@@ -1,0 +1,28 @@
+"""Peri-LN: a norm on both sides of the function, on the embedding and on the result."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from deepnmt.model.sublayers.sublayer import Place, Sublayer, SublayerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeriConfig(SublayerConfig):
+    kind: str = field(default="peri", init=False)
+
+
+class Peri(Sublayer):
+    """x + LN_out(F(LN_in(x))) (Kim et al. 2025, https://arxiv.org/abs/2502.02732)."""
+
+    Config = PeriConfig
+    placement = "pre"
+    norms_embedding = True
+
+    def __init__(self, config: PeriConfig, place: Place) -> None:
+        super().__init__(config, place)
+        self.output_norm = place.new_norm(place.dim)
+
+    def forward(self, x: Tensor, function: Callable[[Tensor], Tensor], layer_input: Tensor) -> Tensor:
+        return x + self.dropout(self.output_norm(function(self.norm(x))))

@@ -1,0 +1,29 @@
+"""Layer-norm scaling: pre-norm in which deeper layers see a smaller input, so that the sum's variance grows slowly."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from deepnmt.model.sublayers.sublayer import Place, Sublayer, SublayerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledNormConfig(SublayerConfig):
+    kind: str = field(default="scaled", init=False)
+
+
+class ScaledNorm(Sublayer):
+    """x + F(LN(x) / sqrt(l)), l the layer counted from 1 (Sun et al. 2025, https://arxiv.org/abs/2502.05795)."""
+
+    Config = ScaledNormConfig
+    placement = "pre"
+
+    def __init__(self, config: ScaledNormConfig, place: Place) -> None:
+        super().__init__(config, place)
+        # A tensor: a number would make compiled code of its own for every layer.
+        self.register_buffer("layer", torch.tensor(float(place.layer)), persistent=False)
+
+    def forward(self, x: Tensor, function: Callable[[Tensor], Tensor], layer_input: Tensor) -> Tensor:
+        return x + self.dropout(function(self.norm(x) / self.get_buffer("layer").sqrt()))

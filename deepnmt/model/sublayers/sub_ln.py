@@ -1,0 +1,39 @@
+"""Sub-LN: pre-norm with a second norm inside the function, before its last matrix."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from deepnmt.model.sublayers.sublayer import Function, Place, Sublayer, SublayerConfig, scale_branch
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubLnConfig(SublayerConfig):
+    kind: str = field(default="sub-ln", init=False)
+
+
+class SubLn(Sublayer):
+    """x + W_o LN(heads(LN(x))) and x + W_2 LN(f(W_1 LN(x))) (Wang et al. 2022, https://arxiv.org/abs/2210.06423).
+
+    With N encoder and M decoder layers, all matrices but those of queries and keys start larger by sqrt(log 3M log 2N
+    / 3) in the encoder and sqrt(log 3M) in the decoder. Cross-attention has neither the inner norm nor the gain.
+    """
+
+    Config = SubLnConfig
+    placement = "pre"
+    norms_inside = True
+
+    def __init__(self, config: SubLnConfig, place: Place) -> None:
+        super().__init__(config, place)
+        decoder, encoder = math.log(3 * place.num_decoder_layers), math.log(2 * place.num_encoder_layers) / 3
+        self.gain = math.sqrt(decoder if place.is_decoder else decoder * encoder)
+        if place.is_cross_attention:
+            self.gain = 1.0
+
+    def forward(self, x: Tensor, function: Callable[[Tensor], Tensor], layer_input: Tensor) -> Tensor:
+        return x + self.dropout(function(self.norm(x)))
+
+    def initialize(self, function: Function) -> None:
+        scale_branch(function, self.gain)
