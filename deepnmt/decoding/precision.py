@@ -66,7 +66,8 @@ def _replace_linears(model: Transformer, kind: "type[PackedLinear] | type[Int8Li
         has_relu = isinstance(parent, FeedForward) and parent.activation is F.relu
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                relu, after_relu = has_relu and name == "expand", has_relu and name == "contract"
+                relu = has_relu and name == "expand"
+                after_relu = has_relu and name == "contract" and isinstance(parent.inner_norm, nn.Identity)
                 setattr(parent, name, kind(child.weight, child.bias, relu=relu, after_relu=after_relu))
         if isinstance(parent, FeedForward) and has_relu:
             parent.activation = _unchanged

@@ -7,14 +7,13 @@ import torch
 from digits import padded
 from torch import Tensor
 
-from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.data.vocabulary import EOS
 from deepnmt.decoding.config import SearchConfig
 from deepnmt.decoding.precision import PreparedModel, prepare
 from deepnmt.decoding.rules import Rules
 from deepnmt.decoding.search import Shrinking, beam_search
 from deepnmt.model import cache
-from deepnmt.model.config import ModelConfig, StackConfig
+from deepnmt.model.config import CONNECTION_CONFIGS, SUBLAYER_CONFIGS, ModelConfig, StackConfig
 from deepnmt.model.storage import load_model
 from deepnmt.model.transformer import Transformer
 
@@ -97,27 +96,47 @@ def test_company_and_shrinking_change_nothing(model):
         assert_same(alone, together[i : i + 1])
 
 
-@pytest.mark.parametrize("connection", ["dlcl", "transparent"])
-def test_deep_connections_decode_step_by_step(random_model, connection):
-    from deepnmt.model.config import CONNECTION_CONFIGS, ModelConfig, StackConfig
-    from deepnmt.model.transformer import Transformer
-
-    size = TokenizerPair.load(random_model).source.vocab_size
-    stack = {"dim": 32, "ffn_dim": 64, "num_heads": 2, "num_layers": 3}
-    decoder = "dlcl" if connection == "dlcl" else "residual"
+def model_of(connection: str, sublayer: str) -> Transformer:
+    shape = {"dim": 32, "ffn_dim": 64, "num_heads": 2, "num_layers": 3}
+    stack = StackConfig(
+        **shape,
+        connection=CONNECTION_CONFIGS[connection](),
+        sublayer=SUBLAYER_CONFIGS[sublayer](),  # type: ignore[arg-type]
+    )
     torch.manual_seed(2)
-    model = Transformer(
-        ModelConfig(
-            source_vocab_size=size,
-            target_vocab_size=size,
-            encoder=StackConfig(**stack, connection=CONNECTION_CONFIGS[connection]()),
-            decoder=StackConfig(**stack, connection=CONNECTION_CONFIGS[decoder]()),
-        )
-    ).eval()
+    model = Transformer(ModelConfig(source_vocab_size=40, target_vocab_size=40, encoder=stack, decoder=stack)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+SCHEMES = [(connection, "pre") for connection in CONNECTION_CONFIGS]
+SCHEMES += [("residual", sublayer) for sublayer in SUBLAYER_CONFIGS if sublayer != "pre"]
+
+
+@pytest.mark.parametrize(("connection", "sublayer"), SCHEMES)
+def test_every_scheme_decodes_step_by_step(connection, sublayer):
+    model = model_of(connection, sublayer)
     source, prepared = padded(SENTENCES), PreparedModel(model)
     empty = torch.zeros(len(SENTENCES) * 2, 0, dtype=torch.long)
     expected = search(uncached_step(model), Uncached(source, empty, 2), 2)
     assert_same(search(prepared.step, prepared.start(source, 2), 2), expected)
+
+
+@pytest.mark.parametrize(("connection", "sublayer"), SCHEMES)
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("int8", 0.1)])
+def test_every_scheme_is_prepared_for_the_cpu(connection, sublayer, precision, tolerance):
+    model = model_of(connection, sublayer)
+    source, target = padded(SENTENCES), torch.tensor([[EOS, 9, 12], [EOS, 20, 7], [EOS, 3, 3]])
+    with torch.no_grad():
+        expected = model(source, target)
+        prepared = prepare(model, precision)
+        state = prepared.start(source, 1)
+        for position, symbols in enumerate(target.T):
+            logits, state = prepared.step(symbols, state)
+            error = (logits - expected[:, position]).norm() / expected[:, position].norm()
+            assert error < tolerance, (position, error.item())
 
 
 def test_the_tiny_model_is_not_degenerate(model):
