@@ -24,7 +24,7 @@ COMMANDS = {
     "inspect": "show a model's size, its learned connection weights, its gradients",
     "bench": "measure how fast a recipe trains or generates on this machine",
     "convert": "turn a checkpoint of another toolkit into a MODEL folder",
-    "export": "export a MODEL to ONNX, verified against the original model",
+    "export": "export a MODEL to ONNX, CTranslate2 or Hugging Face, verified against the original model",
     "reproduce": "run the paper's experiments and compare the results with its figures",
 }
 

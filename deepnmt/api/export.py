@@ -4,38 +4,46 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepnmt.decoding import export as onnx
-from deepnmt.decoding.export_check import Agreement
+from deepnmt.decoding.export import DESCRIPTION, FORMATS
+from deepnmt.decoding.export import export as export_model
+from deepnmt.decoding.export.argos import SUFFIX, check_package, export_package
+from deepnmt.decoding.export.comparison import Agreement
 from deepnmt.files import check_out
 from deepnmt.progress import say
-
-FORMATS = ("onnx",)
 
 
 @dataclass(frozen=True)
 class Export:
-    """The folder that was written, and how closely it agrees with the model."""
+    """What was written, a folder or a file, and how closely it agrees with the model; None: nothing here can run it."""
 
-    folder: Path
-    agreement: Agreement
+    path: Path
+    agreement: Agreement | None
 
 
 def export(
     model: str | Path,
     out: str | Path | None = None,
     *,
-    to: str = FORMATS[0],
+    to: str,
+    argos: bool = False,
     sentences: Sequence[str] = (),
     overwrite: bool = False,
 ) -> Export:
-    """Write the MODEL folder `model` as two ONNX graphs with all that is needed to translate with them.
+    """Write the MODEL folder `model` in the format `to`, with all that is needed to translate with it.
 
-    Nothing is kept unless the graphs agree with the model on random sources and on `sentences`. `out` is by default
-    the model's folder with `-onnx` after its name.
+    Where the package that runs the format is installed, nothing is kept unless it agrees with the model on random
+    sources and on `sentences`. `out` is by default the model's folder with the format after its name. `argos` packs an
+    export to CTranslate2 into one file for Argos Translate and LibreTranslate.
     """
     if to not in FORMATS:
         raise ValueError(f"to = {to!r} must be one of {', '.join(FORMATS)}")
+    if argos and to != "ctranslate2":
+        raise ValueError(f"argos = true packs an export to ctranslate2, not to {to}")
     folder = Path(model).resolve()
-    path = Path(out) if out is not None else folder.with_name(f"{folder.name}-{to}")
-    check_out(path, overwrite, "an export", onnx.DESCRIPTION)
-    return Export(path, onnx.export(Path(model), path, sentences, say))
+    suffix = SUFFIX if argos else f"-{to}"
+    path = Path(out) if out is not None else folder.with_name(folder.name + suffix)
+    if argos:
+        check_package(path, overwrite)
+        return Export(path, export_package(Path(model), path, sentences, say))
+    check_out(path, overwrite, "an export", DESCRIPTION)
+    return Export(path, export_model(Path(model), path, to, sentences, say))

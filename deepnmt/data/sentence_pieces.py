@@ -66,7 +66,7 @@ class SentencePieces(Subwords):
 
     @cached_property
     def _merges(self) -> PieceMerges:
-        message = _message(self.model)
+        message = message_of(self.model)
         if message.trainer_spec.model_type != _BPE:
             raise InputError(
                 "BPE-dropout needs a BPE tokeniser; this one is a unigram model (prepare with --subwords bpe)"
@@ -104,8 +104,8 @@ class SentencePieces(Subwords):
             raise InputError(f"{path} is {error}") from error
 
 
-def _message(model: bytes) -> Any:
-    """The content of a model file. Imported late: only learning subwords and BPE-dropout look into it."""
+def message_of(model: bytes) -> Any:
+    """The content of a model file. Imported late: only learning subwords, BPE-dropout and export look into it."""
     from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
     return ModelProto.FromString(model)
@@ -148,7 +148,7 @@ def train(words: Mapping[str, int], settings: SubwordSettings, vocab_size: int) 
                 f"a vocabulary of {vocab_size:,} is too small for the different characters of this text; "
                 "use a larger --vocab-size or a smaller --character-coverage"
             ) from error
-    message = _message(model.getvalue())
+    message = message_of(model.getvalue())
     del message.trainer_spec.input[:]  # the name of the temporary file
     return bytes(message.SerializeToString())
 
@@ -173,7 +173,7 @@ def cut(model: bytes, counts: Mapping[str, int], min_frequency: int) -> bytes:
     A longer piece is marked unused, which makes SentencePiece split it further; a single character is taken out, so
     that it falls back to bytes or, in a model without bytes, becomes unknown. The sign for a space always stays.
     """
-    message = _message(model)
+    message = message_of(model)
     for number, piece in reversed(list(enumerate(message.pieces))):
         if piece.type == NORMAL and piece.piece != SPACE and counts.get(piece.piece, 0) < min_frequency:
             if len(piece.piece) == 1:

@@ -4,6 +4,7 @@ import random
 
 import torch
 
+from deepnmt.data.prepare_settings import SubwordSettings
 from deepnmt.data.sentence_pieces import SentencePieces, train
 from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import EOS, PAD
@@ -15,13 +16,8 @@ WORDS = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "ac
 
 
 def digit_tokenizers() -> TokenizerPair:
-    model = train(
-        dict.fromkeys(WORDS, 5) | {".": 9},
-        vocab_size=57,
-        subwords="bpe",
-        byte_fallback=False,
-        character_coverage=1.0,
-    )
+    settings = SubwordSettings(subwords="bpe", byte_fallback=False, character_coverage=1.0)
+    model = train(dict.fromkeys(WORDS, 5) | {".": 9}, settings, vocab_size=57)
     return TokenizerPair(*(Tokenizer(SentencePieces(model), Preprocessor(language)) for language in ("de", "en")))
 
 
@@ -52,11 +48,11 @@ def padded(sentences: list[list[int]]) -> torch.Tensor:
     return torch.tensor([ids + [PAD] * (width - len(ids)) for ids in sentences])
 
 
-def train_tiny(model: Transformer, tokenizers: TokenizerPair, steps: int) -> None:
+def train_tiny(model: Transformer, tokenizers: TokenizerPair, steps: int, batch: int = 64, longest: int = 6) -> None:
     optimiser = torch.optim.Adam(model.parameters(), lr=3e-3, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda s: min((s + 1) / 40, (1 - s / steps) + 0.02))
     for step in range(steps):
-        pairs = reversed_digits(64, seed=step)
+        pairs = reversed_digits(batch, seed=step, longest=longest)
         source = padded([[*tokenizers.source.encode(text), EOS] for text, _ in pairs])
         targets = [tokenizers.target.encode(text) for _, text in pairs]
         logits = model(source, padded([[EOS, *ids] for ids in targets]))

@@ -5,66 +5,59 @@ Whoever runs them needs onnxruntime and a tokeniser, no torch and nothing of our
 
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from deepnmt import __version__
 from deepnmt.data.sentence_pieces import SentencePieces
 from deepnmt.data.tokenizer import Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
-from deepnmt.decoding.export_check import DECODER, ENCODER, Agreement, ExportedModel, compare, random_sources
-from deepnmt.decoding.translator import check_vocabularies
-from deepnmt.errors import InputError, RunError
-from deepnmt.files import replacing, sha256, write_json
+from deepnmt.decoding.export.comparison import Agreement, Tell, batches, longest, num_steps, padded, same_logits
+from deepnmt.errors import RunError
+from deepnmt.files import write_json
 from deepnmt.model.attention import KeysValues
 from deepnmt.model.cache import Cache
+from deepnmt.model.config import ModelConfig
 from deepnmt.model.layers import DecoderLayer
-from deepnmt.model.storage import WEIGHTS, load_model
 from deepnmt.model.transformer import Transformer
-from deepnmt.settings import to_table
 
-EXPORT_FORMAT = 1
-DESCRIPTION = "export.json"
-PACKAGES = ("onnx", "onnxruntime", "onnxscript")
+NAME, RUNS_IN = "ONNX", "onnxruntime"
+NEEDS: tuple[str, ...] = ("onnx", "onnxruntime", "onnxscript")
+ENCODER, DECODER = "encoder.onnx", "decoder_step.onnx"
+
+Arrays = dict[str, np.ndarray]
 
 
-def export(
-    folder: Path, out: Path, texts: Sequence[str] = (), tell: Callable[[str], None] = lambda text: None
-) -> Agreement:
-    """Write the MODEL of `folder` to the folder `out`, if it agrees with the MODEL.
+def check(config: ModelConfig, tokenizers: TokenizerPair) -> None:
+    """Every model can be written."""
 
-    They are compared on random sources and on `texts`. `tell` reports progress.
-    """
-    check_packages()
-    model, tokenizers = load_model(folder), TokenizerPair.load(folder)
-    check_vocabularies(folder, model.config, tokenizers)
-    given = [[*ids, EOS] for ids in tokenizers.source.encode_batch(texts) if ids]
-    with replacing(out) as aside:
-        aside.mkdir()
-        num_layers = model.config.encoder.num_layers + model.config.decoder.num_layers
-        tell(f"tracing {num_layers} layers, some seconds each")
-        write_graphs(model, aside)
-        tell("comparing what was written with the model")
-        agreement = compare(model, ExportedModel(aside), [*random_sources(model.config), *given])
-        for side, tokenizer in (("source", tokenizers.source), ("target", tokenizers.target)):
-            _write_tokenizer(aside, side, tokenizer)
-        origin = {"weights_sha256": sha256(folder / WEIGHTS), "checked": asdict(agreement)}
-        write_json(aside / DESCRIPTION, _description(model, tokenizers) | origin)
+
+def write(model: Transformer, tokenizers: TokenizerPair, folder: Path, tell: Tell) -> dict[str, Any]:
+    num_layers = model.config.encoder.num_layers + model.config.decoder.num_layers
+    tell(f"tracing {num_layers} layers, some seconds each")
+    write_graphs(model, folder)
+    for side, tokenizer in (("source", tokenizers.source), ("target", tokenizers.target)):
+        _write_tokenizer(folder, side, tokenizer)
+    return _description(model, tokenizers)
+
+
+@torch.inference_mode()
+def compare(model: Transformer, tokenizers: TokenizerPair, folder: Path, sources: Sequence[list[int]]) -> Agreement:
+    """Decode greedily with both, side by side, each with a past of its own; raise RunError where they part."""
+    exported = ExportedModel(folder)
+    agreement = Agreement()
+    for batch in batches(sources, longest(model.config)):
+        source = padded(batch, model.config.pad_id)
+        for difference in _decode_both(model, exported, source):
+            agreement = agreement.plus(positions=len(batch), difference=difference)
+        agreement = agreement.plus(sentences=len(batch))
     return agreement
-
-
-def check_packages() -> None:
-    missing = [name for name in PACKAGES if find_spec(name) is None]
-    if missing:
-        raise InputError(f"deepnmt export needs {' and '.join(missing)}: pip install 'deepnmt[onnx]'")
 
 
 class EncoderGraph(nn.Module):
@@ -193,15 +186,53 @@ def _description(model: Transformer, tokenizers: TokenizerPair) -> dict[str, Any
     config, stack = model.config, model.config.decoder
     sides = {side: getattr(tokenizers, side) for side in ("source", "target")}
     return {
-        "format": EXPORT_FORMAT,
-        "deepnmt": __version__,
-        "torch": torch.__version__,
         "ids": {"bos": BOS, "pad": config.pad_id, "eos": EOS, "unk": UNK},
         "past": {"layers": stack.num_layers, "heads": stack.num_heads, "head_dim": stack.dim // stack.num_heads},
-        "max_positions": config.max_positions if config.positions == "learned" else None,
+        "max_positions": longest(config),
         "tokenizers": {
             side: {"subwords": tokenizer.subwords.kind, "tags": list(tokenizer.tags)} | tokenizer.preprocessor.state()
             for side, tokenizer in sides.items()
         },
-        "config": to_table(config),
     }
+
+
+class ExportedModel:
+    """The two graphs of a folder. Keys and values pass through as arrays by name."""
+
+    def __init__(self, folder: Path) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        self._encoder, self._step = (
+            onnxruntime.InferenceSession(folder / name, options, providers=["CPUExecutionProvider"])
+            for name in (ENCODER, DECODER)
+        )
+
+    def encode(self, source: np.ndarray) -> Arrays:
+        """source: (batch, source length) ids, padded at the end -> what every step is given besides its past."""
+        names = [output.name for output in self._encoder.get_outputs()]
+        return dict(zip(names, self._encoder.run(None, {"source": source}), strict=True))
+
+    def start(self, batch: int) -> Arrays:
+        """The past before the first step."""
+        inputs = [given for given in self._step.get_inputs() if given.name.startswith("past_")]
+        return {given.name: np.zeros((batch, 0, *given.shape[2:]), np.float32) for given in inputs}
+
+    def step(self, tokens: np.ndarray, memory: Arrays, past: Arrays) -> tuple[np.ndarray, Arrays]:
+        """tokens: (batch,) -> logits (batch, vocabulary) of the next position, and the grown past."""
+        logits, *grown = self._step.run(None, {"tokens": tokens, **memory, **past})
+        return logits, dict(zip(past, grown, strict=True))
+
+
+def _decode_both(model: Transformer, exported: ExportedModel, source: Tensor) -> Iterator[float]:
+    """The difference of the logits at each step."""
+    cache = model.start(model.encode(source))
+    memory, past = exported.encode(source.numpy()), exported.start(len(source))
+    tokens = torch.full((len(source),), EOS)
+    for step in range(1, 1 + num_steps(source, model.config)):
+        expected, cache = model.step(tokens, cache)
+        logits, past = exported.step(tokens.numpy(), memory, past)
+        where = f"at step {step} of a batch of {len(source)} sentences of up to {source.shape[1]} tokens"
+        yield same_logits(expected, torch.from_numpy(logits), NAME, where)
+        tokens = expected.argmax(1)

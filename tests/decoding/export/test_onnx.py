@@ -17,7 +17,9 @@ from deepnmt.data.sentence_pieces import SentencePieces, cut, piece_counts
 from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import EOS
 from deepnmt.decoding import export as exporting
-from deepnmt.decoding.export_check import ExportedModel, _difference, compare, random_sources
+from deepnmt.decoding.export import onnx
+from deepnmt.decoding.export.comparison import random_sources, same_logits
+from deepnmt.decoding.export.onnx import ExportedModel
 from deepnmt.decoding.translator import Translator
 from deepnmt.errors import RunError
 from deepnmt.files import sha256
@@ -26,11 +28,11 @@ from deepnmt.model.connections import CONNECTIONS
 from deepnmt.model.storage import load_model, save_model
 from deepnmt.model.transformer import Transformer
 
-for package in exporting.PACKAGES:
+for package in onnx.NEEDS:
     pytest.importorskip(package, reason="pip install 'deepnmt[onnx]'")
 import onnxruntime  # noqa: E402
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GRAPHS = ("encoder.onnx", "decoder_step.onnx")
 TOLD = "deepnmt: tracing 4 layers, some seconds each\ndeepnmt: comparing what was written with the model\n"
 DIGITS = ("dlcl", "residual")  # the schemes of the digits model, which is exported once for all tests
@@ -72,7 +74,7 @@ def scrambled(encoder: str, decoder: str, settings: dict) -> Transformer:
 @pytest.fixture(scope="module")
 def exported(digits_model, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("exports") / "digits"
-    assert main(["export", str(digits_model), "--format", "onnx", "--out", str(out)]) == 0
+    assert main(["export", str(digits_model), "--to", "onnx", "--out", str(out)]) == 0
     return out
 
 
@@ -84,7 +86,7 @@ def instead(monkeypatch, exported):
         for name in GRAPHS:
             shutil.copy(exported / name, folder / name)
 
-    monkeypatch.setattr(exporting, "write_graphs", write_graphs)
+    monkeypatch.setattr(onnx, "write_graphs", write_graphs)
 
 
 @pytest.mark.parametrize(("encoder", "decoder", "settings"), CASES, ids=[f"{e}-{d}" for e, d, _ in CASES])
@@ -92,26 +94,27 @@ def instead(monkeypatch, exported):
 def test_steps_in_onnxruntime_are_the_whole_pass_in_torch(encoder, decoder, settings, tmp_path):
     """Of every scheme, either norm, any batch size and lengths: nothing of the example it was traced on is left."""
     model = scrambled(encoder, decoder, settings)
-    exporting.write_graphs(model, tmp_path)
-    check_steps(model, ExportedModel(tmp_path))
+    onnx.write_graphs(model, tmp_path)
+    check_steps(model, tmp_path)
 
 
 def test_steps_of_a_trained_model_are_the_whole_pass_too(exported, digits_model):
     model = load_model(digits_model)
     assert (model.config.encoder.connection.kind, model.config.decoder.connection.kind) == DIGITS
-    check_steps(model, ExportedModel(exported), tolerance=1e-4)  # its logits are ten times as large
+    check_steps(model, exported, tolerance=1e-4)  # its logits are ten times as large
 
 
 @torch.no_grad()
-def check_steps(model, onnx, tolerance=1e-5):
+def check_steps(model, folder, tolerance=1e-5):
+    graphs = ExportedModel(folder)
     for lengths in [(1,), (6,), (3, 8, 1), (2, 2, 7, 4, 5)]:
         source = padded([torch.randint(3, 14, (length,)).tolist() for length in lengths])
         target = torch.randint(3, 14, (len(lengths), 9))
-        memory, past = onnx.encode(source.numpy()), onnx.start(len(lengths))
+        memory, past = graphs.encode(source.numpy()), graphs.start(len(lengths))
         for tokens, expected in zip(target.T, model(source, target).transpose(0, 1), strict=True):
-            logits, past = onnx.step(tokens.numpy(), memory, past)
+            logits, past = graphs.step(tokens.numpy(), memory, past)
             torch.testing.assert_close(torch.from_numpy(logits), expected, rtol=0, atol=tolerance)
-    assert compare(model, onnx, random_sources(model.config)).max_difference < tolerance
+    assert onnx.compare(model, None, folder, random_sources(model.config)).max_difference < tolerance
 
 
 def test_every_scheme_and_norm_is_among_the_cases():
@@ -173,7 +176,7 @@ def test_ids_are_right_where_sentencepiece_numbers_otherwise(tmp_path):
     model = cut(whole, piece_counts(whole, {"drei": 9, "acht": 9}), 5)
     tokenizers = TokenizerPair(*(Tokenizer(SentencePieces(model), Preprocessor(language)) for language in ("de", "en")))
     assert tokenizers.source.vocab_size < 57
-    exporting._write_tokenizer(tmp_path, "source", tokenizers.source)
+    onnx._write_tokenizer(tmp_path, "source", tokenizers.source)
     symbols = json.loads((tmp_path / "vocabulary.source.json").read_text())
     pieces = SentencePieces.read(tmp_path / "source.model")._processor.encode("drei acht null", out_type=str)
     assert [symbols.index(piece) if piece in symbols else 3 for piece in pieces] == tokenizers.source.encode(
@@ -195,12 +198,12 @@ def test_a_graph_that_differs_by_one_number_is_not_kept(name, place, instead, di
         model.get_parameter(name)[place] += 0.01
     save_model(tmp_path / "MODEL", model)
     TokenizerPair.load(digits_model).save(tmp_path / "MODEL")
-    assert main(["export", str(tmp_path / "MODEL")]) == 1
+    assert main(["export", str(tmp_path / "MODEL"), "--to", "onnx"]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
     assert re.fullmatch(
-        r"deepnmt: nothing is exported: at step \d of a batch of \d sentences of up to \d tokens a logit of the ONNX "
-        r"graph differs from the model's by \S+, which is more than 1e-04\n",
+        r"deepnmt: nothing is exported: at step \d of a batch of \d sentences of up to \d tokens a logit of ONNX "
+        r"differs from the model's by \S+, which is more than 1e-04\n",
         captured.err.removeprefix(TOLD),
     )
     assert [path.name for path in tmp_path.iterdir()] == ["MODEL"]
@@ -210,7 +213,7 @@ def test_an_earlier_export_survives_one_that_fails(instead, exported, random_mod
     out = tmp_path / "out"
     shutil.copytree(exported, out)
     before = (out / "export.json").read_bytes()
-    assert main(["export", str(random_model), "--out", str(out), "--overwrite"]) == 1
+    assert main(["export", str(random_model), "--to", "onnx", "--out", str(out), "--overwrite"]) == 1
     assert capsys.readouterr().err.startswith(f"{TOLD}deepnmt: nothing is exported: ")
     assert (out / "export.json").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -220,7 +223,7 @@ def test_a_good_export_stands_beside_the_model_and_replaces_an_earlier_one(inste
     model, out = tmp_path / "MODEL", tmp_path / "MODEL-onnx"
     shutil.copytree(digits_model, model)
     (tmp_path / "text").write_text("eins zwei\n\nfünf drei sieben\n", encoding="utf-8")
-    assert main(["export", f"{model}/", "--check", str(tmp_path / "text")]) == 0
+    assert main(["export", f"{model}/", "--to", "onnx", "--check", str(tmp_path / "text")]) == 0
     captured = capsys.readouterr()
     first, second = captured.out.splitlines()
     assert captured.err == TOLD
@@ -229,7 +232,7 @@ def test_a_good_export_stands_beside_the_model_and_replaces_an_earlier_one(inste
     assert f"tokens of {given} sentences, logits within" in second
 
     (out / "old").write_text("")
-    assert main(["export", str(model), "--overwrite"]) == 0
+    assert main(["export", str(model), "--to", "onnx", "--overwrite"]) == 0
     assert not (out / "old").exists()
     assert (out / "encoder.onnx").is_file()
 
@@ -240,11 +243,11 @@ def test_the_comparison_runs_every_sentence_in_several_batches(digits_model, exp
     sources = random_sources(model.config)
     assert {len(ids) for ids in sources} >= {1, 2, 3} and max(map(len, sources)) > 15
     assert all(ids[-1] == EOS for ids in sources)
-    agreement = compare(model, ExportedModel(exported), sources)
+    agreement = onnx.compare(model, None, exported, sources)
     assert agreement.sentences == len(sources)
     assert agreement.positions >= sum(map(len, sources))
     with pytest.raises(RunError, match="differs from the model's"):
-        compare(tiny_model(digit_tokenizers(), seed=2).eval(), ExportedModel(exported), sources)
+        onnx.compare(tiny_model(digit_tokenizers(), seed=2).eval(), None, exported, sources)
 
 
 @pytest.mark.parametrize(
@@ -260,21 +263,21 @@ def test_the_comparison_runs_every_sentence_in_several_batches(digits_model, exp
 def test_a_difference_is_a_logit_or_a_choice(found, message):
     expected = torch.tensor([[2.00003, 1.99998]])
     if message is None:
-        assert _difference(expected, torch.tensor([found]), "here") < 1e-4
+        assert same_logits(expected, torch.tensor([found]), "ONNX", "here") < 1e-4
     else:
         with pytest.raises(RunError, match=message):
-            _difference(expected, torch.tensor([found]), "here")
+            same_logits(expected, torch.tensor([found]), "ONNX", "here")
 
 
 def test_a_tie_of_the_model_is_no_difference():
-    assert _difference(torch.tensor([[2.0, 2.000001]]), torch.tensor([[2.000002, 2.0]]), "here") < 1e-5
+    assert same_logits(torch.tensor([[2.0, 2.000001]]), torch.tensor([[2.000002, 2.0]]), "ONNX", "here") < 1e-5
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["nowhere"], "nowhere is not a MODEL folder: it has no meta.json"),
-        (["nowhere", "--format", "tflite"], "argument --format: invalid choice: 'tflite'"),
+        (["nowhere", "--to", "tflite"], "argument --to: invalid choice: 'tflite'"),
         (["nowhere", "--check", "missing.txt"], "missing.txt does not exist"),
         (["nowhere", "--check", "."], ". is a folder, not a text file"),
         (["nowhere", "--check", sys.executable], f"{sys.executable} is a binary file, not text"),
@@ -283,7 +286,7 @@ def test_a_tie_of_the_model_is_no_difference():
 )
 def test_refusals(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["export", *arguments]) == 2
+    assert main(["export", "--to", "onnx", *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"deepnmt: {message}")
     assert error.count("\n") == 1
@@ -291,7 +294,7 @@ def test_refusals(arguments, message, tmp_path, monkeypatch, capsys):
 
 
 def test_what_exists_is_kept_unless_it_is_an_export_to_overwrite(digits_model, tmp_path, capsys):
-    command = ["export", str(digits_model), "--out", str(tmp_path)]
+    command = ["export", str(digits_model), "--to", "onnx", "--out", str(tmp_path)]
     (tmp_path / "mine").write_text("")
     assert main(command) == 2
     expected = f"deepnmt: {tmp_path} exists already; choose another --out, or --overwrite it\n"
@@ -304,16 +307,16 @@ def test_what_exists_is_kept_unless_it_is_an_export_to_overwrite(digits_model, t
 def test_a_tokeniser_of_another_model_is_refused(digits_model, tmp_path, capsys):
     model = scrambled("residual", "residual", {"norm": "pre"})
     save_model(tmp_path / "MODEL", model)
-    assert main(["export", str(tmp_path / "MODEL")]) == 2
+    assert main(["export", str(tmp_path / "MODEL"), "--to", "onnx"]) == 2
     assert "there is no tokeniser at" in capsys.readouterr().err
     TokenizerPair.load(digits_model).save(tmp_path / "MODEL")
-    assert main(["export", str(tmp_path / "MODEL")]) == 2
+    assert main(["export", str(tmp_path / "MODEL"), "--to", "onnx"]) == 2
     expected = f"deepnmt: {tmp_path / 'MODEL'}: the source tokeniser has 57 symbols, the model only 14\n"
     assert capsys.readouterr().err == expected
 
 
 def test_missing_packages_are_named_with_their_extra(digits_model, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(exporting, "find_spec", lambda name: None if name != "onnx" else True)
-    assert main(["export", str(digits_model), "--out", str(tmp_path / "out")]) == 2
-    expected = "deepnmt: deepnmt export needs onnxruntime and onnxscript: pip install 'deepnmt[onnx]'\n"
+    assert main(["export", str(digits_model), "--to", "onnx", "--out", str(tmp_path / "out")]) == 2
+    expected = "deepnmt: deepnmt export --to onnx needs onnxruntime and onnxscript: pip install 'deepnmt[onnx]'\n"
     assert capsys.readouterr().err == expected

@@ -1,0 +1,86 @@
+"""A tokeniser as one SentencePiece model that normalises by itself, for programs that know SentencePiece only.
+
+Unicode normalisation, case and spaces become rewriting rules, each of which replaces the longest spelling it knows.
+They know every spelling of every composed character, whatever the order of its marks, so they differ from full
+normalisation only where text piles up marks that no character combines; and lowercasing makes no final sigma.
+"""
+
+import io
+import sys
+import tempfile
+import unicodedata
+from collections.abc import Iterator
+from functools import cache
+from itertools import permutations
+from pathlib import Path
+
+import sentencepiece
+
+from deepnmt.data.sentence_pieces import SPACE, SentencePieces, message_of
+from deepnmt.data.tokenizer import Tokenizer
+
+
+def normalising_model(tokenizer: Tokenizer) -> bytes:
+    """The SentencePiece model of a tokeniser without pretokeniser, with its normalisation as rules.
+
+    A model that has rules of its own, which deepnmt did not learn, keeps them.
+    """
+    assert isinstance(tokenizer.subwords, SentencePieces)
+    message, prepare = message_of(tokenizer.subwords.model), tokenizer.preprocessor
+    if not message.normalizer_spec.precompiled_charsmap:
+        message.normalizer_spec.precompiled_charsmap = _compiled(prepare.normalization, prepare.lowercase)
+    return bytes(message.SerializeToString())
+
+
+def _rules(normalization: str, lowercase: bool) -> Iterator[tuple[str, str]]:
+    def rewritten(text: str) -> str:
+        if normalization != "none":
+            text = unicodedata.normalize("NFC" if normalization == "nfc" else "NFKC", text)
+        return text.lower() if lowercase else text
+
+    for number in range(sys.maxunicode + 1):
+        character = chr(number)
+        if character == " " or unicodedata.category(character) == "Cs":
+            continue
+        if character == SPACE or character.isspace():
+            yield character, " "
+        elif (rewriting := rewritten(character)) != character:
+            yield character, rewriting
+        if normalization != "none" and not unicodedata.is_normalized("NFD", character):
+            yield from ((spelling, rewritten(spelling)) for spelling in _spellings(character))
+
+
+def _spellings(composed: str) -> Iterator[str]:
+    """Every other spelling of a composed character: its marks in any order, the first ones perhaps combined already."""
+    base, *marks = list(unicodedata.normalize("NFD", composed))
+    for order in set(permutations(marks)):
+        for combined in range(len(order)):
+            start = unicodedata.normalize("NFC", base + "".join(order[:combined]))
+            spelling = start + "".join(order[combined:])
+            if len(start) == 1 and unicodedata.normalize("NFC", spelling) == composed:
+                yield spelling
+
+
+@cache
+def _compiled(normalization: str, lowercase: bool) -> bytes:
+    """The rules as SentencePiece stores them: its trainer compiles them, for a model that is thrown away."""
+    model, rules = io.BytesIO(), dict(_rules(normalization, lowercase))
+    with tempfile.TemporaryDirectory() as folder:
+        listed, text = Path(folder) / "rules.tsv", Path(folder) / "text.tsv"
+        lines = (f"{_hexadecimal(spelling)}\t{_hexadecimal(rewriting)}\n" for spelling, rewriting in rules.items())
+        listed.write_text("".join(lines), encoding="ascii")
+        text.write_text("a\t1\n", encoding="ascii")
+        sentencepiece.SentencePieceTrainer.train(
+            input=str(text),
+            input_format="tsv",
+            model_writer=model,
+            vocab_size=8,
+            hard_vocab_limit=False,
+            normalization_rule_tsv=str(listed),
+            minloglevel=2,
+        )
+    return bytes(message_of(model.getvalue()).normalizer_spec.precompiled_charsmap)
+
+
+def _hexadecimal(text: str) -> str:
+    return " ".join(f"{ord(character):X}" for character in text)

@@ -1,0 +1,76 @@
+"""A MODEL for another runtime: one format, one file, one line in the table."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from deepnmt import __version__
+from deepnmt.data.tokenizer import TokenizerPair
+from deepnmt.data.vocabulary import EOS
+from deepnmt.decoding.export import ctranslate2, onnx
+from deepnmt.decoding.export.comparison import Agreement, Tell, random_sources
+from deepnmt.decoding.translator import check_vocabularies
+from deepnmt.errors import InputError
+from deepnmt.files import replacing, sha256, write_json
+from deepnmt.model.config import ModelConfig
+from deepnmt.model.storage import WEIGHTS, load_model
+from deepnmt.model.transformer import Transformer
+from deepnmt.settings import to_table
+
+EXPORT_FORMAT = 1
+DESCRIPTION = "export.json"
+
+
+class Format(Protocol):
+    """What a file of a format holds. It imports packages of others inside its functions only."""
+
+    NAME: str
+    NEEDS: tuple[str, ...]  # packages without which nothing can be written
+    RUNS_IN: str  # the package that runs what is written; where it is installed, it is compared with the model
+
+    def check(self, config: ModelConfig, tokenizers: TokenizerPair) -> None:
+        """Raise InputError if the format cannot express this model."""
+
+    def write(self, model: Transformer, tokenizers: TokenizerPair, folder: Path, tell: Tell) -> dict[str, Any]:
+        """Write everything; return what the description should say besides the usual."""
+
+    def compare(
+        self, model: Transformer, tokenizers: TokenizerPair, folder: Path, sources: Sequence[list[int]]
+    ) -> Agreement:
+        """Run what was written and raise RunError where it parts from the model. sources: ids with their end."""
+
+
+FORMATS: dict[str, Format] = {"onnx": onnx, "ctranslate2": ctranslate2}
+
+
+def export(
+    folder: Path, out: Path, to: str, texts: Sequence[str] = (), tell: Tell = lambda text: None
+) -> Agreement | None:
+    """Write the MODEL of `folder` to the folder `out`, if it agrees with the MODEL on random sources and on `texts`.
+
+    None: what runs the format is not installed, so nothing was compared. `tell` reports progress.
+    """
+    form = FORMATS[to]
+    missing = [name for name in form.NEEDS if find_spec(name) is None]
+    if missing:
+        raise InputError(f"deepnmt export --to {to} needs {' and '.join(missing)}: pip install 'deepnmt[{to}]'")
+    model, tokenizers = load_model(folder), TokenizerPair.load(folder)
+    check_vocabularies(folder, model.config, tokenizers)
+    form.check(model.config, tokenizers)
+    given = [[*ids, EOS] for ids in tokenizers.source.encode_batch(texts) if ids]
+    with replacing(out) as aside:
+        aside.mkdir()
+        described = form.write(model, tokenizers, aside, tell)
+        agreement = None
+        if find_spec(form.RUNS_IN) is not None:
+            tell("comparing what was written with the model")
+            agreement = form.compare(model, tokenizers, aside, [*random_sources(model.config), *given])
+        about = {"format": EXPORT_FORMAT, "to": to, "deepnmt": __version__, "torch": torch.__version__}
+        origin = {"config": to_table(model.config), "weights_sha256": sha256(folder / WEIGHTS)}
+        checked = {"checked": None if agreement is None else asdict(agreement)}
+        write_json(aside / DESCRIPTION, about | described | origin | checked)
+    return agreement

@@ -1,0 +1,88 @@
+"""Compares an exported model with the model it was exported from; what runs it is the format's own affair."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from deepnmt.data.vocabulary import EOS, UNK
+from deepnmt.errors import RunError
+from deepnmt.model.config import ModelConfig
+
+TOLERANCE = 1e-4  # on a logit
+TIE = 1e-5  # two logits of the model this close are the same but for rounding, so either may be the largest
+BATCH_SIZES = (1, 2, 5)
+MAX_LENGTHS = (1, 4, 24)
+EXTRA_STEPS = 8  # a translation may be this much longer than its source
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How much was compared, the largest difference, and of what it is."""
+
+    sentences: int = 0
+    positions: int = 0
+    max_difference: float = 0.0
+    of: str = "logits"
+
+    def plus(self, sentences: int = 0, positions: int = 0, difference: float = 0.0) -> "Agreement":
+        return replace(
+            self,
+            sentences=self.sentences + sentences,
+            positions=self.positions + positions,
+            max_difference=max(self.max_difference, difference),
+        )
+
+
+def random_sources(config: ModelConfig) -> list[list[int]]:
+    """Sentences of all kinds of lengths, always the same ones: ids with their end."""
+    draw = np.random.default_rng(0)
+    lengths = [length for longest in MAX_LENGTHS for length in draw.integers(0, longest, sum(BATCH_SIZES))]
+    return [[*draw.integers(UNK, config.source_vocab_size, length).tolist(), EOS] for length in lengths]
+
+
+def longest(config: ModelConfig) -> int | None:
+    """How many positions either side of the model has; None: any number."""
+    return config.max_positions if config.positions == "learned" else None
+
+
+def num_steps(source: Tensor, config: ModelConfig) -> int:
+    """How many symbols to decode of a source (batch, positions), with room left for an end."""
+    steps, limit = source.shape[1] + EXTRA_STEPS, longest(config)
+    return steps if limit is None else min(steps, limit - 1)
+
+
+def batches(sources: Sequence[list[int]], limit: int | None) -> Iterator[list[list[int]]]:
+    """Batches of several sizes, of sentences no longer than the limit."""
+    start, turn = 0, 0
+    while start < len(sources):
+        size = BATCH_SIZES[turn % len(BATCH_SIZES)]
+        yield [ids if limit is None else [*ids[:-1][: limit - 1], EOS] for ids in sources[start : start + size]]
+        start, turn = start + size, turn + 1
+
+
+def padded(sentences: Sequence[list[int]], pad_id: int) -> Tensor:
+    width = max(map(len, sentences))
+    return torch.tensor([ids + [pad_id] * (width - len(ids)) for ids in sentences])
+
+
+def same_logits(expected: Tensor, found: Tensor, name: str, where: str) -> float:
+    """The largest difference of logits (rows, V); raise RunError if it is too large, or if the choice differs."""
+    if found.shape != expected.shape:
+        raise RunError(
+            f"nothing is exported: {where} {name} has logits {[*found.shape]}, the model {[*expected.shape]}"
+        )
+    difference = float((found - expected).abs().max())
+    if not difference <= TOLERANCE:  # or not a number
+        raise RunError(
+            f"nothing is exported: {where} a logit of {name} differs from the model's by {difference:.1e}, "
+            f"which is more than {TOLERANCE:.0e}"
+        )
+    best, chosen = expected.amax(1), expected.gather(1, found.argmax(1, keepdim=True)).squeeze(1)
+    if bool((best - chosen > TIE).any()):
+        raise RunError(f"nothing is exported: {where} {name} chooses another token than the model")
+    return difference

@@ -1,0 +1,63 @@
+"""What a format cannot express is refused before anything is written: what stands in the way, and what can be done."""
+
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from typing import Any
+
+from deepnmt.data.sentence_pieces import SentencePieces
+from deepnmt.data.tokenizer import TokenizerPair
+from deepnmt.errors import InputError
+from deepnmt.model.config import ModelConfig, StackConfig
+
+# Settings that every format knows or, being about training, may ignore. One that is new in deepnmt is refused until the
+# formats learn it.
+KNOWN: dict[type, set[str]] = {
+    ModelConfig: {"source_vocab_size", "target_vocab_size", "norm", "norm_kind", "encoder", "decoder"}
+    | {"share_embeddings", "scale_embeddings", "tie_output", "output_bias", "start_id", "pad_id", "activation"}
+    | {"positions", "max_positions", "first_position", "dropout", "attention_dropout", "ffn_dropout"},
+    StackConfig: {"num_layers", "dim", "ffn_dim", "num_heads", "connection", "sublayer"},
+}
+
+
+def refuse(name: str, obstacles: list[str]) -> None:
+    if obstacles:
+        raise InputError(f"this model cannot be exported to {name}: {'; '.join(obstacles)}")
+
+
+def other_settings(config: ModelConfig) -> Iterator[str]:
+    """An obstacle for each setting of the model that differs from its default and is not known."""
+    for prefix, part in (("", config), ("encoder.", config.encoder), ("decoder.", config.decoder)):
+        for setting in fields(part):
+            value = getattr(part, setting.name)
+            if setting.name not in KNOWN[type(part)] and value != _default(setting):
+                yield f"it has nothing for {prefix}{setting.name} = {value!r}"
+
+
+def mixed_stacks(config: ModelConfig) -> list[str]:
+    """The stacks whose connection is not residual, with their kind."""
+    stacks = {"encoder": config.encoder, "decoder": config.decoder}
+    return [f"{side}.connection = {s.connection.kind}" for side, s in stacks.items() if s.connection.kind != "residual"]
+
+
+def odd_sublayers(config: ModelConfig) -> Iterator[str]:
+    """An obstacle for each stack that is neither pre-norm nor post-norm."""
+    for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
+        kind = config.sublayer_of(stack).kind
+        if kind not in ("pre", "post"):
+            yield f"it has nothing for {side}.sublayer = {kind} (export it --to onnx, or train with pre or post)"
+
+
+def unlike_sentencepiece(tokenizers: TokenizerPair) -> Iterator[str]:
+    """An obstacle for each thing that a program which knows SentencePiece only cannot do with text."""
+    for side, tokenizer in (("source", tokenizers.source), ("target", tokenizers.target)):
+        if tokenizer.preprocessor.pretokenizer != "none":
+            yield (
+                f"it has no pretokenizer, and the {side} has {tokenizer.preprocessor.pretokenizer} (export --to onnx "
+                "or --to ctranslate2 and split the words yourself, or prepare the text with --pretokenizer none)"
+            )
+        if not isinstance(tokenizer.subwords, SentencePieces):
+            yield f"it reads SentencePiece models only, and the {side} has {tokenizer.subwords.kind} codes"
+
+
+def _default(setting: Any) -> Any:
+    return setting.default if setting.default_factory is MISSING else setting.default_factory()

@@ -1,0 +1,46 @@
+"""Models for the formats: random ones of many shapes, and small residual ones that end their sentences."""
+
+from pathlib import Path
+
+import torch
+from digits import digit_tokenizers, train_tiny
+
+from deepnmt.data.tokenizer import TokenizerPair
+from deepnmt.model.config import ModelConfig, StackConfig
+from deepnmt.model.storage import save_model
+from deepnmt.model.transformer import Transformer
+
+
+def random_model(dims=(16, 16), connections=(None, None), layers=(2, 1), **settings) -> Transformer:
+    """For the vocabulary of the digits. Nothing is at a special value, so that every weight matters."""
+    torch.manual_seed(0)
+    stacks = {}
+    for side, count, dim, heads, connection in zip(
+        ("encoder", "decoder"), layers, dims, (4, 2), connections, strict=True
+    ):
+        chosen = {} if connection is None else {"connection": connection}
+        stacks[side] = StackConfig(num_layers=count, dim=dim, ffn_dim=20, num_heads=heads, **chosen)
+    config = {"source_vocab_size": 57, "target_vocab_size": 57, **stacks, **settings}
+    model = Transformer(ModelConfig(**config)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def unsure_model(**settings) -> Transformer:
+    """Trained so shortly that it ends its sentences and is sure of nothing else, which is hard on a search."""
+    torch.manual_seed(1)
+    stack = StackConfig(num_layers=1, dim=32, ffn_dim=32, num_heads=4)
+    sizes = {"source_vocab_size": 57, "target_vocab_size": 57}
+    model = Transformer(
+        ModelConfig(**sizes, share_embeddings=True, dropout=0.0, encoder=stack, decoder=stack, **settings)
+    )
+    train_tiny(model, digit_tokenizers(), steps=100, batch=12, longest=3)
+    return model.eval()
+
+
+def save(folder: Path, model: Transformer, tokenizers: TokenizerPair | None = None) -> Path:
+    save_model(folder, model)
+    (tokenizers or digit_tokenizers()).save(folder)
+    return folder
