@@ -8,24 +8,13 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 
 from deepnmt.data.buckets import Buckets, fitting_rows
-from deepnmt.data.collate import AnyBatch, Batch, PackedBatch, Ragged, gather, pack, pad, without_loss
+from deepnmt.data.collate import AnyBatch, Batch, Ragged, gather, pack, pad, without_loss
+from deepnmt.data.corpus_mixture import Mixture
 from deepnmt.data.dataset import SIDES, Corpus, Dataset
 from deepnmt.data.epoch_plan import BatchShape, EpochPlan, Lengths, PackedPlanner, PaddedPlanner, Planner, packed_shape
-from deepnmt.data.mixture import Mixture
 from deepnmt.data.resampling import Resample, Resampler
 from deepnmt.data.training_pairs import TrainingPairs, with_eos
 from deepnmt.errors import InputError
-
-__all__ = [
-    "AnyBatch",
-    "Batch",
-    "BatchStream",
-    "BatchingConfig",
-    "PackedBatch",
-    "StreamState",
-    "Update",
-    "held_out_batches",
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +89,8 @@ class BatchStream:
     still does not fit is not used, and the sentence keeps its usual one: budgets and shapes always hold.
     """
 
+    _next: tuple[int, int]  # epoch and index of the next update
+
     def __init__(
         self,
         corpora: Mapping[str, Corpus],
@@ -110,7 +101,7 @@ class BatchStream:
         rank: int = 0,
         world_size: int = 1,
         state: StreamState | None = None,
-        resample: tuple[Resample, Resample] | None = None,
+        resample: tuple[Resample, ...] | None = None,
     ) -> None:
         """An update is as many batches as come nearest to `tokens_per_update`; one batch if that is None.
 
@@ -126,14 +117,12 @@ class BatchStream:
         self.pairs = TrainingPairs(corpora, *config.longest_pair())
         weights = [config.weights.get(name, 1.0) for name in corpora]
         self.mixture = Mixture(self.pairs.pools(), weights, config.temperature, seed)
-        layout: Literal["packed", "padded"] = "packed" if config.layout == "packed" else "padded"
-        self._resampler = Resampler(resample, seed, layout) if resample and config.bpe_dropout > 0 else None
-        self._lay_out = pack if layout == "packed" else pad
+        self._is_packed = config.layout == "packed"
+        self._resampler = Resampler(resample, seed, self._is_packed) if resample and config.bpe_dropout > 0 else None
+        self._lay_out = pack if self._is_packed else pad
         self._planner = self._make_planner()
         self._plan: EpochPlan | None = None
-        self._num_updates: dict[int, int] = {}
         self._made_from = self._describe(corpora)
-        self._epoch, self._position = 0, 0
         self.seek(state)
 
     @classmethod
@@ -142,11 +131,8 @@ class BatchStream:
         weights = {entry["name"]: float(entry.get("weight", 1.0)) for entry in dataset.meta["train"]}
         resample = None
         if config.bpe_dropout > 0:
-            source, target = (
-                partial(side.resample, dropout=config.bpe_dropout)
-                for side in (dataset.tokenizers.source, dataset.tokenizers.target)
-            )
-            resample = source, target
+            sides = dataset.tokenizers.source, dataset.tokenizers.target
+            resample = tuple(partial(side.resample, dropout=config.bpe_dropout) for side in sides)
         return cls(dataset.train, replace(config, weights=weights | config.weights), resample=resample, **rest)
 
     @property
@@ -158,21 +144,16 @@ class BatchStream:
         return self
 
     def __next__(self) -> Update:
-        update = self.update(self._epoch, self._position)
-        self._epoch, self._position = self._after(self._epoch, self._position)
+        update = self.update(*self._next)
+        self._next = (update.epoch + 1, 0) if update.is_last_of_epoch else (update.epoch, update.index + 1)
         return update
 
     def state(self) -> StreamState:
-        return {"epoch": self._epoch, "position": self._position, "made_from": dict(self._made_from)}
-
-    def _after(self, epoch: int, position: int) -> tuple[int, int]:
-        return (epoch, position + 1) if position + 1 < self.updates_per_epoch(epoch) else (epoch + 1, 0)
+        return {"epoch": self._next[0], "position": self._next[1], "made_from": dict(self._made_from)}
 
     def updates_per_epoch(self, epoch: int | None = None) -> int:
-        epoch = self._epoch if epoch is None else epoch
-        if epoch not in self._num_updates:  # cached: where epochs meet, both are needed in turn
-            self._num_updates[epoch] = -(-len(self.plan(epoch)) // self.batches_per_update)
-        return self._num_updates[epoch]
+        plan = self.plan(self._next[0] if epoch is None else epoch)
+        return -(-len(plan) // self.batches_per_update)
 
     def plan(self, epoch: int) -> EpochPlan:
         plan = self._plan
@@ -187,7 +168,7 @@ class BatchStream:
         shares = []
         for lengths, side in zip(self.pairs.lengths, SIDES, strict=True):
             room = np.array([getattr(shape, side) for shape in self.shapes])[plan.shape_of]
-            positions = room if self.config.layout == "packed" else room * sizes
+            positions = room if self._is_packed else room * sizes
             shares.append(1 - int(lengths[plan.order].sum()) / int(positions.sum()))
         return shares[0], shares[1]
 
@@ -200,7 +181,7 @@ class BatchStream:
         chosen = usable & (counts > 0)
         of_chosen = source[chosen], target[chosen], counts[chosen]
         self.longest = int(of_chosen[0].max()), int(of_chosen[1].max())  # of a pair, eos counted
-        if config.layout == "packed":
+        if self._is_packed:
             return PackedPlanner(source, target, packed_shape(*of_chosen, config.tokens_per_batch))
         buckets = Buckets.fit(*of_chosen, config.tokens_per_batch, config.max_shapes)
         return PaddedPlanner(np.minimum(source, self.longest[0]), np.minimum(target, self.longest[1]), buckets)
@@ -265,8 +246,8 @@ class BatchStream:
 
     def seek(self, state: StreamState | None) -> None:
         """Continue from this position, or from the beginning; refuses the position of another stream."""
+        self._next = (state["epoch"], state["position"]) if state else (0, 0)
         if state is None:
-            self._epoch, self._position = 0, 0
             return
         for name, now in self._made_from.items():
             before = state["made_from"].get(name)
@@ -275,11 +256,9 @@ class BatchStream:
                     f"cannot resume: the training data has changed ({name} was {before} and is now {now}); "
                     "restore it, or start a new run"
                 )
-        self._epoch, self._position = state["epoch"], state["position"]
-        if not 0 <= self._position < self.updates_per_epoch():
-            raise InputError(
-                f"cannot resume at update {self._position} of epoch {self._epoch}: there is no such update"
-            )
+        epoch, position = self._next
+        if not 0 <= position < self.updates_per_epoch():
+            raise InputError(f"cannot resume at update {position} of epoch {epoch}: there is no such update")
 
 
 GROWTH_SAMPLE = 2000

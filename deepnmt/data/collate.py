@@ -183,55 +183,41 @@ def _ranges(starts: Array, lengths: Array) -> Array:
 
 def pad(source: Ragged, target: Ragged, shape: BatchShape, sentences: npt.NDArray[np.integer]) -> Batch:
     rows = np.arange(len(source))
-    source_ids = np.full(len(source) * shape.source, PAD)
-    source_ids[_ranges(rows * shape.source, source.lengths)] = source.values
-    source_ids[rows * shape.source + source.lengths] = EOS
-    inputs, outputs = np.full((2, len(target) * shape.target), PAD)
-    places = _ranges(rows * shape.target, target.lengths)
-    outputs[places] = target.values
-    outputs[rows * shape.target + target.lengths] = EOS
-    places += 1
-    inputs[places] = target.values
-    inputs[rows * shape.target] = EOS
-    return Batch(
-        torch.from_numpy(source_ids).view(len(source), shape.source),
-        torch.from_numpy(inputs).view(len(target), shape.target),
-        torch.from_numpy(outputs).view(len(target), shape.target),
-        num_source_tokens=source.tokens,
-        num_target_tokens=target.tokens,
-        sentences=sentences,
-    )
+    starts, sizes = (rows * shape.source, rows * shape.target), (len(rows) * shape.source, len(rows) * shape.target)
+    source_ids, inputs, outputs = (ids.view(len(rows), -1) for ids in _lay_out(source, target, starts, sizes))
+    return Batch(source_ids, inputs, outputs, source.tokens, target.tokens, sentences)
 
 
 def pack(source: Ragged, target: Ragged, shape: BatchShape, sentences: npt.NDArray[np.integer]) -> PackedBatch:
-    source_ids, source_offsets, _ = _lay_end_to_end(source, shape.source, shape.rows)
-    outputs, target_offsets, places = _lay_end_to_end(target, shape.target, shape.rows)
-    inputs = np.full(shape.target, PAD)
-    inputs[places + 1] = target.values
-    inputs[target_offsets[: len(target)]] = EOS
+    starts, offsets = [], []
+    for side in (source, target):
+        starts.append(np.cumsum(side.lengths + 1) - side.lengths - 1)
+        offsets.append(np.full(shape.rows + 1, side.tokens, np.int32))
+        offsets[-1][: len(side)] = starts[-1]
+    source_ids, inputs, outputs = _lay_out(source, target, starts, (shape.source, shape.target))
+    source_offsets, target_offsets = map(torch.from_numpy, offsets)
     return PackedBatch(
-        torch.from_numpy(source_ids),
-        torch.from_numpy(source_offsets),
-        torch.from_numpy(inputs),
-        torch.from_numpy(outputs),
-        torch.from_numpy(target_offsets),
-        num_source_tokens=source.tokens,
-        num_target_tokens=target.tokens,
-        sentences=sentences,
+        source_ids, source_offsets, inputs, outputs, target_offsets, source.tokens, target.tokens, sentences
     )
 
 
-def _lay_end_to_end(side: Ragged, room: int, slots: int) -> tuple[Array, npt.NDArray[np.int32], Array]:
-    """Sentences with eos end to end; the offsets; the positions of the ids without eos."""
-    ends = np.cumsum(side.lengths + 1)
-    offsets = np.full(slots + 1, ends[-1] if len(ends) else 0, np.int32)
-    offsets[0] = 0
-    offsets[1 : len(ends) + 1] = ends
-    ids = np.full(room, PAD)
-    places = _ranges(ends - side.lengths - 1, side.lengths)
-    ids[places] = side.values
-    ids[ends - 1] = EOS
-    return ids, offsets, places
+def _lay_out(
+    source: Ragged, target: Ragged, starts: Sequence[Array], sizes: tuple[int, int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Source, target input and target output in arrays of these sizes; a sentence of a side begins at its start."""
+    source_places, target_places = _ranges(starts[0], source.lengths), _ranges(starts[1], target.lengths)
+    return (
+        _place(source.values, source_places, starts[0] + source.lengths, sizes[0]),
+        _place(target.values, target_places + 1, starts[1], sizes[1]),
+        _place(target.values, target_places, starts[1] + target.lengths, sizes[1]),
+    )
+
+
+def _place(values: npt.NDArray[np.integer], places: Array, eos_places: Array, size: int) -> Tensor:
+    ids = np.full(size, PAD)
+    ids[places] = values
+    ids[eos_places] = EOS
+    return torch.from_numpy(ids)
 
 
 def without_loss(batch: AnyBatch) -> AnyBatch:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deepnmt.data.buckets import Buckets
-from deepnmt.data.mixture import Sentences, random_bits, shuffled
+from deepnmt.data.corpus_mixture import Sentences, random_bits, shuffled
 
 PACKED_MULTIPLE = 128  # sizes of packed batches are multiples of a tile of the matrix units
 SPARE_DEVIATIONS = 6  # slots of a packed batch beyond the expected number of sentences

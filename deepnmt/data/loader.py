@@ -1,9 +1,8 @@
 """Updates built ahead by a thread; the position in the data is that of the last update consumed."""
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Iterator
-from types import TracebackType
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from deepnmt.data.batching import BatchStream, StreamState, Update
 
@@ -18,22 +17,27 @@ class Loader:
         self.stream = stream
         self._state = stream.state()
         self._pin_memory = pin_memory
-        self._ready: queue.Queue[tuple[Update, StreamState] | BaseException] = queue.Queue(maxsize=max(1, depth))
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="deepnmt-loader", daemon=True)
-        self._thread.start()
+        self._thread = ThreadPoolExecutor(1, "deepnmt-loader")
+        self._ahead: deque[Future[tuple[Update, StreamState]]] = deque(
+            self._thread.submit(self._build) for _ in range(depth)
+        )
+
+    def _build(self) -> tuple[Update, StreamState]:
+        update = next(self.stream)
+        return update.pin_memory() if self._pin_memory else update, self.stream.state()
 
     def __iter__(self) -> Iterator[Update]:
         return self
 
     def __next__(self) -> Update:
-        if self._closed.is_set():
+        if not self._ahead:
             raise StopIteration
-        ready = self._ready.get()
-        if isinstance(ready, BaseException):
+        self._ahead.append(self._thread.submit(self._build))
+        try:
+            update, self._state = self._ahead.popleft().result()
+        except BaseException:
             self.close()
-            raise ready
-        update, self._state = ready
+            raise
         return update
 
     def state(self) -> StreamState:
@@ -41,29 +45,11 @@ class Loader:
         return self._state
 
     def close(self) -> None:
-        self._closed.set()
-        while self._thread.is_alive():  # it may be waiting for room in the queue
-            self._drain()
-            self._thread.join(timeout=0.01)
+        self._ahead.clear()
+        self._thread.shutdown(cancel_futures=True)
 
     def __enter__(self) -> "Loader":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def _work(self) -> None:
-        try:
-            for update in self.stream:
-                pinned = update.pin_memory() if self._pin_memory else update
-                self._ready.put((pinned, self.stream.state()))
-                if self._closed.is_set():
-                    return
-        except BaseException as error:  # handed to the consumer, who raises it
-            self._ready.put(error)
-
-    def _drain(self) -> None:
-        while not self._ready.empty():
-            self._ready.get_nowait()

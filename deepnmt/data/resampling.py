@@ -1,15 +1,14 @@
 """BPE-dropout in training: a new segmentation each time a sentence is seen, reproducibly."""
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from deepnmt.data.bpe_dropout import Keys, sentence_keys
 from deepnmt.data.collate import Ragged
+from deepnmt.data.corpus_mixture import Sentences, random_bits
 from deepnmt.data.epoch_plan import EpochPlan, Lengths
-from deepnmt.data.mixture import Sentences, random_bits
 
 Row = Sequence[int] | npt.NDArray[np.integer]
 Resample = Callable[[list[list[int]], Keys], Sequence[Row]]
@@ -21,8 +20,8 @@ FITTING_SHARE = 0.9  # padded: buckets have room for this share of the new segme
 class Resampler:
     """A segmentation is decided by (seed, side, epoch, batch, sentence), so ranks and resumed runs agree."""
 
-    def __init__(self, functions: tuple[Resample, Resample], seed: int, layout: Literal["padded", "packed"]) -> None:
-        self.functions, self.seed, self.layout = functions, seed, layout
+    def __init__(self, functions: tuple[Resample, ...], seed: int, is_packed: bool) -> None:
+        self.functions, self.seed, self.is_packed = functions, seed, is_packed
 
     def stretched(self, lengths: Lengths, sample: Ragged, sentences: Sentences, side: int) -> Lengths:
         """The lengths (eos counted) to plan with, estimated from a sample of the sentences.
@@ -34,7 +33,7 @@ class Resampler:
         usual = sample.lengths + 1
         mean = max(1.0, grown.sum() / usual.sum())
         spread = 0.0
-        if self.layout == "padded":
+        if not self.is_packed:
             spread = max(0.0, float(np.quantile((grown - mean * usual) / np.sqrt(usual), FITTING_SHARE)))
         return np.ceil(mean * lengths + spread * np.sqrt(lengths)).astype(np.int32)
 
@@ -55,7 +54,7 @@ class Resampler:
 
     def _fit(self, usual: Ragged, new: list[Row], room: int, longest: int) -> Ragged:
         rows = usual.rows()
-        if self.layout == "padded":
+        if not self.is_packed:
             return Ragged.of([row if len(row) < room else rows[i] for i, row in enumerate(new)])
         new = [row if len(row) < longest else rows[i] for i, row in enumerate(new)]
         excess = sum(map(len, new)) + len(new) - room

@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from deepnmt.data.collate import Ragged, gather
+from deepnmt.data.corpus_mixture import Sentences
 from deepnmt.data.dataset import Corpus
 from deepnmt.data.epoch_plan import Lengths
-from deepnmt.data.mixture import Sentences
 from deepnmt.errors import InputError
 
 

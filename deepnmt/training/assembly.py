@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from deepnmt.config import Recipe
-from deepnmt.data.batching import AnyBatch, Batch, BatchStream, PackedBatch, StreamState
+from deepnmt.data.batching import BatchStream, StreamState
+from deepnmt.data.collate import AnyBatch, Batch, PackedBatch
 from deepnmt.data.dataset import Dataset
 from deepnmt.data.loader import Loader
 from deepnmt.data.vocabulary import UNK

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deepnmt.data.batching import AnyBatch, Batch, BatchingConfig, BatchStream, PackedBatch, Update, held_out_batches
+from deepnmt.data.batching import BatchingConfig, BatchStream, Update, held_out_batches
+from deepnmt.data.collate import AnyBatch, Batch, PackedBatch
 from deepnmt.data.dataset import Corpus
 from deepnmt.errors import InputError
 from deepnmt.settings import from_table

@@ -1,3 +1,4 @@
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,10 @@ def make_stream(folder: Path, layout: str, size: int = 60) -> BatchStream:
         writer.append(flat(sides[0]), flat(sides[1]))
     config = BatchingConfig(tokens_per_batch=64, layout=layout)  # type: ignore[arg-type]
     return BatchStream({"text": Corpus.open(folder, "text")}, config, seed=1, tokens_per_update=128)
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("deepnmt-loader")]
 
 
 def same(one: Update, other: Update) -> bool:
@@ -55,7 +60,7 @@ def test_an_error_while_prefetching_reaches_the_consumer(tmp_path: Path, monkeyp
         next(loader)
     with pytest.raises(RuntimeError, match="the disk is gone"):
         next(loader)
-    assert not loader._thread.is_alive()
+    assert not threads()
     assert list(loader) == []
 
 
@@ -65,7 +70,7 @@ def test_closing_ends_the_thread_whatever_it_waits_for(tmp_path: Path) -> None:
         for _ in range(consumed):
             next(loader)
         loader.close()
-        assert not loader._thread.is_alive()
+        assert not threads()
 
 
 def test_every_tensor_is_pinned_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

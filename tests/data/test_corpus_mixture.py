@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepnmt.data.batching import BatchingConfig, BatchStream
+from deepnmt.data.corpus_mixture import Mixture
 from deepnmt.data.dataset import Corpus, Dataset
-from deepnmt.data.mixture import Mixture
 
 
 def pools(*sizes: int) -> list[np.ndarray]:
