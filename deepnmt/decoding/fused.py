@@ -15,6 +15,7 @@ from deepnmt.model.connections.dlcl import Dlcl
 from deepnmt.model.connections.residual import Residual
 from deepnmt.model.kernels.graphs import Work, record_graph
 from deepnmt.model.layers import DecoderLayer
+from deepnmt.model.positions import Rotation
 from deepnmt.model.sublayers import Sublayer
 from deepnmt.model.transformer import Transformer
 
@@ -72,8 +73,11 @@ class FusedStep:
         last = shape.target_length
         if model.config.positions == "learned":
             last = min(last, model.config.max_positions)
-        places = torch.arange(last, device=weight.device) + embedding.first_position
-        self.positions = embedding.positions(places).contiguous()
+        places = torch.arange(last, device=weight.device)
+        self.positions = weight.new_zeros(last, stack.dim)
+        if embedding.positions is not None:
+            self.positions = embedding.positions(places + embedding.first_position).contiguous()
+        self.rotation = Rotation.at(places, stack.head_dim) if model.rotates else None
 
     def put(self, slots: Tensor, memory: Tensor, lengths: Tensor, max_lengths: Tensor) -> None:
         """Let these slots (n,) begin with sentences: their memory (layers, 2, n, S, heads, head_dim) and lengths."""
@@ -132,9 +136,14 @@ class FusedStep:
     def _attend_past(self, depth: int, layer: DecoderLayer, x: Tensor) -> Tensor:
         from deepnmt.decoding.kernels.step_triton import attend_past
 
-        state = self.state
-        slots = KeysValues(*self.slots[depth])
-        attended = attend_past(layer.attention.input(x), slots, state.lineage, state.position, state.done)
+        state, slots = self.state, KeysValues(*self.slots[depth])
+        projected = layer.attention.input(x)
+        if self.rotation is not None:
+            place = state.position.repeat_interleave(self.shape.config.beam)
+            rotation = Rotation(*(part[place] for part in self.rotation))
+            projected = rotation.turn_projected(projected.unflatten(-1, (3, *slots.keys.shape[-2:]))).flatten(-3)
+        relative = layer.attention.relative
+        attended = attend_past(projected, slots, state.lineage, state.position, state.done, relative)
         return layer.attention.output(attended)
 
     def _attend_memory(self, depth: int, layer: DecoderLayer, x: Tensor) -> Tensor:

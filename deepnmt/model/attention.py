@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from deepnmt.model.kernels.attention_products import attend_by_products
+from deepnmt.model.kernels.attention_products import attend_by_products, hiding
+from deepnmt.model.positions import RelativePositions, Rotation
 
 # Not cuDNN's: a small model's eager step on ever new shapes took 456 ms with it, and 32 ms without.
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -34,6 +35,28 @@ class Visibility(ABC):
         query, keys, values = projected.unbind(-3)
         return self.attend(query, KeysValues(keys, values), dropout)
 
+    def attend_relatively(self, projected: Tensor, relative: RelativePositions, dropout: float) -> Tensor:
+        """The same, where the distance of two positions counts"""
+        raise NotImplementedError
+
+
+class Rotated(Visibility):
+    """Another visibility, whose queries and keys are turned by their positions before they meet."""
+
+    def __init__(self, inner: Visibility, rotation: Rotation) -> None:
+        self.inner, self.rotation = inner, rotation
+
+    def attend(self, query: Tensor, seen: KeysValues, dropout: float) -> Tensor:
+        keys = KeysValues(self.rotation.turn(seen.keys), seen.values)
+        return self.inner.attend(self.rotation.turn(query), keys, dropout)
+
+    def attend_itself(self, projected: Tensor, dropout: float) -> Tensor:
+        return self.inner.attend_itself(self.rotation.turn_projected(projected), dropout)
+
+
+def rotated(visibility: Visibility, rotation: Rotation | None) -> Visibility:
+    return visibility if rotation is None else Rotated(visibility, rotation)
+
 
 class _Attention(nn.Module):
     def __init__(self, dim: int, num_heads: int, dropout: float, inner_norm: nn.Module | None = None) -> None:
@@ -54,12 +77,24 @@ class _Attention(nn.Module):
 class SelfAttention(_Attention):
     """Queries, keys and values from one input, by one packed projection."""
 
-    def __init__(self, dim: int, num_heads: int, dropout: float, inner_norm: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        dropout: float,
+        inner_norm: nn.Module | None = None,
+        relative: RelativePositions | None = None,
+    ) -> None:
         super().__init__(dim, num_heads, dropout, inner_norm)
         self.input = nn.Linear(dim, 3 * dim)
+        self.relative = relative
 
     def forward(self, x: Tensor, visibility: Visibility) -> Tensor:
-        attended = visibility.attend_itself(self._split(self.input(x), 3), self._dropout())
+        projected = self._split(self.input(x), 3)
+        if self.relative is None:
+            attended = visibility.attend_itself(projected, self._dropout())
+        else:
+            attended = visibility.attend_relatively(projected, self.relative, self._dropout())
         return self.output(self.inner_norm(attended.flatten(-2)))
 
     def branch_weights(self) -> list[Tensor]:
@@ -109,7 +144,20 @@ def attend_padded(
     return attended.transpose(1, 2)
 
 
-def _hidden(num_queries: int, num_keys: int, visible: Tensor | None, causal: bool) -> Tensor:
+def attend_padded_relatively(
+    projected: Tensor, relative: RelativePositions, dropout: float, visible: Tensor | None = None, causal: bool = False
+) -> Tensor:
+    """projected: (B, T, 3, heads, head_dim) -> (B, T, heads, head_dim); the rest as in `attend_padded`."""
+    query, keys, values = (part.transpose(1, 2) for part in projected.unbind(2))
+    length = projected.shape[1]
+    rows = relative.rows_between(length, length, projected.device)
+    mask = hiding(_hidden(length, length, visible, causal, projected.device), projected.dtype)
+    return relative.attend(query, keys, values, rows, mask, dropout).transpose(1, 2)
+
+
+def _hidden(
+    num_queries: int, num_keys: int, visible: Tensor | None, causal: bool, device: torch.device | None = None
+) -> Tensor:
     if causal:
-        return torch.ones(1, 1, num_queries, num_keys, dtype=torch.bool).triu(1)
-    return torch.zeros(1, 1, 1, 1, dtype=torch.bool) if visible is None else ~visible
+        return torch.ones(1, 1, num_queries, num_keys, dtype=torch.bool, device=device).triu(1)
+    return torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=device) if visible is None else ~visible

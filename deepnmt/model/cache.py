@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from deepnmt.model.attention import KeysValues, Visibility
+from deepnmt.model.positions import RelativePositions
 
 COMPACT_EVERY = 16  # positions
 WORTH_KEEPING = 0.7  # the share of used slots above which dropping the others does not pay
@@ -32,6 +33,7 @@ class Cache:
     source_mask: Tensor  # (B, 1, 1, source length): -inf at padding
     filled: int = 0  # slots in use
     length: int = 0  # positions decoded
+    places: Tensor | None = None  # (B, 1, slots): the position of each slot, where relative positions ask for it
     need_attention: bool = False
     attention: Tensor | None = None  # (B * K, source length): where the last step looked, if it was asked for
 
@@ -85,23 +87,37 @@ class Cache:
     def _changed(self, change: Callable[[Tensor], Tensor]) -> "Cache":
         """With every part that has slots, as its third axis, changed by this function."""
         past = [KeysValues(*map(change, layer)) for layer in self.past]
-        return replace(self, past=past, lineage=change(self.lineage))
+        places = None if self.places is None else change(self.places)
+        return replace(self, past=past, lineage=change(self.lineage), places=places)
 
 
 class PastVisibility(Visibility):
     """New positions, one of each hypothesis, see their ancestors and themselves; `past` is what the next step sees."""
 
-    def __init__(self, past: KeysValues, filled: int, lineage: Tensor) -> None:
-        """lineage: (B, K, slots), the new ones included"""
+    def __init__(self, past: KeysValues, filled: int, lineage: Tensor, places: Tensor | None = None) -> None:
+        """lineage: (B, K, slots) and places: (B, 1, slots), the new ones included"""
         self.past, self.filled, self.beam = past, filled, lineage.shape[1]
         self.mask = lineage[:, None] if self.beam > 1 else None
+        self.places = places
 
     def attend(self, query: Tensor, seen: KeysValues, dropout: float) -> Tensor:
         """query and seen: (B * K, heads, head_dim)"""
-        folded, keys, values = (fold(part, self.beam) for part in (query, *seen))
+        attended, _ = attend_slots(fold(query, self.beam), self._grown(seen), self.mask)
+        return attended.reshape(query.shape).to(query.dtype)
+
+    def attend_relatively(self, projected: Tensor, relative: RelativePositions, dropout: float) -> Tensor:
+        """projected: (B * K, 3, heads, head_dim)"""
+        assert self.places is not None
+        query, *seen = projected.unbind(1)
+        rows = relative.rows(self.places - self.places[:, :, -1:]).unsqueeze(1)
+        attended = relative.attend(fold(query, self.beam), *self._grown(KeysValues(*seen)), rows, self.mask, 0.0)
+        return attended.transpose(1, 2).reshape(query.shape).to(query.dtype)
+
+    def _grown(self, new: KeysValues) -> KeysValues:
+        """The slots in use, after the new ones have joined `past`."""
+        keys, values = (fold(part, self.beam) for part in new)
         self.past = KeysValues(put(self.past.keys, keys, self.filled), put(self.past.values, values, self.filled))
-        slots = KeysValues(*(part[:, :, : self.filled + self.beam] for part in self.past))
-        return attend_slots(folded, slots, self.mask)[0].reshape(query.shape).to(query.dtype)
+        return KeysValues(*(part[:, :, : self.filled + self.beam] for part in self.past))
 
 
 class MemoryVisibility(Visibility):

@@ -32,6 +32,10 @@ class StackConfig:
             raise ValueError(f"dim = {self.dim} must be even: positions are pairs of sine and cosine")
         self.connection.check(self.dim)
 
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.num_heads
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -43,8 +47,10 @@ class ModelConfig:
     decoder: StackConfig = field(default_factory=StackConfig)
     share_embeddings: bool = False  # one table for source and target
     tie_output: bool = True  # the output projection is the target's table
-    positions: Literal["sinusoidal", "sinusoidal-hf", "learned"] = "sinusoidal"
-    max_positions: int = 1024  # of learned positions; sinusoids have no limit
+    positions: Literal["sinusoidal", "sinusoidal-hf", "learned", "relative", "rotary"] = "sinusoidal"
+    max_positions: int = 1024  # of learned positions; the others have no limit
+    max_distance: int = 16  # of relative positions; what is farther counts as this far
+    relative_values: bool = True  # relative positions are added to the values too, not only to the keys
     first_position: int | None = None  # the number of the first position; None: the one after pad_id
     activation: Literal["relu", "gelu", "swish", "swiglu"] = "relu"
     scale_embeddings: bool = True  # multiply them by the square root of the width
@@ -66,6 +72,14 @@ class ModelConfig:
             raise ValueError(f"first_position = {self.first_position} must be at least 0")
         if self.start_id is not None and not 0 <= self.start_id < self.target_vocab_size:
             raise ValueError(f"start_id = {self.start_id} is no symbol of the target vocabulary")
+        if self.max_distance < 1:
+            raise ValueError(f"max_distance = {self.max_distance} must be at least 1")
+        for name, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
+            if self.positions == "rotary" and stack.head_dim % 2:
+                raise ValueError(
+                    f'positions = "rotary" needs heads of even width, but {name}.dim = {stack.dim} and '
+                    f"{name}.num_heads = {stack.num_heads}"
+                )
         if self.share_embeddings and self.source_vocab_size != self.target_vocab_size:
             raise ValueError(
                 f"share_embeddings = true needs one vocabulary, but source_vocab_size = {self.source_vocab_size} "

@@ -36,14 +36,15 @@ class LearnedPositions(nn.Embedding):
 class Embedding(nn.Module):
     """y_0 = dropout(scale * token + position). The token table is handed in: it may be shared.
 
-    Positions count from pad_id + 1 in the authors' code, where the scale is the square root of the width. With a
-    `start_id` that symbol is read at the first position of a sentence, whatever the ids have there.
+    Positions count from pad_id + 1 in the authors' code, where the scale is the square root of the width; none are
+    added where self-attention sees them. With a `start_id` that symbol is read at the first position of a sentence,
+    whatever the ids have there.
     """
 
     def __init__(
         self,
         tokens: nn.Embedding,
-        positions: nn.Module,
+        positions: nn.Module | None,
         *,
         scale: float,
         first_position: int,
@@ -63,7 +64,8 @@ class Embedding(nn.Module):
         if self.start_id is not None:
             ids = ids.masked_fill(positions == 0, self.start_id)
         tokens = self.scale * look_up(self.tokens.weight, ids, self.tokens.padding_idx)
-        embedded: Tensor = self.dropout(tokens + self.positions(positions + self.first_position))
+        placed = tokens if self.positions is None else tokens + self.positions(positions + self.first_position)
+        embedded: Tensor = self.dropout(placed)
         device = embedded.device.type
         mixed = torch.is_autocast_enabled(device)
         return embedded.to(torch.get_autocast_dtype(device) if mixed else tokens.dtype)

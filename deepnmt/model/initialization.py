@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from deepnmt.model.attention import CrossAttention, SelfAttention
 from deepnmt.model.layers import FeedForward, Layer
+from deepnmt.model.positions import RelativePositions
 from deepnmt.model.sublayers import Sublayer
 from deepnmt.model.sublayers.sublayer import Function
 
@@ -26,7 +27,10 @@ def initialize(model: nn.Module) -> None:
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
     for module in model.modules():
-        if isinstance(module, SelfAttention):
+        if isinstance(module, RelativePositions):
+            for table in module.parameters():
+                nn.init.xavier_uniform_(table)
+        elif isinstance(module, SelfAttention):
             _xavier_as(module.input, rows=3 * module.input.in_features)
         elif isinstance(module, CrossAttention):
             _initialize_cross_attention(module)

@@ -10,6 +10,7 @@ from deepnmt.model.attention import CrossAttention, KeysValues, SelfAttention, V
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.kernels.dropout import Dropout
 from deepnmt.model.norms import NORMS
+from deepnmt.model.positions import RelativePositions
 from deepnmt.model.sublayers import SUBLAYERS, Place, Sublayer
 from deepnmt.model.sublayers.sublayer import Function
 
@@ -68,8 +69,11 @@ class Layer(nn.Module):
             new_norm=new_norm,
         )
         new_inner_norm = new_norm if around.norms_inside else nn.Identity
+        relative = None
+        if config.positions == "relative":
+            relative = RelativePositions(stack.head_dim, config.max_distance, config.relative_values)
         self.attention = SelfAttention(
-            stack.dim, stack.num_heads, config.attention_dropout, inner_norm=new_inner_norm(stack.dim)
+            stack.dim, stack.num_heads, config.attention_dropout, new_inner_norm(stack.dim), relative
         )
         if is_decoder:
             self.cross_attention = CrossAttention(

@@ -5,10 +5,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from deepnmt.model.attention import KeysValues, Visibility, attend_padded
+from deepnmt.model.attention import KeysValues, Visibility, attend_padded, attend_padded_relatively
 from deepnmt.model.kernels.dropout import fresh_seed
 from deepnmt.model.kernels.packed_attention import Reach
 from deepnmt.model.kernels.packed_rows import Rows
+from deepnmt.model.positions import RelativePositions
 
 
 class Sequences(Protocol):
@@ -64,12 +65,18 @@ class PaddedVisibility(Visibility):
     def attend(self, query: Tensor, seen: KeysValues, dropout: float) -> Tensor:
         return attend_padded(query, seen, dropout, visible=self.visible)
 
+    def attend_relatively(self, projected: Tensor, relative: RelativePositions, dropout: float) -> Tensor:
+        return attend_padded_relatively(projected, relative, dropout, visible=self.visible)
+
 
 class CausalVisibility(Visibility):
     """Padding is at the end of a sentence, so no real position sees it."""
 
     def attend(self, query: Tensor, seen: KeysValues, dropout: float) -> Tensor:
         return attend_padded(query, seen, dropout, causal=True)
+
+    def attend_relatively(self, projected: Tensor, relative: RelativePositions, dropout: float) -> Tensor:
+        return attend_padded_relatively(projected, relative, dropout, causal=True)
 
 
 class PackedSequences:
@@ -135,6 +142,18 @@ class PackedVisibility(Visibility):
         attended, _ = packed_self_attention(projected, start, end, fresh_seed(projected.device), self.causal, dropout)
         return attended
 
+    def attend_relatively(self, projected: Tensor, relative: RelativePositions, dropout: float) -> Tensor:
+        from deepnmt.model.kernels.packed_attention_triton import packed_relative_attention
+
+        seed, sharing = fresh_seed(projected.device), relative.values is not None
+        bias = projected[:, 0] @ relative.keys.to(projected.dtype).T
+        attended, _, shares = packed_relative_attention(
+            projected, bias, self.reach.start, self.reach.end, seed, self.causal, dropout, sharing
+        )
+        if relative.values is None:
+            return attended
+        return attended + shares @ relative.values.to(projected.dtype)
+
 
 class RowVisibility(Visibility):
     """The same on a CPU: sentences that share rows attend together."""
@@ -147,3 +166,6 @@ class RowVisibility(Visibility):
 
     def attend_itself(self, projected: Tensor, dropout: float) -> Tensor:
         return self.rows.attend_itself(projected, dropout)
+
+    def attend_relatively(self, projected: Tensor, relative: RelativePositions, dropout: float) -> Tensor:
+        return self.rows.attend_relatively(projected, relative, dropout)

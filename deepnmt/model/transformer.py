@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from deepnmt.model.attention import KeysValues
+from deepnmt.model.attention import KeysValues, rotated
 from deepnmt.model.cache import Cache, MemoryVisibility, PastVisibility, put
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections import CONNECTIONS, Connection, StackShape
@@ -17,6 +17,7 @@ from deepnmt.model.embedding import Embedding, LearnedPositions, SinusoidalPosit
 from deepnmt.model.initialization import initialize
 from deepnmt.model.layers import DecoderLayer, EncoderLayer
 from deepnmt.model.norms import NORMS
+from deepnmt.model.positions import Rotation
 from deepnmt.model.sequences import PaddedSequences, Sequences
 from deepnmt.model.sublayers import SUBLAYERS
 
@@ -81,6 +82,7 @@ class Transformer(nn.Module):
         self.decoder = Stack(decoder_layers, config, config.decoder, num_readers=1)
         self.output = None if config.tie_output else nn.Embedding(config.target_vocab_size, config.decoder.dim)
         self.output_bias = nn.Parameter(torch.zeros(config.target_vocab_size)) if config.output_bias else None
+        self.rotates, self.is_relative = config.positions == "rotary", config.positions == "relative"
         initialize(self)
 
     @property
@@ -102,17 +104,20 @@ class Transformer(nn.Module):
 
     def encode(self, source: Tensor | Sequences) -> Encoded:
         sequences = self._sequences(source)
-        embedded = self.source_embedding(sequences.ids, sequences.positions())
-        memories = self.encoder(embedded, [(sequences.whole(),)] * len(self.encoder.layers))
+        positions = sequences.positions()
+        visibility = rotated(sequences.whole(), self._rotation(positions, self.config.encoder))
+        embedded = self.source_embedding(sequences.ids, positions)
+        memories = self.encoder(embedded, [(visibility,)] * len(self.encoder.layers))
         if len(memories) == 1:
             memories = memories * self.config.decoder.num_layers
         return Encoded(memories, sequences)
 
     def decode(self, target_input: Tensor | Sequences, encoded: Encoded) -> Tensor:
         target = self._sequences(target_input)
-        visibility, memory_visibility = target.past(), target.translated(encoded.source)
+        positions, memory_visibility = target.positions(), target.translated(encoded.source)
+        visibility = rotated(target.past(), self._rotation(positions, self.config.decoder))
         given = [(visibility, memory, memory_visibility) for memory in self.project_memories(encoded)]
-        (result,) = self.decoder(self.target_embedding(target.ids, target.positions()), given)
+        (result,) = self.decoder(self.target_embedding(target.ids, positions), given)
         return result
 
     def start(self, encoded: Encoded, beam: int = 1, max_length: int = 0, need_attention: bool = False) -> Cache:
@@ -130,7 +135,8 @@ class Transformer(nn.Module):
         lineage = torch.empty(sentences, beam, slots, dtype=dtype, device=source.ids.device)
         mask = torch.zeros(source.padding.shape, dtype=dtype, device=lineage.device)
         mask = mask.masked_fill(source.padding, -torch.inf)[:, None, None, :]
-        return Cache(past, lineage, memory, mask, need_attention=need_attention)
+        places = lineage.new_empty(sentences, 1, slots, dtype=torch.long) if self.is_relative else None
+        return Cache(past, lineage, memory, mask, places=places, need_attention=need_attention)
 
     def step(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """tokens: (rows,), the ids at the next position -> logits (rows, V) of the one after it; the grown cache."""
@@ -144,16 +150,23 @@ class Transformer(nn.Module):
         sentences, beam, _ = cache.lineage.shape
         itself = torch.eye(beam, dtype=cache.lineage.dtype, device=tokens.device).log()  # 0, elsewhere -inf
         lineage = put(cache.lineage, itself.expand(sentences, -1, -1), cache.filled)
-        seen = lineage[:, :, : cache.filled + beam]
-        over_past = [PastVisibility(past, cache.filled, seen) for past in cache.past]
+        seen, places = lineage[:, :, : cache.filled + beam], cache.places
+        position = torch.tensor([cache.length], device=tokens.device)
+        if places is not None:
+            places = put(places, position.expand(sentences, 1, beam), cache.filled)
+        seen_places = None if places is None else places[:, :, : cache.filled + beam]
+        over_past = [PastVisibility(past, cache.filled, seen, seen_places) for past in cache.past]
         over_memory = [MemoryVisibility(cache.source_mask, beam) for _ in over_past]
         over_memory[-1].need_weights = cache.need_attention
-        embedded = self.target_embedding(tokens, torch.tensor([cache.length], device=tokens.device))
-        (features,) = self.decoder(embedded, list(zip(over_past, cache.memory, over_memory, strict=True)))
+        rotation = self._rotation(position, self.config.decoder)
+        turned = [rotated(visibility, rotation) for visibility in over_past]
+        embedded = self.target_embedding(tokens, position)
+        (features,) = self.decoder(embedded, list(zip(turned, cache.memory, over_memory, strict=True)))
         grown = replace(
             cache,
             past=[visibility.past for visibility in over_past],
             lineage=lineage,
+            places=places,
             filled=cache.filled + beam,
             length=cache.length + 1,
             attention=over_memory[-1].weights,
@@ -168,6 +181,9 @@ class Transformer(nn.Module):
         """The keys and values of the source for each decoder layer: (B, S, heads, head_dim)"""
         layers = (layer for layer in self.decoder.layers if isinstance(layer, DecoderLayer))
         return [layer.cross_attention.project(memory) for layer, memory in zip(layers, encoded.memories, strict=True)]
+
+    def _rotation(self, positions: Tensor, stack: StackConfig) -> Rotation | None:
+        return Rotation.at(positions, stack.head_dim) if self.rotates else None
 
     def _sequences(self, ids: Tensor | Sequences) -> Sequences:
         sequences = PaddedSequences(ids, self.config.pad_id) if isinstance(ids, Tensor) else ids
@@ -190,10 +206,10 @@ def _cached(part: Tensor) -> Tensor:
 
 def _embedding(config: ModelConfig, tokens: nn.Embedding, start_id: int | None = None) -> Embedding:
     first_position = config.pad_id + 1 if config.first_position is None else config.first_position
-    positions: nn.Module
+    positions: nn.Module | None = None  # rotary and relative ones are self-attention's
     if config.positions == "learned":
         positions = LearnedPositions(config.max_positions + first_position, tokens.embedding_dim)
-    else:
+    elif config.positions.startswith("sinusoidal"):
         positions = SinusoidalPositions(tokens.embedding_dim, reaches_last=config.positions == "sinusoidal")
     return Embedding(
         tokens,

@@ -45,8 +45,9 @@ def build_optimizer(model: nn.Module, config: TrainingConfig, world: World) -> t
 
 
 def _is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """A matrix inside a layer: not embeddings or output, whose rows are words, nor connection weights."""
-    return parameter.ndim == 2 and re.search(r"\blayers\.\d+\.", name) is not None
+    """A matrix inside a layer: not embeddings, output or relative positions, whose rows are vectors, nor connection
+    weights."""
+    return parameter.ndim == 2 and re.search(r"\blayers\.\d+\.(?!attention\.relative)", name) is not None
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,9 @@ class TestAgreement:
             {"activation": "gelu"},
             {"positions": "learned", "max_positions": 40},
             {"positions": "sinusoidal-hf", "first_position": 0, "start_id": 0, "output_bias": True},
+            {"positions": "rotary"},
+            {"positions": "relative", "max_distance": 2},
+            {"positions": "relative", "max_distance": 20, "relative_values": False},
         ],
         ids=str,
     )

@@ -43,6 +43,12 @@ FOREIGN = {  # what models of other toolkits have
 # What is around the sub-layers of both stacks. Each scheme meets the residual stack and DLCL.
 SUBLAYER_VARIANTS: dict[str, SublayerConfig] = {kind: scheme.Config() for kind, scheme in SUBLAYERS.items()}  # type: ignore[call-arg]
 SUBLAYER_VARIANTS["mix"] = MixConfig(post_share=0.5)  # with a post-norm layer in each of these shallow stacks
+POSITIONS: dict[str, dict[str, object]] = {
+    "learned": {"positions": "learned"},
+    "relative": {"positions": "relative", "max_distance": 2},
+    "relative-keys": {"positions": "relative", "max_distance": 3, "relative_values": False},
+    "rotary": {"positions": "rotary"},
+}
 CASES = [(variant, norm, stack) for variant in VARIANTS for norm in NORMS for stack in STACKS]
 CASES += [("foreign", norm, "both") for norm in NORMS]
 CASES += [
@@ -51,6 +57,7 @@ CASES += [
     if kind not in NORMS
     for case in (("residual", kind, "encoder"), ("dlcl", kind, "encoder"), ("dlcl", kind, "decoder"))
 ]
+CASES += [(positions, "pre", "both") for positions in POSITIONS]
 CASE_IDS = ["-".join(case) for case in CASES]
 
 
@@ -74,7 +81,8 @@ def tiny_config(
 
 
 def case_config(variant: str, norm: str, stack: str) -> ModelConfig:
-    return tiny_config(norm=norm, **(FOREIGN if variant == "foreign" else {stack: VARIANTS[variant]}))
+    whole = POSITIONS | {"foreign": FOREIGN}
+    return tiny_config(norm=norm, **(whole.get(variant) or {stack: VARIANTS[variant]}))
 
 
 def scrambled(config: ModelConfig, dtype: torch.dtype = torch.float64, seed: int = 0) -> Transformer:

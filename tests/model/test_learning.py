@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from model_variants import EOS, NORMS, SUBLAYER_VARIANTS, VARIANTS, tiny_config
+from model_variants import EOS, NORMS, POSITIONS, SUBLAYER_VARIANTS, VARIANTS, tiny_config
 from pytest import mark
 
 from deepnmt.model.config import StackConfig
@@ -74,3 +74,9 @@ def test_every_variant_learns_to_reverse_digits(variant, norm):
         sublayer=SUBLAYER_VARIANTS[norm],
     )
     assert learn(replace(tiny_config(), encoder=stack, decoder=stack)) > 0.9
+
+
+@mark.parametrize("positions", POSITIONS)
+def test_every_kind_of_positions_learns_to_reverse_digits(positions):
+    stack = StackConfig(num_layers=2, dim=DIM, ffn_dim=64, num_heads=4)
+    assert learn(replace(tiny_config(**POSITIONS[positions] | {"max_distance": 8}), encoder=stack, decoder=stack)) > 0.9

@@ -85,7 +85,8 @@ class DecoderStepGraph(nn.Module):
         batch, length = past[0].shape[:2]
         mask = torch.zeros(padding.shape).masked_fill(padding, -torch.inf)[:, None, None, :]
         lineage = torch.zeros(batch, 1, length)
-        cache = Cache(_in_slots(past), lineage, _in_slots(memory), mask, filled=length, length=length)
+        places = torch.arange(length).expand(batch, 1, -1) if self.model.is_relative else None
+        cache = Cache(_in_slots(past), lineage, _in_slots(memory), mask, filled=length, length=length, places=places)
         logits, grown = self.model.step(tokens, cache)
         return logits, *(part.transpose(1, 2) for part in _flat(grown.past))
 

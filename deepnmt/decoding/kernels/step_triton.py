@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor, nn
 
 from deepnmt.model.attention import KeysValues
+from deepnmt.model.positions import RelativePositions
 
 PAST_BLOCK = 32
 MEMORY_BLOCK = 32
@@ -70,10 +71,14 @@ def _join(
 
 @triton.jit
 def _attend_past(
-    Projected, Keys, Values, Lineage, Position, Done, Out, capacity, scale,
+    Projected, Keys, Values, Lineage, Position, Done, RelativeKeys, RelativeValues, Out, capacity, scale,
     WIDTH: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
+    SPAN: tl.constexpr, SPAN_OF_VALUES: tl.constexpr,
 ):  # fmt: skip
-    """Write this position's keys and values to their slots, and attend to those of the ancestors and to itself."""
+    """Write this position's keys and values to their slots, and attend to those of the ancestors and to itself.
+
+    SPAN: the largest distance of relative positions; 0: there are none
+    """
     row, head = tl.program_id(0), tl.program_id(1)
     sentence = row // K
     position = tl.load(Position + sentence)
@@ -87,19 +92,29 @@ def _attend_past(
     slot = ((first + position) * K + row % K) * WIDTH + dims
     tl.store(Keys + slot, key)
     tl.store(Values + slot, value)
-    highest = tl.sum(query * key.to(tl.float32), 0)
+    seen_key, mixed = key.to(tl.float32), value.to(tl.float32)
+    if SPAN:
+        seen_key += tl.load(RelativeKeys + SPAN * D + tl.arange(0, D)).to(tl.float32)
+    if SPAN_OF_VALUES:
+        mixed += tl.load(RelativeValues + SPAN * D + tl.arange(0, D)).to(tl.float32)
+    highest = tl.sum(query * seen_key, 0)
     total = tl.exp(highest - highest)
-    mixed = value.to(tl.float32)
     for start in range(0, end, BLOCK):
         times = start + tl.arange(0, BLOCK)
         seen = times < end
         who = tl.load(Lineage + row * capacity + times, mask=seen, other=0)
         slots = ((first + times) * K + who)[:, None] * WIDTH + dims[None, :]
         keys = tl.load(Keys + slots, mask=seen[:, None], other=0.0).to(tl.float32)
+        distance = tl.maximum(times - position, -SPAN) + SPAN
+        relative = distance[:, None] * D + tl.arange(0, D)[None, :]
+        if SPAN:
+            keys += tl.load(RelativeKeys + relative, mask=seen[:, None], other=0.0).to(tl.float32)
         products = tl.where(seen, tl.sum(keys * query[None, :], 1), float("-inf"))
         higher = tl.maximum(highest, tl.max(products, 0))
         shares = tl.exp(products - higher)
         values = tl.load(Values + slots, mask=seen[:, None], other=0.0).to(tl.float32)
+        if SPAN_OF_VALUES:
+            values += tl.load(RelativeValues + relative, mask=seen[:, None], other=0.0).to(tl.float32)
         kept = tl.exp(highest - higher)
         mixed = mixed * kept + tl.sum(shares[:, None] * values, 0)
         total = total * kept + tl.sum(shares, 0)
@@ -176,15 +191,27 @@ def join(
     return stream, normed
 
 
-def attend_past(projected: Tensor, slots: KeysValues, lineage: Tensor, position: Tensor, done: Tensor) -> Tensor:
+def attend_past(
+    projected: Tensor,
+    slots: KeysValues,
+    lineage: Tensor,
+    position: Tensor,
+    done: Tensor,
+    relative: RelativePositions | None = None,
+) -> Tensor:
     """projected: queries, keys, values (rows, 3 * width); slots: (sentences, capacity, K, heads, head_dim) each;
     lineage: (sentences, K, capacity), which hypothesis of an earlier position is the ancestor -> (rows, width)"""
     _, capacity, beam, heads, head_dim = slots.keys.shape
     width = heads * head_dim
     out = torch.empty(len(projected), width, dtype=projected.dtype, device=projected.device)
+    keys = None if relative is None else relative.keys
+    values = None if relative is None else relative.values
+    span = 0 if relative is None else relative.max_distance
     _attend_past[(len(projected), heads)](
-        projected, slots.keys, slots.values, lineage, position, done, out, capacity, head_dim**-0.5,
-        WIDTH=width, K=beam, D=head_dim, BLOCK=PAST_BLOCK, num_warps=2,
+        projected, slots.keys, slots.values, lineage, position, done,
+        out if keys is None else keys, out if values is None else values, out, capacity, head_dim**-0.5,
+        WIDTH=width, K=beam, D=head_dim, BLOCK=PAST_BLOCK,
+        SPAN=span, SPAN_OF_VALUES=0 if values is None else span, num_warps=2,
     )  # fmt: skip
     return out
 

@@ -53,19 +53,50 @@ def _query_tile(Start, End, num_queries, CAUSAL: tl.constexpr, BM: tl.constexpr)
 
 
 @triton.jit
-def _scores(q, k, m, n, start, end, scale, CAUSAL: tl.constexpr, PRECISION: tl.constexpr):
+def _by_distance(head, m, n, HEADS: tl.constexpr, SPAN: tl.constexpr):
+    """Where a pair's entry is among those that a query has for each distance, (N, heads, 2 * SPAN + 1)."""
+    row = tl.minimum(tl.maximum(n[None, :] - m[:, None], -SPAN), SPAN) + SPAN
+    return (m[:, None].to(tl.int64) * HEADS + head) * (2 * SPAN + 1) + row
+
+
+@triton.jit
+def _store_by_distance(base, head, m, n, tile, visible, HEADS: tl.constexpr, SPAN: tl.constexpr):
+    """Store the pairs that are alone at their distance; return what the others, at the two ends, sum up to."""
+    distance = n[None, :] - m[:, None]
+    alone = visible & (distance > -SPAN) & (distance < SPAN)
+    tl.store(base + _by_distance(head, m, n, HEADS, SPAN), tile.to(base.dtype.element_ty), mask=alone)
+    before = tl.sum(tl.where(visible & (distance <= -SPAN), tile, 0.0), 1)
+    after = tl.sum(tl.where(visible & (distance >= SPAN), tile, 0.0), 1)
+    return before, after
+
+
+@triton.jit
+def _store_ends(base, head, m, before, after, inside, HEADS: tl.constexpr, SPAN: tl.constexpr):
+    first = base + (m.to(tl.int64) * HEADS + head) * (2 * SPAN + 1)
+    tl.store(first, before.to(base.dtype.element_ty), mask=inside)
+    tl.store(first + 2 * SPAN, after.to(base.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _scores(
+    q, k, m, n, start, end, head, Bias, scale,
+    CAUSAL: tl.constexpr, PRECISION: tl.constexpr, HEADS: tl.constexpr, SPAN: tl.constexpr,
+):  # fmt: skip
     """As exponents of two; -inf where query m does not see key n."""
     visible = (n[None, :] >= start[:, None]) & (n[None, :] < end[:, None])
     if CAUSAL:
         visible = visible & (n[None, :] <= m[:, None])
-    s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * (scale * LOG2_E)
-    return tl.where(visible, s, float("-inf"))
+    s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+    if SPAN:
+        s += tl.load(Bias + _by_distance(head, m, n, HEADS, SPAN), mask=visible, other=0.0).to(tl.float32)
+    return tl.where(visible, s * (scale * LOG2_E), float("-inf"))
 
 
 @triton.jit
 def _forward(
-    Q, K, V, Start, End, Out, Lse, Seed,
+    Q, K, V, Bias, Start, End, Out, Lse, Shares, Seed,
     q_stride, k_stride, v_stride, num_queries, scale, dropout,
+    SPAN: tl.constexpr, SHARES: tl.constexpr,
     CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -80,7 +111,7 @@ def _forward(
         n = first + tl.arange(0, BN)
         k = _load_tile(K + head * HEAD_DIM, n, k_stride, n < high, dims, HEAD_DIM)
         v = _load_tile(V + head * HEAD_DIM, n, v_stride, n < high, dims, HEAD_DIM)
-        s = _scores(q, k, m, n, start, end, scale, CAUSAL, PRECISION)
+        s = _scores(q, k, m, n, start, end, head, Bias, scale, CAUSAL, PRECISION, HEADS, SPAN)
         new_best = tl.maximum(best, tl.max(s, 1))
         anchor = tl.where(new_best == float("-inf"), 0.0, new_best)
         p = tl.exp2(s - anchor[:, None])
@@ -95,12 +126,25 @@ def _forward(
     lse = tl.where(seen, best + tl.log2(tl.where(seen, total, 1.0)), 0.0)
     _store_tile(Out + head * HEAD_DIM, m, HEADS * HEAD_DIM, inside, dims, mixed, HEAD_DIM)
     tl.store(Lse + m * HEADS + head, lse, mask=inside)
+    if SHARES:
+        before, after = tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32)
+        for first in range(low, high, BN):
+            n = first + tl.arange(0, BN)
+            k = _load_tile(K + head * HEAD_DIM, n, k_stride, n < high, dims, HEAD_DIM)
+            s = _scores(q, k, m, n, start, end, head, Bias, scale, CAUSAL, PRECISION, HEADS, SPAN)
+            p = tl.exp2(s - lse[:, None])
+            if DROPOUT:
+                p = tl.where(_kept(seed, head, dropout, m, n, start), p / (1 - dropout), 0.0)
+            more_before, more_after = _store_by_distance(Shares, head, m, n, p, s > float("-inf"), HEADS, SPAN)
+            before, after = before + more_before, after + more_after
+        _store_ends(Shares, head, m, before, after, inside, HEADS, SPAN)
 
 
 @triton.jit
 def _backward_queries(
-    Q, K, V, Out, dOut, Start, End, Lse, Delta, dQ, Seed,
+    Q, K, V, Bias, Out, Shares, dOut, dShares, Start, End, Lse, Delta, dQ, dBias, Seed,
     q_stride, k_stride, v_stride, dq_stride, num_queries, scale, dropout,
+    SPAN: tl.constexpr, SHARES: tl.constexpr, ROWS: tl.constexpr,
     CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -111,26 +155,44 @@ def _backward_queries(
     d_out = _load_tile(dOut + head * HEAD_DIM, m, HEADS * HEAD_DIM, inside, dims, HEAD_DIM)
     lse = tl.load(Lse + m * HEADS + head, mask=inside, other=0.0)
     delta = tl.sum(out.to(tl.float32) * d_out.to(tl.float32), 1)
+    if SHARES:
+        rows = tl.arange(0, ROWS)
+        place = (m[:, None].to(tl.int64) * HEADS + head) * (2 * SPAN + 1) + rows[None, :]
+        known = inside[:, None] & (rows < 2 * SPAN + 1)[None, :]
+        shares = tl.load(Shares + place, mask=known, other=0.0).to(tl.float32)
+        delta += tl.sum(shares * tl.load(dShares + place, mask=known, other=0.0).to(tl.float32), 1)
     tl.store(Delta + m * HEADS + head, delta, mask=inside)
 
     d_q = tl.zeros((BM, D), tl.float32)
+    before, after = tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32)
     for first in range(low, high, BN):
         n = first + tl.arange(0, BN)
         k = _load_tile(K + head * HEAD_DIM, n, k_stride, n < high, dims, HEAD_DIM)
         v = _load_tile(V + head * HEAD_DIM, n, v_stride, n < high, dims, HEAD_DIM)
-        p = tl.exp2(_scores(q, k, m, n, start, end, scale, CAUSAL, PRECISION) - lse[:, None])
+        s = _scores(q, k, m, n, start, end, head, Bias, scale, CAUSAL, PRECISION, HEADS, SPAN)
+        p = tl.exp2(s - lse[:, None])
         d_p = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
+        if SHARES:
+            d_share = tl.load(dShares + _by_distance(head, m, n, HEADS, SPAN), mask=s > float("-inf"), other=0.0)
+            d_p += d_share.to(tl.float32)
         if DROPOUT:
             d_p = tl.where(_kept(seed, head, dropout, m, n, start), d_p / (1 - dropout), 0.0)
         d_s = p * (d_p - delta[:, None])
         d_q += tl.dot(d_s.to(k.dtype), k, input_precision=PRECISION)
+        if SPAN:
+            visible = s > float("-inf")
+            more_before, more_after = _store_by_distance(dBias, head, m, n, d_s * scale, visible, HEADS, SPAN)
+            before, after = before + more_before, after + more_after
+    if SPAN:
+        _store_ends(dBias, head, m, before, after, inside, HEADS, SPAN)
     _store_tile(dQ + head * HEAD_DIM, m, dq_stride, inside, dims, d_q * scale, HEAD_DIM)
 
 
 @triton.jit
 def _backward_keys(
-    Q, K, V, dOut, Start, End, BackStart, BackEnd, Lse, Delta, dK, dV, Seed,
+    Q, K, V, Bias, dOut, dShares, Start, End, BackStart, BackEnd, Lse, Delta, dK, dV, Seed,
     q_stride, k_stride, v_stride, dk_stride, dv_stride, num_queries, num_keys, scale, dropout,
+    SPAN: tl.constexpr, SHARES: tl.constexpr,
     CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, D: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -159,8 +221,12 @@ def _backward_keys(
         end = tl.load(End + m, mask=real, other=0)
         lse = tl.load(Lse + m * HEADS + head, mask=real, other=0.0)
         delta = tl.load(Delta + m * HEADS + head, mask=real, other=0.0)
-        p = tl.exp2(_scores(q, k, m, n, start, end, scale, CAUSAL, PRECISION) - lse[:, None])
+        s = _scores(q, k, m, n, start, end, head, Bias, scale, CAUSAL, PRECISION, HEADS, SPAN)
+        p = tl.exp2(s - lse[:, None])
         d_p = tl.dot(d_out, tl.trans(v), input_precision=PRECISION)
+        if SHARES:
+            d_share = tl.load(dShares + _by_distance(head, m, n, HEADS, SPAN), mask=s > float("-inf"), other=0.0)
+            d_p += d_share.to(tl.float32)
         dropped = p
         if DROPOUT:
             kept = _kept(seed, head, dropout, m, n, start)
@@ -192,15 +258,16 @@ def _constants(query: Tensor, causal: bool, dropout: float, tile: int) -> dict[s
 
 def _launch_forward(
     q: Tensor, k: Tensor, v: Tensor, start: Tensor, end: Tensor, seed: Tensor,
-    causal: bool, dropout: float,
+    causal: bool, dropout: float, bias: Tensor | None = None, shares: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """q, k, v may be slices of packed projections: positions are `stride(0)` apart, heads and dimensions contiguous."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     constants = _constants(q, causal, dropout, tile=64)
     _forward[(triton.cdiv(len(q), constants["BM"]), q.shape[1])](
-        q, k, v, start, end, out, lse, seed,
-        q.stride(0), k.stride(0), v.stride(0), len(q), q.shape[2] ** -0.5, dropout, **constants,
+        q, k, v, out if bias is None else bias, start, end, out, lse, out if shares is None else shares, seed,
+        q.stride(0), k.stride(0), v.stride(0), len(q), q.shape[2] ** -0.5, dropout,
+        SPAN=_span(bias), SHARES=shares is not None, **constants,
     )  # fmt: skip
     return out, lse
 
@@ -209,20 +276,29 @@ def _launch_backward(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, d_q: Tensor, d_k: Tensor, d_v: Tensor,
     start: Tensor, end: Tensor, back_start: Tensor, back_end: Tensor, seed: Tensor,
     causal: bool, dropout: float,
+    bias: Tensor | None = None, d_bias: Tensor | None = None,
+    shares: Tensor | None = None, d_shares: Tensor | None = None,
 ) -> None:  # fmt: skip
     d_out = d_out.contiguous()
     delta = torch.empty_like(lse)
     constants = _constants(q, causal, dropout, tile=32)
-    scale = q.shape[2] ** -0.5
+    scale, span = q.shape[2] ** -0.5, _span(bias)
+    biases, d_biases, sharing, d_sharing = (out if part is None else part for part in (bias, d_bias, shares, d_shares))
     _backward_queries[(triton.cdiv(len(q), constants["BM"]), q.shape[1])](
-        q, k, v, out, d_out, start, end, lse, delta, d_q, seed,
-        q.stride(0), k.stride(0), v.stride(0), d_q.stride(0), len(q), scale, dropout, **constants,
+        q, k, v, biases, out, sharing, d_out, d_sharing, start, end, lse, delta, d_q, d_biases, seed,
+        q.stride(0), k.stride(0), v.stride(0), d_q.stride(0), len(q), scale, dropout,
+        SPAN=span, SHARES=shares is not None, ROWS=triton.next_power_of_2(2 * span + 1), **constants,
     )  # fmt: skip
     _backward_keys[(triton.cdiv(len(k), constants["BN"]), q.shape[1])](
-        q, k, v, d_out, start, end, back_start, back_end, lse, delta, d_k, d_v, seed,
+        q, k, v, biases, d_out, d_sharing, start, end, back_start, back_end, lse, delta, d_k, d_v, seed,
         q.stride(0), k.stride(0), v.stride(0), d_k.stride(0), d_v.stride(0), len(q), len(k), scale, dropout,
-        **constants,
+        SPAN=span, SHARES=shares is not None, **constants,
     )  # fmt: skip
+
+
+def _span(bias: Tensor | None) -> int:
+    """The largest distance for which there is a bias of its own."""
+    return 0 if bias is None else bias.shape[2] // 2
 
 
 # Attention of a packed projection (N, 3, heads, head_dim) with itself: one tensor in, one gradient out, no copies.
@@ -266,6 +342,56 @@ def _self_gradient(ctx, d_out, _):
 
 
 packed_self_attention.register_autograd(_self_gradient, setup_context=_save_self)
+
+
+# The same with relative positions: bias (N, heads, 2 * span + 1) is added to the products of each query, by distance.
+# The last result has the same shape: the share of its attention that a query gives to each distance, if asked for.
+@torch.library.custom_op("deepnmt::packed_relative_attention", mutates_args=())
+def packed_relative_attention(
+    qkv: Tensor, bias: Tensor, start: Tensor, end: Tensor, seed: Tensor, causal: bool, dropout: float, sharing: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    shares = torch.zeros(bias.shape if sharing else (0,), dtype=bias.dtype, device=bias.device)
+    asked = shares if sharing else None
+    out, lse = _launch_forward(*qkv.unbind(1), start, end, seed, causal, dropout, bias, asked)
+    return out, lse, shares
+
+
+@packed_relative_attention.register_fake
+def _(qkv, bias, start, end, seed, causal, dropout, sharing):
+    n, _, heads, head_dim = qkv.shape
+    shares = bias.new_empty(bias.shape if sharing else (0,))
+    return qkv.new_empty(n, heads, head_dim), qkv.new_empty(n, heads, dtype=torch.float32), shares
+
+
+@torch.library.custom_op("deepnmt::packed_relative_attention_backward", mutates_args=())
+def packed_relative_attention_backward(
+    d_out: Tensor, d_shares: Tensor, qkv: Tensor, bias: Tensor, out: Tensor, lse: Tensor, shares: Tensor,
+    start: Tensor, end: Tensor, seed: Tensor, causal: bool, dropout: float, sharing: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    d_qkv, d_bias = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device), torch.zeros_like(bias)
+    _launch_backward(
+        *qkv.unbind(1), out, lse, d_out, *d_qkv.unbind(1), start, end, start, end, seed, causal, dropout,
+        bias, d_bias, shares if sharing else None, d_shares.contiguous() if sharing else None,
+    )  # fmt: skip
+    return d_qkv, d_bias
+
+
+@packed_relative_attention_backward.register_fake
+def _(d_out, d_shares, qkv, bias, out, lse, shares, start, end, seed, causal, dropout, sharing):
+    return qkv.new_empty(qkv.shape), bias.new_empty(bias.shape)
+
+
+def _save_relative(ctx, inputs, output):
+    qkv, bias, start, end, seed, *ctx.options = inputs
+    ctx.save_for_backward(qkv, bias, *output, start, end, seed)
+
+
+def _relative_gradient(ctx, d_out, _, d_shares):
+    gradients = packed_relative_attention_backward(d_out, d_shares, *ctx.saved_tensors, *ctx.options)
+    return *gradients, None, None, None, None, None, None
+
+
+packed_relative_attention.register_autograd(_relative_gradient, setup_context=_save_relative)
 
 
 # Attention of one text's positions (N, heads, head_dim) to another's (M, heads, head_dim).

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deepnmt.model.kernels.attention_products import Shares, attend, attend_backward, hiding
+from deepnmt.model.positions import RelativePositions
 
 SHORTEST_ROW = 64  # shorter ones see fewer pairs in vain, and take as long: the products get too small
 
@@ -65,6 +66,17 @@ class Rows:
         """projected: queries, keys and values (N, 3, heads, head_dim), which are moved at once"""
         attended: Tensor = _AttendItself.apply(projected, self._plan(3, projected), dropout)
         return attended
+
+    def attend_relatively(self, projected: Tensor, relative: RelativePositions, dropout: float) -> Tensor:
+        """The same where distances count, which in a row are those of the sentence. By torch's own gradients."""
+        plan = self._plan(3, projected)
+        parts = plan.queries.spread(projected).unflatten(0, (3, plan.size)).unbind()
+        slots = [projected.new_zeros(0, projected.shape[-1])]
+        for query, keys, values, mask in zip(*map(plan.views, parts), plan.masks, strict=True):
+            rows = relative.rows_between(query.shape[1], keys.shape[1], query.device)
+            slots.append(relative.attend(query, keys, values, rows, mask, dropout).flatten(0, 1))
+        attended = torch.cat([*slots, slots[0].new_zeros(1, projected.shape[-1])])
+        return attended.index_select(0, plan.attended.place).view(projected[:, 0].shape)
 
     def _plan(self, parts: int, x: Tensor) -> "Plan":
         """Made at the first layer, and the same for the next ones."""

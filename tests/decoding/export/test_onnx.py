@@ -49,10 +49,11 @@ RARE = [
         "output_bias": True,
         "start_id": 0,
     },
-    {"norm": "pre", "tie_output": False, "activation": "swiglu"},
+    {"norm": "pre", "positions": "relative", "tie_output": False, "activation": "swiglu"},
 ]
 PAIRS = zip_longest(KINDS[::2], KINDS[1::2], fillvalue="residual")
 CASES = [(*pair, RARE[number % len(RARE)]) for number, pair in enumerate(PAIRS)]
+CASES.append(("residual", "residual", {"norm": "pre", "positions": "rotary"}))
 
 
 def scrambled(encoder: str, decoder: str, settings: dict) -> Transformer:
@@ -89,7 +90,9 @@ def instead(monkeypatch, exported):
     monkeypatch.setattr(onnx, "write_graphs", write_graphs)
 
 
-@pytest.mark.parametrize(("encoder", "decoder", "settings"), CASES, ids=[f"{e}-{d}" for e, d, _ in CASES])
+@pytest.mark.parametrize(
+    ("encoder", "decoder", "settings"), CASES, ids=[f"{e}-{d}-{s.get('positions', 'sinusoidal')}" for e, d, s in CASES]
+)
 @torch.no_grad()
 def test_steps_in_onnxruntime_are_the_whole_pass_in_torch(encoder, decoder, settings, tmp_path):
     """Of every scheme, either norm, any batch size and lengths: nothing of the example it was traced on is left."""

@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from deepnmt.model.attention import attend_padded_relatively
 from deepnmt.model.kernels.mixture import MixtureTape
 from deepnmt.model.kernels.packed_attention import Reach, attend_packed
 from deepnmt.model.norms import LayerNorm
-from deepnmt.model.sequences import PackedSequences
+from deepnmt.model.positions import RelativePositions
+from deepnmt.model.sequences import PackedSequences, PackedVisibility
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [
@@ -62,6 +64,65 @@ def test_self_attention_equals_its_twin(dtype: torch.dtype, causal: bool, heads:
     assert distance(fused, plain) < TOLERANCE[dtype]
     assert distance(qkv.grad, exact.grad) < TOLERANCE[dtype]
     assert not fused[sum(LENGTHS[0]) :].any()  # the tail attends to nothing
+
+
+@DTYPES
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("span", "values"), [(3, True), (16, True), (20, False), (200, True)])
+def test_relative_attention_equals_its_twin(dtype: torch.dtype, causal: bool, span: int, values: bool) -> None:
+    """The twin is that of padded sentences, one at a time."""
+    text = packed(LENGTHS[0], 256, 9)
+    ranges = reach(text, text)
+    torch.manual_seed(1)
+    relative = RelativePositions(24, span, values).to(DEVICE)
+    for table in relative.parameters():
+        nn.init.normal_(table)
+    twin = deepcopy(relative).double()
+    qkv = torch.randn(256, 3, 3, 24, device=DEVICE, dtype=dtype, requires_grad=True)
+    exact = qkv.detach().double().requires_grad_()
+    fused = PackedVisibility(ranges, causal).attend_relatively(qkv, relative, 0.0)
+    plain = torch.cat(
+        [
+            attend_padded_relatively(exact[None, start:end], twin, 0.0, causal=causal)[0]
+            for start, end in text.offsets.unfold(0, 2, 1).tolist()
+        ]
+    )
+    gradient = torch.randn_like(fused)
+    fused.backward(gradient)
+    plain.backward(gradient[: len(plain)].double())
+    assert qkv.grad is not None and exact.grad is not None
+    assert distance(fused[: len(plain)], plain) < TOLERANCE[dtype]
+    assert distance(qkv.grad, exact.grad) < TOLERANCE[dtype]
+    for table, wanted in zip(relative.parameters(), twin.parameters(), strict=True):
+        assert table.grad is not None and wanted.grad is not None
+        assert distance(table.grad, wanted.grad) < TOLERANCE[dtype]
+    assert not fused[len(plain) :].any()
+
+
+def test_relative_attention_drops_the_same_pairs_forward_and_backward() -> None:
+    text = packed([5, 9], 16, 3)
+    relative = RelativePositions(16, 2, True).to(DEVICE)
+    for table in relative.parameters():
+        nn.init.normal_(table)
+    qkv = torch.randn(16, 3, 2, 16, device=DEVICE, requires_grad=True)
+    visibility, gradient = PackedVisibility(reach(text, text), False), torch.randn(16, 2, 16, device=DEVICE)
+
+    def attended(x: Tensor) -> Tensor:
+        torch.manual_seed(1)
+        return visibility.attend_relatively(x, relative, 0.4)
+
+    inputs = [qkv, *relative.parameters()]
+    found = torch.autograd.grad(attended(qkv), inputs, gradient)
+    for tensor, slope in zip(inputs, found, strict=True):
+        direction = torch.randn_like(tensor)
+        with torch.no_grad():
+            tensor += 1e-2 * direction
+            above = attended(qkv)
+            tensor -= 2e-2 * direction
+            below = attended(qkv)
+            tensor += 1e-2 * direction
+        change = ((above - below) * gradient).sum() / 2e-2
+        torch.testing.assert_close((slope * direction).sum(), change, rtol=2e-2, atol=2e-2)
 
 
 @DTYPES
