@@ -114,6 +114,7 @@ def _stack(
     yield f"{side}/pre_norm", np.array(config.sublayer_of(settings).kind == "pre", np.int8)
     yield f"{side}/activation", np.array(ACTIVATIONS[config.activation], np.int8)
     yield f"{side}/scale_embeddings", np.array(config.scale_embeddings, np.int8)
+    assert embedding.positions is not None
     places = torch.arange(longest(config) or MAX_POSITIONS) + embedding.first_position
     yield f"{side}/position_encodings/encodings", _array(embedding.positions(places))
     if not isinstance(stack.final_norm, nn.Identity):

@@ -31,6 +31,8 @@ def other_settings(config: ModelConfig) -> Iterator[str]:
             value = getattr(part, setting.name)
             if setting.name not in KNOWN[type(part)] and value != _default(setting):
                 yield f"it has nothing for {prefix}{setting.name} = {value!r}"
+    if config.positions in ("relative", "rotary"):
+        yield f"it has nothing for positions = {config.positions!r} (export it --to onnx)"
 
 
 def mixed_stacks(config: ModelConfig) -> list[str]:

@@ -129,6 +129,14 @@ def test_an_argos_package_has_what_argos_translate_reads(unsure, tmp_path, capsy
     assert (tmp_path / "letter").read_text() == "mine"
 
 
+@pytest.mark.parametrize("positions", ["relative", "rotary"])
+def test_positions_of_self_attention_are_refused(positions, tmp_path, unchanged, capsys):
+    model = save(tmp_path / "MODEL", random_model(positions=positions))
+    with unchanged(tmp_path):
+        assert main(["export", str(model), "--to", "ctranslate2"]) == 2
+    assert f"it has nothing for positions = '{positions}' (export it --to onnx)" in capsys.readouterr().err
+
+
 def test_an_argos_package_needs_plain_sentencepiece(tmp_path, unchanged, capsys):
     pieces = digit_tokenizers().source.subwords
     moses = TokenizerPair(*(Tokenizer(pieces, Preprocessor(language, "moses")) for language in ("de", "en")))
