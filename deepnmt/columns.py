@@ -1,6 +1,8 @@
-"""Rows of cells as text in columns."""
+"""Rows of cells as text: in aligned columns, or separated by commas."""
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Iterable, Sequence
 
 
 def aligned(rows: Sequence[Sequence[str]], numbers: slice = slice(1, None)) -> str:
@@ -14,3 +16,9 @@ def aligned(rows: Sequence[Sequence[str]], numbers: slice = slice(1, None)) -> s
         ).rstrip()
         for row in rows
     )
+
+
+def comma_separated(rows: Iterable[Sequence[object]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from html import escape
 
 from deepnmt import heatmap
@@ -10,28 +10,25 @@ from deepnmt import heatmap
 PALETTE = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#17becf", "#7f7f7f")
 DASHES = ("", "6 3", "2 2", "8 3 2 3")
 FONT = "font-family='Helvetica, Arial, sans-serif'"
+WIDTH, HEIGHT = 640, 380  # of a line chart, without its legend
 
 
 @dataclass(frozen=True)
 class Series:
-    """A line: points (x, y), each with an optional spread (half the length of its error bar) and text on hover."""
+    """A line: points (x, y), each with an optional spread (half the length of its error bar)."""
 
     name: str
     points: Sequence[tuple[float, float]]
     spread: Sequence[float] = ()
-    hover: Sequence[str] = ()
     dashed: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Axes:
     title: str
     x_label: str
     y_label: str
     log_y: bool = False
-    width: int = 640
-    height: int = 380
-    levels: Sequence[tuple[str, float]] = field(default_factory=tuple)  # dashed horizontal lines
 
 
 def heat_map(matrix: heatmap.Matrix, rows: Sequence[str], columns: Sequence[str], title: str, mask: bool = True) -> str:
@@ -52,7 +49,11 @@ def heat_map(matrix: heatmap.Matrix, rows: Sequence[str], columns: Sequence[str]
         for j, (value, drawn) in enumerate(zip(matrix[i], shown[i], strict=True)):
             if value:
                 fill = "#fff" if math.isnan(drawn) else colours.hex(drawn)
-                parts.append(_square(left + j * cell, y, cell, fill, f"{name} ← {columns[j]}: {value:.4f}"))
+                note = escape(f"{name} ← {columns[j]}: {value:.4f}")
+                parts.append(
+                    f"<rect x='{left + j * cell:g}' y='{y:g}' width='{cell}' height='{cell}' fill='{fill}' "
+                    f"stroke='#fff' stroke-width='0.5'><title>{note}</title></rect>"
+                )
     size = f"width='{cell * len(columns)}' height='{cell * len(rows)}'"
     frame = f"<rect x='{left}' y='{top}' {size} fill='none' stroke='#444'/>"
     bar = _colour_bar(left + cell * len(columns) + 24, top, max(min(cell * len(rows), 220), 60), colours)
@@ -87,22 +88,18 @@ def line_chart(series: Sequence[Series], axes: Axes) -> str:
     drawn = [_drawable(line, axes.log_y) for line in series]
     points = [(x, y, s) for line in drawn for (x, y), s in zip(line.points, _spreads(line), strict=True)]
     if not points:
-        return _svg(axes.width, 60, [_text(20, 30, f"{axes.title}: nothing to draw yet", size=14)])
+        return _svg(WIDTH, 60, [_text(20, 30, f"{axes.title}: nothing to draw yet", size=14)])
     frame = _Frame.around(points, axes)
     parts = [_text(frame.left, 22, axes.title, size=14, weight="bold"), *frame.grid(axes)]
-    for name, level in axes.levels:
-        y = frame.y(level)
-        parts.append(_across(frame, y, "stroke='#888' stroke-dasharray='6 4'"))
-        parts.append(_text(frame.right - 4, y - 4, name, anchor="end", size=10))
+    names, top = [], frame.bottom + 54
     for number, line in enumerate(drawn):
-        parts += _line(line, PALETTE[number % len(PALETTE)], _dashes(line, number), frame)
-    legend = frame.bottom + 54
-    for number, line in enumerate(drawn):
-        x, y = frame.left + (number % 2) * (axes.width // 2 - 40), legend + 18 * (number // 2)
-        style = f"stroke='{PALETTE[number % len(PALETTE)]}' stroke-width='2.5' {_dashes(line, number)}"
-        parts.append(f"<line x1='{x}' x2='{x + 30}' y1='{y - 4}' y2='{y - 4}' {style}/>")
-        parts.append(_text(x + 36, y, line.name, size=11))
-    return _svg(axes.width, legend + 18 * ((len(drawn) + 1) // 2), parts)
+        stroke, dashes = PALETTE[number % len(PALETTE)], _dashes(line, number)
+        parts += _line(line, stroke, dashes, frame)
+        x, y = frame.left + (number % 2) * (WIDTH // 2 - 40), top + 18 * (number // 2)
+        style = f"stroke='{stroke}' stroke-width='2.5' {dashes}"
+        names.append(f"<line x1='{x}' x2='{x + 30}' y1='{y - 4}' y2='{y - 4}' {style}/>")
+        names.append(_text(x + 36, y, line.name, size=11))
+    return _svg(WIDTH, top + 18 * ((len(drawn) + 1) // 2), [*parts, *names])
 
 
 @dataclass(frozen=True)
@@ -120,9 +117,8 @@ class _Frame:
     @classmethod
     def around(cls, points: Sequence[tuple[float, float, float]], axes: Axes) -> "_Frame":
         xs = [x for x, _, _ in points]
-        lows = [y if axes.log_y else y - s for _, y, s in points] + [level for _, level in axes.levels]
-        highs = [y if axes.log_y else y + s for _, y, s in points] + [level for _, level in axes.levels]
-        low, high = min(lows), max(highs)
+        low = min(y if axes.log_y else y - spread for _, y, spread in points)
+        high = max(y if axes.log_y else y + spread for _, y, spread in points)
         if axes.log_y:
             ys = (math.floor(math.log10(low)), math.ceil(math.log10(high)))
             ys = ys if ys[0] < ys[1] else (ys[0] - 1, ys[1] + 1)
@@ -130,7 +126,7 @@ class _Frame:
             room = 0.08 * ((high - low) or abs(high) or 1.0)
             ys = (low - room, high + room)  # type: ignore[assignment]
         wide = (min(xs), max(xs)) if min(xs) < max(xs) else (min(xs) - 1, max(xs) + 1)
-        return cls(70, axes.width - 20, 40, axes.height - 50, wide, ys, axes.log_y)
+        return cls(70, WIDTH - 20, 40, HEIGHT - 50, wide, ys, axes.log_y)
 
     def x(self, value: float) -> float:
         return self.left + 8 + (value - self.xs[0]) / (self.xs[1] - self.xs[0]) * (self.right - self.left - 16)
@@ -150,7 +146,7 @@ class _Frame:
             parts.append(_text(self.x(tick), self.bottom + 16, f"{tick:g}", anchor="middle", size=10))
         for value, label in self._y_ticks():
             y = self.y(value)
-            parts.append(_across(self, y, "stroke='#e4e4e4'"))
+            parts.append(f"<line x1='{self.left}' x2='{self.right}' y1='{y:.1f}' y2='{y:.1f}' stroke='#e4e4e4'/>")
             parts.append(_text(self.left - 6, y + 4, label, anchor="end", size=10))
         return parts
 
@@ -160,10 +156,6 @@ class _Frame:
         low, high = int(self.ys[0]), int(self.ys[1])
         every = max(1, (high - low) // 8)
         return [(10.0**power, f"1e{power}") for power in range(low, high + 1, every)]
-
-
-def _across(frame: _Frame, y: float, style: str) -> str:
-    return f"<line x1='{frame.left}' x2='{frame.right}' y1='{y:.1f}' y2='{y:.1f}' {style}/>"
 
 
 def _dashes(line: Series, number: int) -> str:
@@ -176,9 +168,8 @@ def _line(line: Series, stroke: str, dashes: str, frame: _Frame) -> list[str]:
     style = f"stroke='{stroke}' stroke-width='2' fill='none'"
     path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in line.points)
     parts = [f"<polyline points='{path}' {style} {dashes}/>"]
-    hover = line.hover or [f"{line.name}: {y:.4g} at {x:g}" for x, y in line.points]
-    for (x, y), spread, note in zip(line.points, _spreads(line), hover, strict=True):
-        px = frame.x(x)
+    for (x, y), spread in zip(line.points, _spreads(line), strict=True):
+        px, note = frame.x(x), f"{line.name}: {y:.4g} at {x:g}"
         if spread and not frame.log:
             low, high = frame.y(y - spread), frame.y(y + spread)
             parts.append(
@@ -195,8 +186,8 @@ def _spreads(line: Series) -> Sequence[float]:
 
 def _drawable(line: Series, log: bool) -> Series:
     kept = [i for i, (_, y) in enumerate(line.points) if math.isfinite(y) and (y > 0 or not log)]
-    take = lambda values: [values[i] for i in kept] if values else ()  # noqa: E731
-    return Series(line.name, take(line.points), take(line.spread), take(line.hover), line.dashed)
+    spread = [line.spread[i] for i in kept] if line.spread else ()
+    return Series(line.name, [line.points[i] for i in kept], spread, line.dashed)
 
 
 def _ticks(low: float, high: float) -> list[float]:
@@ -217,13 +208,6 @@ def _colour_bar(x: float, y: float, height: float, colours: heatmap.Colours) -> 
     for share in (0.0, 0.5, 1.0):
         parts.append(_text(x + 20, y + share * height + 4, f"{colours.largest - span * share:.2g}", size=10))
     return parts
-
-
-def _square(x: float, y: float, size: float, fill: str, note: str) -> str:
-    return (
-        f"<rect x='{x:g}' y='{y:g}' width='{size}' height='{size}' fill='{fill}' stroke='#fff' stroke-width='0.5'>"
-        f"<title>{escape(note)}</title></rect>"
-    )
 
 
 def _label_y(x: float, y: float, text: str) -> str:

@@ -18,34 +18,20 @@ SUFFIXES = (".png", ".svg", ".pdf")
 def weights_figure(found: Sequence[ConnectionWeights], column: int, mask: bool, out: Path) -> None:
     """The paper's figure 6: a heat map for each stack, and the weights of one column of the first over depth."""
     plt = _pyplot(out)
-    draw = _square_layout if found[0].is_square else _flat_layout
-    _save(plt, draw(plt, found, column, mask), out)
-
-
-def _square_layout(plt: Any, found: Sequence[ConnectionWeights], column: int, mask: bool) -> Any:
-    """The first heat map on the left, the rest beside it."""
-    side = min(max(0.26 * len(found[0].columns), 3.6), 11)
-    figure = plt.figure(figsize=(side + 6.4, max(side + 0.4, 5.2)), layout="constrained")
-    grid = figure.add_gridspec(2, 2, width_ratios=[side, 5.4])
-    _heat_map(figure, figure.add_subplot(grid[:, 0]), found[0], mask, "(a) ")
-    if len(found) > 1:
-        _heat_map(figure, figure.add_subplot(grid[0, 1]), found[1], mask, "(b) ")
-    bars = figure.add_subplot(grid[1, 1] if len(found) > 1 else grid[:, 1])
-    _profile(bars, found[0], column, "(c) " if len(found) > 1 else "(b) ")
-    return figure
-
-
-def _flat_layout(plt: Any, found: Sequence[ConnectionWeights], column: int, mask: bool) -> Any:
-    """Stacks with few rows: one below the other."""
-    heights = [1.1 + 0.36 * len(weights.rows) for weights in found] + [2.6]
-    wide = min(max(2.4 + 0.4 * max(len(weights.columns) for weights in found), 6.0), 14)
-    figure, places = plt.subplots(
-        len(heights), 1, figsize=(wide, sum(heights)), height_ratios=heights, layout="constrained"
-    )
-    for weights, place, mark in zip(found, places[:-1], "ab", strict=False):
-        _heat_map(figure, place, weights, mask, f"({mark}) ")
-    _profile(places[-1], found[0], column, f"({'abc'[len(found)]}) ")
-    return figure
+    marks = "abc"[: len(found) + 1]
+    if found[0].is_square:  # the first heat map on the left, the rest beside it
+        side = min(max(0.26 * len(found[0].columns), 3.6), 11)
+        size, layout = (side + 6.4, max(side + 0.4, 5.2)), "ab;ac" if len(found) > 1 else "ab"
+        ratios = {"width_ratios": [side, 5.4]}
+    else:  # few rows: one below the other
+        heights = [1.1 + 0.36 * len(weights.rows) for weights in found] + [2.6]
+        size = (min(max(2.4 + 0.4 * max(len(weights.columns) for weights in found), 6.0), 14), sum(heights))
+        layout, ratios = ";".join(marks), {"height_ratios": heights}
+    figure, places = plt.subplot_mosaic(layout, figsize=size, layout="constrained", **ratios)
+    for weights, mark in zip(found, marks, strict=False):
+        _heat_map(figure, places[mark], weights, mask, f"({mark}) ")
+    _profile(places[marks[-1]], found[0], column, f"({marks[-1]}) ")
+    _save(plt, figure, out)
 
 
 def lines_figure(charts: Sequence[tuple[Sequence[Series], Axes]], out: Path) -> None:
@@ -83,16 +69,12 @@ def _heat_map(figure: Any, place: Any, weights: ConnectionWeights, mask: bool, m
         ticks = list(range(0, len(labels), every))
         axis.set_ticks(ticks, [_math(labels[tick]) for tick in ticks], fontsize=8)
         axis.set_label_text(name)
-    _grid(place, shown.shape)
-    place.set_title(f"{mark}{weights.title}", fontsize=10)
-    figure.colorbar(image, ax=place, shrink=0.8, label="weight", aspect=30 if weights.is_square else 8)
-
-
-def _grid(place: Any, shape: tuple[int, ...]) -> None:
-    place.set_xticks(np.arange(-0.5, shape[1]), minor=True)
-    place.set_yticks(np.arange(-0.5, shape[0]), minor=True)
+    place.set_xticks(np.arange(-0.5, shown.shape[1]), minor=True)
+    place.set_yticks(np.arange(-0.5, shown.shape[0]), minor=True)
     place.grid(which="minor", color="#eeeeee", linewidth=0.5)
     place.tick_params(which="minor", length=0)
+    place.set_title(f"{mark}{weights.title}", fontsize=10)
+    figure.colorbar(image, ax=place, shrink=0.8, label="weight", aspect=30 if weights.is_square else 8)
 
 
 def _profile(place: Any, weights: ConnectionWeights, column: int, mark: str) -> None:
@@ -135,10 +117,8 @@ def _pyplot(out: Path) -> Any:
 def _save(plt: Any, figure: Any, out: Path) -> None:
     try:
         with replacing(out) as aside:
-            # The date would make two equal figures differ.
-            metadata = (
-                {"Date": None} if out.suffix == ".svg" else {"CreationDate": None} if out.suffix == ".pdf" else {}
-            )
-            figure.savefig(aside, format=out.suffix[1:], dpi=200, metadata=metadata)
+            dates = {".svg": "Date", ".pdf": "CreationDate"}  # which would make two equal figures differ
+            undated = {dates[out.suffix]: None} if out.suffix in dates else {}
+            figure.savefig(aside, format=out.suffix[1:], dpi=200, metadata=undated)
     finally:
         plt.close(figure)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from deepnmt.analysis.config import Workload
+from deepnmt.analysis.training_speed import wait_for
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
 from deepnmt.decoding.config import SearchConfig
 from deepnmt.decoding.continuous import ContinuousSearches
@@ -41,8 +42,7 @@ def measure_generation(config: ModelConfig, workload: Workload, *, device: str, 
     source = torch.randint(UNK + 1, config.source_vocab_size, (workload.batch, workload.length), device=device)
     source[:, -1] = EOS
     run, encode = _runners(prepared, source, workload)
-    seconds = _best_of(run, workload, on_gpu)
-    encoder_seconds = _best_of(encode, workload, on_gpu)
+    seconds, encoder_seconds = (_best_of(task, workload, device) for task in (run, encode))
     tokens = workload.workers * workload.batch * workload.length
     return GenerationSpeed(
         encoder_layers=config.encoder.num_layers,
@@ -59,11 +59,23 @@ def _runners(
 ) -> tuple[Callable[[], object], Callable[[], object]]:
     """Translating the batch, and only encoding it."""
     config = SearchConfig(beam=workload.beam)
-    if source.is_cuda and workload.fused and can_fuse(prepared.model) and ContinuousSearches.suits(config):
-        return _fused_runners(prepared, source, workload, config)
+    fused = source.is_cuda and workload.fused and can_fuse(prepared.model) and ContinuousSearches.suits(config)
+    rules = Rules(  # every translation has the length of the workload
+        max_lengths=torch.full((workload.batch,), workload.length, device="cpu" if fused else source.device),
+        eos=EOS,
+        banned=(BOS, PAD, UNK),
+        min_length=workload.length,
+    )
+    if fused:
+        searches, sources = ContinuousSearches(prepared), source.tolist()
+
+        def encode_slots() -> None:
+            (slots,) = searches.recorded.values()
+            slots.encode(sources)
+
+        return lambda: searches.search_all(sources, rules, config), encode_slots
 
     def run() -> object:
-        rules = _rules(workload, source.device)
         state = prepared.start(source, workload.beam, workload.length)
         # Nothing ends before the last step: looking would only make the host wait.
         never = Shrinking(every=workload.length + 2)
@@ -71,38 +83,10 @@ def _runners(
             return generate(prepared.step, state, rules, Greedy(), shrinking=never)
         return beam_search(prepared.step, state, rules, config, never)
 
-    def encode() -> None:
-        prepared.start(source, workload.beam)
-
-    return run, encode
+    return run, lambda: prepared.start(source, workload.beam)
 
 
-def _fused_runners(
-    prepared: PreparedModel, source: Tensor, workload: Workload, config: SearchConfig
-) -> tuple[Callable[[], object], Callable[[], object]]:
-    searches, sources = ContinuousSearches(prepared), source.tolist()
-
-    def run() -> object:
-        return searches.search_all(sources, _rules(workload, torch.device("cpu")), config)
-
-    def encode() -> None:
-        (slots,) = searches.recorded.values()
-        slots.encode(sources)
-
-    return run, encode
-
-
-def _rules(workload: Workload, device: torch.device) -> Rules:
-    """Every translation has the length of the workload."""
-    return Rules(
-        max_lengths=torch.full((workload.batch,), workload.length, device=device),
-        eos=EOS,
-        banned=(BOS, PAD, UNK),
-        min_length=workload.length,
-    )
-
-
-def _best_of(run: Callable[[], object], workload: Workload, on_gpu: bool) -> float:
+def _best_of(run: Callable[[], object], workload: Workload, device: str) -> float:
     """Seconds for all workers to run once, after a warm-up: the best of several, for machines are noisy."""
     threads = torch.get_num_threads()
     times = []
@@ -110,26 +94,19 @@ def _best_of(run: Callable[[], object], workload: Workload, on_gpu: bool) -> flo
         if workload.workers > 1:
             torch.set_num_threads(1)
         for _ in range(workload.repeats + 1):
-            _synchronise(on_gpu)
+            wait_for(device)
             started = time.perf_counter()
             if workload.workers == 1:
                 run()
             else:
                 list(pool.map(lambda _: run(), range(workload.workers)))
-            _synchronise(on_gpu)
+            wait_for(device)
             times.append(time.perf_counter() - started)
     torch.set_num_threads(threads)
     return min(times[1:])
 
 
-def _synchronise(on_gpu: bool) -> None:
-    if on_gpu:
-        torch.cuda.synchronize()
-
-
-def with_depth(
-    config: ModelConfig, encoder_layers: Sequence[int], decoder_layers: Sequence[int]
-) -> "list[ModelConfig]":
+def with_depth(config: ModelConfig, encoder_layers: Sequence[int], decoder_layers: Sequence[int]) -> list[ModelConfig]:
     """The model itself, or variants of it: each encoder depth with its decoder, each decoder depth with its encoder."""
     variants = [replace(config, encoder=replace(config.encoder, num_layers=depth)) for depth in encoder_layers]
     variants += [replace(config, decoder=replace(config.decoder, num_layers=depth)) for depth in decoder_layers]

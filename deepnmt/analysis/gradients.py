@@ -1,10 +1,8 @@
 """The gradient that reaches each encoder layer, at initialisation and over the first steps, by norm and connection."""
 
-import csv
-import io
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,8 +12,8 @@ from torch import Tensor, nn
 from deepnmt.analysis.charts import Axes, Series
 from deepnmt.analysis.config import GradientTrial
 from deepnmt.analysis.size import describe
-from deepnmt.analysis.training_speed import corpus_of, typical_lengths
-from deepnmt.columns import aligned
+from deepnmt.analysis.training_speed import made_corpora, typical_lengths
+from deepnmt.columns import aligned, comma_separated
 from deepnmt.config import Recipe
 from deepnmt.data.batching import BatchingConfig, BatchStream
 from deepnmt.data.dataset import Corpus
@@ -27,6 +25,7 @@ from deepnmt.training.distributed import World
 from deepnmt.training.trainer import step as take_step
 
 RANDOM_SENTENCES, RANDOM_WORDS = 2000, 1000
+MAX_LENGTH = 100
 HEAD_DIM = 16
 
 
@@ -114,13 +113,11 @@ def measure_gradients(
     training: TrainingConfig,
     corpora: Mapping[str, Corpus],
     trial: GradientTrial,
-    *,
-    max_length: int | None = 100,
     done: Callable[[int], None] = lambda count: None,
 ) -> Gradients:
     """Train a new model; its gradients before each update and after the last."""
     world = World(0, 1, torch.device("cpu"))
-    batching = BatchingConfig(tokens_per_batch=trial.tokens, max_length=max_length)
+    batching = BatchingConfig(tokens_per_batch=trial.tokens, max_length=MAX_LENGTH)
     recipe = Recipe(model=model, training=replace(training, precision="fp32"), batching=batching)
     state, engine = build_training(recipe, world)
     updates = iter(BatchStream(corpora, batching, seed=training.seed, tokens_per_update=trial.tokens))
@@ -160,36 +157,23 @@ def _watched(network: nn.Module) -> Iterator[list[float]]:
             handle.remove()
 
 
-@contextmanager
-def random_corpora(model: ModelConfig) -> Iterator[dict[str, Corpus]]:
+def random_corpora(model: ModelConfig) -> AbstractContextManager[dict[str, Corpus]]:
     """Random ids with the lengths of real sentences: enough to see how far the gradient comes."""
-    with corpus_of(typical_lengths(RANDOM_SENTENCES), model) as corpus:
-        yield {"random": corpus}
+    return made_corpora(typical_lengths(RANDOM_SENTENCES), model)
 
 
 def charts(found: Sequence[Gradients]) -> list[tuple[list[Series], Axes]]:
     """By layer at initialisation and after the last step, and the share that reaches the bottom over the steps."""
     last = found[0].steps[-1].step
-    moments = [(0, "at initialisation")] + ([(-1, f"after {last} steps")] if last else [])
     drawn = []
-    for index, when in moments:
+    for index, when in [(0, "at initialisation")] + ([(-1, f"after {last} steps")] if last else []):
         series = [Series(g.name, list(enumerate(g.steps[index].parameters, start=1))) for g in found]
-        axes = Axes(
-            title=f"Gradient of each encoder layer {when}",
-            x_label="encoder layer (1 is the lowest)",
-            y_label="norm of its parameters' gradient",
-            log_y=True,
-        )
-        drawn.append((series, axes))
+        title, across = f"Gradient of each encoder layer {when}", "encoder layer (1 is the lowest)"
+        drawn.append((series, Axes(title, across, "norm of its parameters' gradient", log_y=True)))
     if last:
         series = [Series(g.name, [(s.step, g.ratio(i)) for i, s in enumerate(g.steps)]) for g in found]
-        axes = Axes(
-            title="Gradient that reaches the bottom of the encoder",
-            x_label="step",
-            y_label="norm of dE/dy, embedding over top layer",
-            log_y=True,
-        )
-        drawn.append((series, axes))
+        title, up = "Gradient that reaches the bottom of the encoder", "norm of dE/dy, embedding over top layer"
+        drawn.append((series, Axes(title, "step", up, log_y=True)))
     return drawn
 
 
@@ -209,13 +193,11 @@ def to_text(found: Sequence[Gradients]) -> str:
 
 def to_csv(found: Sequence[Gradients]) -> str:
     """One line a layer and step; layer 0 is the embedding, which has an output and no parameters of its own here."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["model", "step", "loss", "layer", "parameter_gradient_norm", "output_gradient_norm"])
+    rows: list[Sequence[object]] = []
     for gradients in found:
         for step in gradients.steps:
             of_layers = ["", *(f"{norm:.6g}" for norm in step.parameters)]
             for depth, (of_parameters, of_output) in enumerate(zip(of_layers, step.outputs, strict=True)):
-                row = [gradients.name, step.step, f"{step.loss:.4f}", depth, of_parameters, f"{of_output:.6g}"]
-                writer.writerow(row)
-    return text.getvalue()
+                rows.append([gradients.name, step.step, f"{step.loss:.4f}", depth, of_parameters, f"{of_output:.6g}"])
+    head = ["model", "step", "loss", "layer", "parameter_gradient_norm", "output_gradient_norm"]
+    return comma_separated([head, *rows])

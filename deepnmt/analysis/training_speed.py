@@ -4,7 +4,7 @@ import math
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,11 +13,12 @@ import numpy.typing as npt
 import torch
 
 from deepnmt.analysis.config import TrainingTrial
+from deepnmt.analysis.size import measure
 from deepnmt.config import Recipe
 from deepnmt.data.batching import BatchingConfig, BatchStream
 from deepnmt.data.dataset import Corpus, CorpusWriter
 from deepnmt.data.loader import Loader
-from deepnmt.model.config import ModelConfig, StackConfig
+from deepnmt.model.config import ModelConfig
 from deepnmt.training.assembly import build_training
 from deepnmt.training.config import TrainingConfig
 from deepnmt.training.distributed import World
@@ -55,27 +56,27 @@ def measure_training(
     world = World(0, 1, torch.device(device))
     state, engine = build_training(recipe, world)
 
-    with corpus_of(lengths, model) as corpus, ExitStack() as opened:
-        stream = BatchStream({"made": corpus}, batching, seed=training.seed, tokens_per_update=trial.tokens)
+    with made_corpora(lengths, model) as corpora:
+        stream = BatchStream(corpora, batching, seed=training.seed, tokens_per_update=trial.tokens)
         padding = sum(stream.padding()) / 2
-        updates = opened.enter_context(Loader(stream, pin_memory=on_gpu))
         targets = sources = 0
         begun = started = time.perf_counter()
         first_step_seconds = 0.0
-        for step in range(trial.warm_ups + trial.steps):
-            if step == trial.warm_ups:
-                _synchronize(device)
-                targets = sources = 0
-                started = time.perf_counter()
-            update = next(updates)
-            take_step(state, update, engine)
-            targets += update.num_target_tokens
-            sources += update.num_source_tokens
-            if step == 0:
-                _synchronize(device)
-                first_step_seconds = time.perf_counter() - begun
-        _synchronize(device)
-        seconds = time.perf_counter() - started
+        with Loader(stream, pin_memory=on_gpu) as updates:
+            for step in range(trial.warm_ups + trial.steps):
+                if step == trial.warm_ups:
+                    wait_for(device)
+                    targets = sources = 0
+                    started = time.perf_counter()
+                update = next(updates)
+                take_step(state, update, engine)
+                targets += update.num_target_tokens
+                sources += update.num_source_tokens
+                if step == 0:
+                    wait_for(device)
+                    first_step_seconds = time.perf_counter() - begun
+            wait_for(device)
+            seconds = time.perf_counter() - started
     return TrainingSpeed(
         engine=type(engine).__name__,
         parameters=sum(p.numel() for p in state.model.parameters()),
@@ -92,40 +93,37 @@ def measure_training(
 
 def training_flops(model: ModelConfig, sources: int, targets: int) -> float:
     """Of the matrix products, forward and twice that backward; attention scores are not counted."""
-    encoder, decoder = _layer_parameters(model, model.encoder), _layer_parameters(model, model.decoder)
-    cross_keys = 2 * model.encoder.dim * model.decoder.dim
-    cross_queries = 2 * model.decoder.dim**2
-    of_source = model.encoder.num_layers * encoder + model.decoder.num_layers * cross_keys
-    of_target = model.decoder.num_layers * (decoder + cross_queries) + model.target_vocab_size * model.decoder.dim
-    return 6.0 * (sources * of_source + targets * of_target)
-
-
-def _layer_parameters(model: ModelConfig, stack: StackConfig) -> int:
-    matrices = 3 if model.activation == "swiglu" else 2
-    return 4 * stack.dim**2 + matrices * stack.dim * stack.ffn_dim
+    whole = 0.0
+    for part in measure(model):
+        of_source = float(part.stack == "encoder")
+        if part.name == "cross-attention":  # its keys and values are of source tokens
+            of_source = model.encoder.dim / (model.encoder.dim + model.decoder.dim)
+        whole += part.flops * (of_source * sources + (1 - of_source) * targets)
+    return 3 * whole
 
 
 @contextmanager
-def corpus_of(lengths: Lengths, model: ModelConfig, seed: int = 1) -> Iterator[Corpus]:
+def made_corpora(lengths: Lengths, model: ModelConfig) -> Iterator[dict[str, Corpus]]:
     """A corpus of random ids with these sentence lengths, on disk for as long as the block lasts."""
-    sizes, random = (model.source_vocab_size, model.target_vocab_size), np.random.default_rng(seed)
+    sizes, random = (model.source_vocab_size, model.target_vocab_size), np.random.default_rng(1)
     with tempfile.TemporaryDirectory(prefix="deepnmt-bench-") as name:
         with CorpusWriter(Path(name), "made", sizes) as writer:
             source, target = (
                 (random.integers(4, size, int(side.sum())), side) for side, size in zip(lengths, sizes, strict=True)
             )
             writer.append(source, target)
-        yield Corpus.open(Path(name), "made")
+        yield {"made": Corpus.open(Path(name), "made")}
 
 
-def typical_lengths(count: int = 50_000, seed: int = 1) -> Lengths:
+def typical_lengths(count: int = 50_000) -> Lengths:
     """Lengths like those of parliament proceedings in subwords: log-normal, the target near the source's length."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(1)
     source = np.clip(random.lognormal(3.15, 0.6, count), 3, 100).astype(np.int64)
     target = np.clip(source * random.lognormal(0.0, 0.2, count), 3, 100).astype(np.int64)
     return source, target
 
 
-def _synchronize(device: str) -> None:
+def wait_for(device: str) -> None:
+    """Until the device has done all it was given."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize()

@@ -1,16 +1,14 @@
 """The learned weights of the connections between layers, as tables, as text and as pictures."""
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from deepnmt import heatmap
 from deepnmt.analysis.charts import bar_chart, heat_map, page
-from deepnmt.columns import aligned
+from deepnmt.columns import aligned, comma_separated
 from deepnmt.errors import InputError
 from deepnmt.model.connections import CONNECTIONS, Connection
 from deepnmt.model.storage import load_meta, load_model
@@ -82,28 +80,24 @@ def read_weights(folder: Path) -> list[ConnectionWeights]:
 
 def learned_weights(model: Transformer) -> list[ConnectionWeights]:
     found = []
-    for name, stack, config in (
-        ("encoder", model.encoder, model.config.encoder),
-        ("decoder", model.decoder, model.config.decoder),
-    ):
+    for name, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
         if (learned := stack.connection.learned_weights()) is not None:
             matrix = [[round(value, DECIMALS) for value in row] for row in learned.matrix.tolist()]
             columns = tuple(f"y{k}" for k in range(len(matrix[0])))
-            found.append(ConnectionWeights(name, config.connection.kind, matrix, learned.rows, columns))
+            kind = getattr(model.config, name).connection.kind
+            found.append(ConnectionWeights(name, kind, matrix, learned.rows, columns))
     return found
 
 
 def to_csv(found: Sequence[ConnectionWeights]) -> str:
     """One line a weight; `shown` says whether the paper's rule leaves it in the picture."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["stack", "kind", "row", "column", "weight", "shown"])
+    rows: list[Sequence[object]] = [["stack", "kind", "row", "column", "weight", "shown"]]
     for weights in found:
         for row, values, drawn in zip(weights.rows, weights.matrix, weights.shown(mask=True), strict=True):
             for column, value, shown in zip(weights.columns, values, drawn, strict=True):
                 if value != 0:
-                    writer.writerow([weights.stack, weights.kind, row, column, value, int(not math.isnan(shown))])
-    return text.getvalue()
+                    rows.append([weights.stack, weights.kind, row, column, value, int(not math.isnan(shown))])
+    return comma_separated(rows)
 
 
 def to_page(found: Sequence[ConnectionWeights], column: int, mask: bool, title: str) -> str:
@@ -128,8 +122,3 @@ def to_text(weights: ConnectionWeights, mask: bool) -> str:
         for label, row in zip(weights.rows, weights.shown(mask), strict=True)
     ]
     return "\n".join([weights.title, aligned([["", *weights.columns], *rows])])
-
-
-def storable_weights(folder: Path) -> list[dict[str, Any]]:
-    """The weights of a MODEL folder as plain lists, for a file; none if none are learned."""
-    return [asdict(weights) for weights in learned_weights(load_model(folder))]

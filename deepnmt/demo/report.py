@@ -74,8 +74,8 @@ def _curves(run: Path) -> str:
     training = [(line["step"], line["ppl"]) for line in lines if line["kind"] == "train"]
     validation = [(line["step"], line["ppl"]) for line in lines if line["kind"] == "validation"]
     bleu = [(line["step"], line["bleu"]) for line in lines if line["kind"] == "validation" and "bleu" in line]
-    axes = Axes(title="perplexity", x_label="update", y_label="perplexity", log_y=True)
+    axes = Axes("perplexity", "update", "perplexity", log_y=True)
     chart = line_chart([Series("training", training), Series("validation", validation)], axes)
     if bleu:
-        chart += line_chart([Series("validation", bleu)], Axes(title="BLEU", x_label="update", y_label="BLEU"))
+        chart += line_chart([Series("validation", bleu)], Axes("BLEU", "update", "BLEU"))
     return chart

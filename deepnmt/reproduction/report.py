@@ -207,7 +207,7 @@ def _depth_charts(arms: Arms, experiment: Experiment) -> Iterator[Block]:
     label = "target tokens a second" if speed else "BLEU"
     for file, series, whose, about in (("depth", ours, "Ours", "ours"), ("depth-paper", paper, "Paper", "the paper's")):
         if series or file == "depth":
-            axes = Axes(title=f"{whose}: {label}", x_label="encoder layers", y_label=label)
+            axes = Axes(f"{whose}: {label}", "encoder layers", label)
             yield Chart(file, line_chart(series, axes), f"{label} against depth, {about}")
 
 
@@ -224,10 +224,10 @@ def _training_charts(arms: Arms, experiment: Experiment) -> Iterator[Block]:
                 points = [(g["step"], g["norms"][0] / g["norms"][-1]) for g in lines if g["norms"][-1]]
                 shares.append(Series(label, points))
         title = f"Gradient of each encoder layer, {depth} layers, at the last logged update"
-        axes = Axes(title=title, x_label="encoder layer", y_label="gradient norm", log_y=True)
+        axes = Axes(title, "encoder layer", "gradient norm", log_y=True)
         yield Chart("gradients", line_chart(by_layer, axes), title)
         title = "Gradient of the lowest over the top encoder layer"
-        axes = Axes(title=title, x_label="update", y_label="ratio", log_y=True)
+        axes = Axes(title, "update", "ratio", log_y=True)
         about = "How much of the gradient reaches the lowest encoder layer while training"
         yield Chart("gradient-share", line_chart(shares, axes), about)
     curves = [
@@ -236,7 +236,7 @@ def _training_charts(arms: Arms, experiment: Experiment) -> Iterator[Block]:
         if (points := _first(arm, "valid_curve"))
     ]
     if any(curve.points for curve in curves):
-        axes = Axes(title="Validation loss", x_label="update", y_label="nats per subword")
+        axes = Axes("Validation loss", "update", "nats per subword")
         drawn = line_chart([curve for curve in curves if curve.points], axes)
         yield Chart("validation", drawn, "Validation loss over the updates, first seed")
 

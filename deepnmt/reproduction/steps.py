@@ -15,13 +15,14 @@ import torch
 
 from deepnmt.analysis.config import Workload
 from deepnmt.analysis.generation_speed import measure_generation
-from deepnmt.analysis.weights import storable_weights
+from deepnmt.analysis.weights import learned_weights
 from deepnmt.api.train import train
 from deepnmt.config import Recipe, change_recipe
 from deepnmt.data.dataset import Dataset
 from deepnmt.decoding.translator import Translator
 from deepnmt.files import replacing, write_json
 from deepnmt.model.config import ModelConfig
+from deepnmt.model.storage import load_model
 from deepnmt.reproduction.runs import PlannedRun, count_parameters
 from deepnmt.reproduction.scales import Scale
 from deepnmt.reproduction.study import DECODE, HYPOTHESES, MODEL, SPEED, TRAIN, TRAINING, WEIGHTS, Study, read_step
@@ -64,7 +65,7 @@ def do_run(run: PlannedRun, setup: Setup) -> None:
                 _make_model(folder, setup)
                 _once(folder / DECODE, lambda: _decode(run, folder, setup))
                 if "weights" in run.measures:
-                    _once(folder / WEIGHTS, lambda: storable_weights(folder / MODEL))
+                    _once(folder / WEIGHTS, lambda: list(map(asdict, learned_weights(load_model(folder / MODEL)))))
             if not setup.keep_checkpoints:
                 shutil.rmtree(folder / TRAINING / "checkpoints", ignore_errors=True)
                 shutil.rmtree(folder / TRAINING / "model", ignore_errors=True)

@@ -30,7 +30,7 @@ def corpora():
 
 
 def test_the_norms_are_those_of_a_plain_backward_pass(corpora):
-    found = measure_gradients("plain", MODEL, TRAINING, corpora, GradientTrial(tokens=32, steps=0), max_length=None)
+    found = measure_gradients("plain", MODEL, TRAINING, corpora, GradientTrial(tokens=32, steps=0))
     torch.manual_seed(TRAINING.seed)
     model = Transformer(MODEL).train()
     source, target = torch.tensor([[5, 6, 7, 2]] * 8), torch.tensor([[2, 8, 9]] * 8)
@@ -47,7 +47,7 @@ def test_the_norms_are_those_of_a_plain_backward_pass(corpora):
 
 
 def test_training_moves_the_model_between_the_steps(corpora):
-    found = measure_gradients("moving", MODEL, TRAINING, corpora, GradientTrial(tokens=32, steps=6), max_length=None)
+    found = measure_gradients("moving", MODEL, TRAINING, corpora, GradientTrial(tokens=32, steps=6))
     assert [step.step for step in found.steps] == list(range(7))
     assert found.steps[-1].loss < found.steps[0].loss - 0.1
 
