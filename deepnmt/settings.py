@@ -161,5 +161,22 @@ def did_you_mean(name: Any, names: Iterable[Any]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
+def check_bounds(
+    settings: Any, names: str, *, least: float | None = None, above: float | None = None, below: float | None = None
+) -> None:
+    """Refuse values of these fields outside of the bounds; None is always allowed, and a tuple has several values."""
+    wanted = {"at least": least, "above": above, "below": below}
+    bounds = " and ".join(f"{name} {bound:g}" for name, bound in wanted.items() if bound is not None)
+    for name in names.split():
+        value = getattr(settings, name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if number is not None and not (
+                (least is None or number >= least)
+                and (above is None or number > above)
+                and (below is None or number < below)
+            ):
+                raise ValueError(f"{name} = {number} must be {bounds}")
+
+
 def _dotted(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name

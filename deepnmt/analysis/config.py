@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from deepnmt.decoding.config import DecodingConfig
+from deepnmt.settings import check_bounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +18,7 @@ class Workload:
     fused: bool = True  # on a GPU: the fused search, if it knows the model
 
     def __post_init__(self) -> None:
-        _at_least_one(self, "batch", "beam", "length", "workers", "repeats")
+        check_bounds(self, "batch beam length workers repeats", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class TrainingTrial:
     eager: bool = False  # plain torch on padded batches, also on a GPU
 
     def __post_init__(self) -> None:
-        _at_least_one(self, "tokens", "steps", "warm_ups")
+        check_bounds(self, "tokens steps warm_ups", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +43,5 @@ class GradientTrial:
     width: int = 64
 
     def __post_init__(self) -> None:
-        _at_least_one(self, "tokens")
-        for name in ("steps", "width"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
-
-
-def _at_least_one(trial: object, *names: str) -> None:
-    for name in names:
-        if getattr(trial, name) < 1:
-            raise ValueError(f"{name} must be at least 1, not {getattr(trial, name)}")
+        check_bounds(self, "tokens", least=1)
+        check_bounds(self, "steps width", least=0)

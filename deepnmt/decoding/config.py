@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
+from deepnmt.settings import check_bounds
+
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingConfig:
@@ -31,12 +33,10 @@ class SearchConfig:
     stop_early: bool = True
 
     def __post_init__(self) -> None:
-        if self.beam < 1:
-            raise ValueError(f"beam must be at least 1, not {self.beam}")
+        check_bounds(self, "beam", least=1)
+        check_bounds(self, "patience", above=0)
         if not 1 <= self.nbest <= self.beam:
             raise ValueError(f"nbest must be between 1 and the beam ({self.beam}), not {self.nbest}")
-        if not self.patience > 0:
-            raise ValueError(f"patience must be positive, not {self.patience}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +51,7 @@ class SamplingConfig:
     def __post_init__(self) -> None:
         if not self.temperature > 0:
             raise ValueError(f"temperature must be positive, not {self.temperature} (greedy search is beam 1)")
-        if self.top_k < 0:
-            raise ValueError(f"top_k must be at least 0, not {self.top_k}")
+        check_bounds(self, "top_k", least=0)
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
 
@@ -81,21 +80,11 @@ class TranslationConfig(DecodingConfig):
     batch_tokens: int | None = None  # source subwords with padding; None: what suits the device
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("min_length", 0),
-            ("no_repeat_ngram", 0),
-            ("max_length_extra", 0),
-            ("max_source_length", 2),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        for name in ("max_length", "batch_tokens"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_bounds(self, "min_length no_repeat_ngram max_length_ratio max_length_extra", least=0)
+        check_bounds(self, "max_length batch_tokens", least=1)
+        check_bounds(self, "max_source_length", least=2)
         if self.max_length is not None and self.max_length < self.min_length:
             raise ValueError(f"min_length = {self.min_length} is more than max_length = {self.max_length}")
-        if self.max_length_ratio < 0:
-            raise ValueError(f"max_length_ratio must be at least 0, not {self.max_length_ratio}")
         self.search, self.draw  # noqa: B018 (their own checks)
 
     @property

@@ -34,7 +34,7 @@ from deepnmt.training.display import open_display
 from deepnmt.training.distributed import World, is_sharded, shard
 from deepnmt.training.engine import EagerEngine, Noise, Objective, zero_gradients
 from deepnmt.training.graph_engine import GraphEngine
-from deepnmt.training.interruption import Interruption
+from deepnmt.training.interruption import heed_signals
 from deepnmt.training.lock import hold_lock
 from deepnmt.training.memory import free_memory, largest_share
 from deepnmt.training.optimizer import optimizer_tensors
@@ -102,7 +102,7 @@ def open_run(
             checkpoints=checkpoints,
             curves=held.enter_context(open_curves(recipe, out, state, world)),
             diagnosis=build_diagnosis(recipe, dataset),
-            interruption=held.enter_context(Interruption()),
+            interruption=held.enter_context(heed_signals()),
             validate=validate,
         )
         yield state, job
@@ -242,7 +242,6 @@ def open_curves(recipe: Recipe, out: Path, state: TrainingState, world: World) -
 def build_diagnosis(recipe: Recipe, dataset: Dataset) -> Diagnosis:
     return Diagnosis(
         recipe.training,
-        recipe.model.target_vocab_size,
         guessing_nll(dataset),
         is_post_norm=SUBLAYERS[recipe.model.sublayer_of(recipe.model.encoder).kind].placement == "post",
         has_shortcuts=CONNECTIONS[recipe.model.encoder.connection.kind].has_shortcuts,

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from deepnmt.settings import check_bounds
+
 Schedule = Literal["inverse_sqrt", "cosine", "warmup_stable_decay", "constant"]
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 Metric = Literal["bleu", "chrf", "loss"]
@@ -25,9 +27,7 @@ class TrainingConfig:
     eps: float = 1e-8
     weight_decay: float = 0.0
     momentum: float = 0.95  # of muon
-    matrix_lr: float | None = (
-        None  # learning rate of the matrices that muon updates, on the schedule of lr; default: lr
-    )
+    matrix_lr: float | None = None  # of the matrices that muon updates, on the schedule of lr; default: lr
     clip_norm: float | None = None
     label_smoothing: float = 0.1
     sampled_softmax: int = 0  # symbols besides the batch's own in the softmax; 0: the whole vocabulary
@@ -70,40 +70,17 @@ class TrainingConfig:
     wandb_project: str | None = None
 
     def __post_init__(self) -> None:
-        positive = "max_steps tokens_per_update log_every validate_every save_every keep_last validation_beam"
+        counts = "max_steps tokens_per_update log_every validate_every save_every keep_last validation_beam"
+        check_bounds(self, f"{counts} max_epochs patience average_last decay_steps", least=1)
         unsigned = "warmup_steps keep_best keep_epochs rollbacks sampled_softmax weight_decay warmup_start_lr min_lr"
-        for name in positive.split():
-            _at_least(name, getattr(self, name), 1)
-        for name in unsigned.split():
-            _at_least(name, getattr(self, name), 0)
-        for name in ("max_epochs", "patience", "average_last", "decay_steps"):
-            _at_least(name, getattr(self, name), 1)
-        _between("label_smoothing", self.label_smoothing, 0, 1)
-        _between("rollback_factor", self.rollback_factor, 0, 1)
-        for beta in self.betas:
-            _between("betas", beta, 0, 1)
-        _between("momentum", self.momentum, 0, 1)
-        if self.ema_decay is not None:
-            _between("ema_decay", self.ema_decay, 0, 1)
-        for name in ("lr", "matrix_lr", "eps", "clip_norm"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} is {value}: it must be above 0")
+        check_bounds(self, unsigned, least=0)
+        check_bounds(self, "label_smoothing rollback_factor betas momentum ema_decay", least=0, below=1)
+        check_bounds(self, "lr matrix_lr eps clip_norm", above=0)
         if self.matrix_lr is not None and self.optimizer != "muon":
-            raise ValueError(f'matrix_lr is {self.matrix_lr}: only optimizer = "muon" has a rate for matrices')
+            raise ValueError(f'matrix_lr = {self.matrix_lr} needs optimizer = "muon", not "{self.optimizer}"')
         if self.optimizer == "muon" and self.parallel == "fsdp":
-            raise ValueError('optimizer is muon: it needs matrices in one piece, and parallel = "fsdp" cuts them')
+            raise ValueError('optimizer = "muon" needs whole matrices, which parallel = "fsdp" divides; use "ddp"')
         if self.schedule == "warmup_stable_decay" and self.decay_steps is None:
-            raise ValueError("schedule is warmup_stable_decay: decay_steps must say how many steps the decay takes")
+            raise ValueError('schedule = "warmup_stable_decay" needs decay_steps, the length of the decay')
         if self.schedule in ("cosine", "warmup_stable_decay") and self.warmup_steps >= self.max_steps:
-            raise ValueError(f"warmup_steps is {self.warmup_steps}: it must be under max_steps ({self.max_steps})")
-
-
-def _at_least(name: str, value: float | None, bound: float) -> None:
-    if value is not None and value < bound:
-        raise ValueError(f"{name} is {value}: it must be at least {bound}")
-
-
-def _between(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value < high:
-        raise ValueError(f"{name} is {value}: it must be at least {low} and under {high}")
+            raise ValueError(f"warmup_steps = {self.warmup_steps} must be below max_steps = {self.max_steps}")

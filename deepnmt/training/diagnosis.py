@@ -1,6 +1,5 @@
 """Recognises training that fails, and suggests a remedy: it diverges, or gradients do not reach the lowest layers."""
 
-import math
 from dataclasses import dataclass
 
 from deepnmt.errors import RunError
@@ -25,8 +24,7 @@ class Diagnosis:
     """Interprets the figures of a run. `guessing_nll` is the entropy of the target's words, in nats."""
 
     config: TrainingConfig
-    vocab_size: int
-    guessing_nll: float | None
+    guessing_nll: float
     is_post_norm: bool
     has_shortcuts: bool = False  # the encoder's connection lets a layer's output bypass the layers above it
     guessing_steps: int = GUESSING_STEPS
@@ -37,14 +35,13 @@ class Diagnosis:
     def strikes(self, step: int, nll: float, layers: dict[str, float], before: int) -> int:
         """The number of consecutive signs that the model does not learn; raises when there are enough."""
         ratio = depth_ratio(layers, self.has_shortcuts)
-        guessing = self.guessing_nll if self.guessing_nll is not None else math.log(self.vocab_size)
-        is_guessing = nll >= GUESSING * guessing
+        is_guessing = nll >= GUESSING * self.guessing_nll
         vanished = ratio is not None and ratio < VANISHED
         if not self._is_sign(step, is_guessing, vanished):
             return 0
         if before + 1 < STRIKES:
             return before + 1
-        reason = f"its loss is still that of guessing words by frequency ({guessing:.2f} nats)"
+        reason = f"its loss is still that of guessing words by frequency ({self.guessing_nll:.2f} nats)"
         if vanished:
             lowest = "any encoder layer" if self.has_shortcuts else "the lowest encoder layer"
             reason = f"the gradient reaching {lowest} is {ratio:.0e} of the top's"

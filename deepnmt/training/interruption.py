@@ -2,34 +2,32 @@
 
 import signal
 import threading
-from types import FrameType, TracebackType
-from typing import Any
-
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 
 class Interruption:
-    """Inside the context, `signal` is the signal that asked the process to stop, or None.
-
-    Python handles signals in the main thread alone; training in another thread cannot be interrupted this way.
-    """
+    """`signal` is the signal that asked the process to stop, or None."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
-        self._before: dict[signal.Signals, Any] = {}
 
-    def __enter__(self) -> "Interruption":
-        if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def note(self, number: int, frame: FrameType | None) -> None:
         if self.signal is signal.SIGINT and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
+
+
+@contextmanager
+def heed_signals() -> Iterator[Interruption]:
+    """Python handles signals in the main thread alone; training in another thread cannot be interrupted this way."""
+    interruption = Interruption()
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGTERM, signal.SIGINT) if is_main else ()
+    before = {number: signal.signal(number, interruption.note) for number in numbers}
+    try:
+        yield interruption
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

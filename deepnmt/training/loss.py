@@ -4,6 +4,7 @@ The gradient is computed with the loss, while a chunk's logits are there; `label
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,24 +75,25 @@ def chunked_loss(
     if not flat.is_cuda:  # on a GPU their number would have to be waited for
         real = (targets != pad_id).nonzero().squeeze(1)
         flat, targets = flat.index_select(0, real), targets.index_select(0, real)
+    cross_entropy: CrossEntropy = partial(_cross_entropy_, smoothing=smoothing, counts=counts)
+    if flat.is_cuda and counts is None:
+        from deepnmt.model.kernels.cross_entropy_triton import cross_entropy_
+
+        cross_entropy = partial(cross_entropy_, smoothing=smoothing, pad_id=pad_id)
     apply: Callable[..., tuple[Tensor, Tensor]] = _ChunkedLoss.apply
-    return apply(flat, weight, bias, targets, smoothing, pad_id, chunk, counts, differentiate)
+    return apply(flat, weight, bias, targets, chunk, cross_entropy, differentiate)
+
+
+# (logits, targets, lift=...) -> the sums of loss and nll; leaves `lift` times the loss's gradient in the logits' place.
+CrossEntropy = Callable[..., tuple[Tensor, Tensor]]
 
 
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        features: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        smoothing: float,
-        pad_id: int,
-        chunk: int,
-        counts: Tensor | None,
-        differentiate: bool,
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor,
+        chunk: int, cross_entropy: CrossEntropy, differentiate: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         dtype = _matmul_dtype(features)
         exact = torch.promote_types(features.dtype, torch.float32)
         with torch.autocast(features.device.type, enabled=False):
@@ -105,7 +107,7 @@ class _ChunkedLoss(torch.autograd.Function):
             for start in range(0, f.shape[0], chunk):
                 rows = slice(start, start + chunk)
                 logits = f[rows] @ w.T if b is None else torch.addmm(b, f[rows], w.T)
-                chunk_loss, chunk_nll = differentiate_(logits, targets[rows], smoothing, pad_id, lift, counts)
+                chunk_loss, chunk_nll = cross_entropy(logits, targets[rows], lift=lift)
                 loss, nll = loss + chunk_loss, nll + chunk_nll
                 if grad_features is not None and grad_weight is not None:
                     grad_features[rows] = (logits @ w) / lift if lift != 1 else logits @ w
@@ -127,22 +129,8 @@ class _ChunkedLoss(torch.autograd.Function):
             (grad_features * grad_loss).to(features_dtype),
             (grad_weight * grad_loss).to(weight_dtype),
             None if grad_bias is None else (grad_bias * grad_loss).to(weight_dtype),
-            *(None,) * 6,
+            *(None,) * 4,
         )
-
-
-def differentiate_(
-    logits: Tensor, targets: Tensor, smoothing: float, pad_id: int, lift: float, counts: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """The sums of loss and nll; leaves `lift` times the loss's gradient in the logits' place and type.
-
-    Only the kernel of a GPU is handed padding: elsewhere it was left out before the product.
-    """
-    if logits.is_cuda and counts is None:
-        from deepnmt.model.kernels.cross_entropy_triton import cross_entropy_
-
-        return cross_entropy_(logits, targets, smoothing, pad_id, lift)
-    return _cross_entropy_(logits, targets, smoothing, lift, counts)
 
 
 def _matmul_dtype(features: Tensor) -> torch.dtype:
@@ -153,7 +141,7 @@ def _matmul_dtype(features: Tensor) -> torch.dtype:
 
 
 def _cross_entropy_(
-    logits: Tensor, targets: Tensor, smoothing: float, lift: float, counts: Tensor | None
+    logits: Tensor, targets: Tensor, *, smoothing: float, lift: float, counts: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """`label_smoothed_loss` of real targets; leaves `lift` times its gradient in the logits' place.
 

@@ -72,11 +72,8 @@ class Muon(torch.optim.Optimizer):
         self.adam = torch.optim.AdamW(others, lr=lr, fused=True, **adam)
         self.param_groups += self.adam.param_groups  # the same dictionaries: a rate set here is set there
         self.state = self.adam.state
-        self.matrices = {parameter for stack in self.stacks for parameter in stack["params"]}
-
-    def begin(self, parameter: Tensor) -> None:
-        """The state of a matrix before its first step."""
-        self.state[parameter]["momentum"] = torch.zeros_like(parameter)
+        for parameter in (parameter for stack in self.stacks for parameter in stack["params"]):
+            self.state[parameter]["momentum"] = torch.zeros_like(parameter)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -87,9 +84,6 @@ class Muon(torch.optim.Optimizer):
             self._move(stack["params"], stack["lr"], stack["momentum"], stack["weight_decay"])
 
     def _move(self, stack: list[Tensor], rate: float | Tensor, momentum: float, weight_decay: float) -> None:
-        for parameter in stack:
-            if not self.state[parameter]:
-                self.begin(parameter)
         gradients = torch.stack([p.grad for p in stack if p.grad is not None])
         good = torch.ones((), device=gradients.device) if self.found_inf is None else 1 - self.found_inf
         if self.grad_scale is not None:

@@ -22,7 +22,10 @@ ADAMS: dict[str, type[torch.optim.Adam]] = {"adam": torch.optim.Adam, "adamw": t
 def build_optimizer(model: nn.Module, config: TrainingConfig, world: World) -> torch.optim.Optimizer:
     """Adam, AdamW or Muon; weight decay is for matrices, not for biases, norms or connection weights."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    matrices = {name: p for name, p in trained.items() if config.optimizer == "muon" and _is_hidden_matrix(name, p)}
+    # Inside a layer: not embeddings, output or relative positions, whose rows are vectors, nor connection weights.
+    inside = re.compile(r"\blayers\.\d+\.(?!attention\.relative)")
+    hidden = [name for name, p in trained.items() if p.ndim == 2 and inside.search(name)]
+    matrices = {name: trained[name] for name in hidden if config.optimizer == "muon"}
     rest = [p for name, p in trained.items() if name not in matrices]
     groups: list[dict[str, Any]] = [
         {"params": [p for p in rest if p.ndim == 2], "weight_decay": config.weight_decay},
@@ -42,12 +45,6 @@ def build_optimizer(model: nn.Module, config: TrainingConfig, world: World) -> t
         spread=world.spread_rows,
         **adam,
     )
-
-
-def _is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """A matrix inside a layer: not embeddings, output or relative positions, whose rows are vectors, nor connection
-    weights."""
-    return parameter.ndim == 2 and re.search(r"\blayers\.\d+\.(?!attention\.relative)", name) is not None
 
 
 @dataclass(frozen=True)
@@ -130,21 +127,15 @@ def whole(tensor: Tensor) -> Tensor:
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimiser's state by parameter name: `exp_avg/encoder.layers.0...`; zeros before the first step."""
+    mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    named = [(name, p) for name, p in model.named_parameters() if id(p) in mine]
+    assert len(named) == len(mine), "a sharded module is in one piece: its parameters are not the optimiser's"
     tensors = {}
-    for name, parameter in _trained(model, optimizer):
+    for name, parameter in named:
         state = optimizer.state[parameter]
-        if not state and isinstance(optimizer, Muon) and parameter in optimizer.matrices:
-            optimizer.begin(parameter)
-        elif not state:
+        if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
         tensors.update({f"{kind}/{name}": tensor for kind, tensor in state.items()})
     return tensors
-
-
-def _trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, nn.Parameter]]:
-    mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    named = [(name, p) for name, p in model.named_parameters() if id(p) in mine]
-    assert len(named) == len(mine), "a sharded module is in one piece: its parameters are not the optimiser's"
-    return named

@@ -145,7 +145,7 @@ def validate(state: TrainingState, job: Job) -> None:
         state.step,
         loss=found.loss,
         nll=found.nll,
-        ppl=found.perplexity,
+        ppl=perplexity(found.nll),
         **found.scores,
         is_best=is_first,
         signatures=found.signatures,

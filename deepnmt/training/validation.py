@@ -49,11 +49,6 @@ class Validation:
     samples: list[tuple[str, str, str]] = field(default_factory=list)  # source, hypothesis, reference
     matrices: dict[str, Tensor] = field(default_factory=dict)  # the connection weights of each stack
 
-    @property
-    def perplexity(self) -> float:
-        """exp(nll): per subword, so it can only be compared within one vocabulary."""
-        return perplexity(self.nll)
-
     def score(self, metric: Metric) -> float:
         """Higher is better. Without translations only the loss counts."""
         return self.scores.get(metric, -self.loss)
@@ -136,6 +131,7 @@ def score_measure(recipe: Recipe, dataset: Dataset, metrics: TextMetrics | None)
 
 
 def perplexity(nll: float) -> float:
+    """exp(nll): per subword, so it can only be compared within one vocabulary."""
     return math.exp(nll) if nll < 700 else math.inf
 
 

@@ -95,7 +95,7 @@ def test_samples_keep_the_rules():
     ("settings", "message"),
     [
         ({"temperature": 0.0}, "temperature must be positive, not 0.0"),
-        ({"top_k": -1}, "top_k must be at least 0"),
+        ({"top_k": -1}, "top_k = -1 must be at least 0"),
         ({"top_p": 0.0}, "top_p must be above 0 and at most 1"),
         ({"top_p": 1.5}, "top_p must be above 0 and at most 1"),
     ],

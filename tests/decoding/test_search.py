@@ -215,9 +215,9 @@ def test_where_the_rules_leave_nothing_there_is_no_hypothesis():
 @pytest.mark.parametrize(
     ("settings_", "message"),
     [
-        ({"beam": 0}, "beam must be at least 1, not 0"),
+        ({"beam": 0}, "beam = 0 must be at least 1"),
         ({"beam": 2, "nbest": 3}, r"nbest must be between 1 and the beam \(2\), not 3"),
-        ({"patience": 0.0}, "patience must be positive"),
+        ({"patience": 0.0}, "patience = 0.0 must be above 0"),
     ],
 )
 def test_senseless_settings_are_refused(settings_, message):

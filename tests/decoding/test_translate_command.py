@@ -184,7 +184,7 @@ def test_rubbish_is_translated_with_a_warning_that_names_the_line(digits_model, 
     [
         (["/nowhere"], "/nowhere is not a MODEL folder"),
         (["MODEL", "--input", "/nowhere.txt"], "/nowhere.txt does not exist"),
-        (["MODEL", "--beam", "0"], "beam must be at least 1"),
+        (["MODEL", "--beam", "0"], "beam = 0 must be at least 1"),
         (["MODEL", "--beam", "x"], "argument --beam: invalid int value"),
         (["MODEL", "--precision", "int3"], "precision 'int3' is not known"),
         (["MODEL", "--threads", "0"], "threads must be at least 1"),

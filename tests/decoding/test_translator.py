@@ -247,7 +247,7 @@ def test_an_ensemble_of_strangers_is_refused_by_name(digits_model, tmp_path):
         ({"penalty_form": "gnmd"}, "penalty_form is 'gnmd'; did you mean gnmt"),
         ({"min_length": 9, "max_length": 4}, "min_length = 9 is more than max_length = 4"),
         ({"top_p": 2.0}, "top_p must be"),
-        ({"max_source_length": 0}, "max_source_length must be at least 2, not 0"),
+        ({"max_source_length": 0}, "max_source_length = 0 must be at least 2"),
     ],
 )
 def test_senseless_settings_are_refused(translator, settings, message):

@@ -139,7 +139,7 @@ def test_the_memory_plan_is_the_largest_even_share_that_fits(whole, capacity):
         assert share > capacity / 2 - 256, "no smaller than it must be"
 
 
-DIAGNOSIS = Diagnosis(replace(TRAINING, warmup_steps=4), 1000, guessing_nll=5.0, is_post_norm=True, guessing_steps=100)
+DIAGNOSIS = Diagnosis(replace(TRAINING, warmup_steps=4), guessing_nll=5.0, is_post_norm=True, guessing_steps=100)
 HEALTHY = {"encoder.layers.0": 0.5, "encoder.layers.1": 0.5, "decoder.layers.0": 1.0, "source_embedding": 0.1}
 VANISHING = {**HEALTHY, "encoder.layers.0": 1e-9}
 

@@ -54,12 +54,12 @@ def test_no_warmup_starts_at_lr():
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"max_steps": 0}, "max_steps is 0"),
-        ({"max_steps": 5, "label_smoothing": 1.0}, "label_smoothing is 1.0"),
-        ({"max_steps": 5, "lr": 0.0}, "lr is 0.0"),
-        ({"max_steps": 5, "betas": (0.9, 1.0)}, "betas is 1.0"),
+        ({"max_steps": 0}, "max_steps = 0 must be at least 1"),
+        ({"max_steps": 5, "label_smoothing": 1.0}, "label_smoothing = 1.0 must be at least 0 and below 1"),
+        ({"max_steps": 5, "lr": 0.0}, "lr = 0.0 must be above 0"),
+        ({"max_steps": 5, "betas": (0.9, 1.0)}, "betas = 1.0 must be"),
         ({"max_steps": 5, "schedule": "warmup_stable_decay"}, "decay_steps"),
-        ({"max_steps": 5, "schedule": "cosine", "warmup_steps": 5}, "warmup_steps is 5"),
+        ({"max_steps": 5, "schedule": "cosine", "warmup_steps": 5}, "warmup_steps = 5 must be below max_steps = 5"),
     ],
 )
 def test_impossible_settings_are_named(settings, message):

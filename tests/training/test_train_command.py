@@ -213,7 +213,7 @@ def test_signals_save_and_end_with_one_sentence(place, number, status):
     "more, data, message",
     [
         (["model.norms=pre"], "joint", "unknown setting model.norms; did you mean norm?"),
-        (["training.lr=-1"], "joint", "training: lr is -1.0: it must be above 0"),
+        (["training.lr=-1"], "joint", "training: lr = -1.0 must be above 0"),
         ([], "nowhere", "is not a dataset: there is no such folder"),
         ([], "separate", "shares embeddings, but"),
         (["training.wandb_project=x"], "joint", "wandb is not installed"),

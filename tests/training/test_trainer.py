@@ -30,7 +30,7 @@ from deepnmt.model.transformer import Transformer
 from deepnmt.training.curves import read_log
 from deepnmt.training.diagnosis import TrainingError
 from deepnmt.training.engine import Noise, Objective
-from deepnmt.training.interruption import Interruption
+from deepnmt.training.interruption import heed_signals
 from deepnmt.training.trainer import INTERRUPTED, train
 from deepnmt.training.validation import Validation
 
@@ -265,7 +265,7 @@ def test_signal_saves_first_and_then_stops(tmp_path, number):
             return accumulate(*arguments)
 
         job.engine.accumulate = interrupted_at_step_7
-        with Interruption() as job.interruption:
+        with heed_signals() as job.interruption:
             assert train(run, job) is INTERRUPTED
     assert (run.step, job.interruption.signal) == (7, number)
     assert (tmp_path / "checkpoints" / "step-00000007" / "manifest.json").exists()
@@ -274,7 +274,7 @@ def test_signal_saves_first_and_then_stops(tmp_path, number):
 
 
 def test_second_ctrl_c_does_not_wait():
-    with Interruption() as interruption:
+    with heed_signals() as interruption:
         os.kill(os.getpid(), signal.SIGINT)
         assert interruption.signal is signal.SIGINT
         with pytest.raises(KeyboardInterrupt):
