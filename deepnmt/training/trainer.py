@@ -167,7 +167,7 @@ def save(state: TrainingState, job: Job, epoch: int | None = None) -> None:
 
 def is_save_due(state: TrainingState, config: TrainingConfig) -> bool:
     """Whether this step gets a checkpoint, apart from that of an epoch."""
-    return state.step % config.save_every == 0 or state.is_best
+    return state.step % config.save_every == 0 or (state.is_best and config.keep_best > 0)
 
 
 def _ending(state: TrainingState, job: Job) -> str | None:

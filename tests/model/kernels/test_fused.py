@@ -202,7 +202,7 @@ def test_mixture_equals_its_twin(dtype: torch.dtype, normed: bool, dim: int, dep
 
     exact = run(False, torch.float64)
     for fused, plain, truth in zip(run(True, dtype), run(False, dtype), exact, strict=True):
-        assert distance(fused, truth) < 1.5 * distance(plain, truth) + 1e-5
+        assert distance(fused, truth) < 2.5 * distance(plain, truth) + 1e-5
 
 
 @DTYPES
