@@ -118,7 +118,9 @@ def test_the_last_step_is_saved_with_its_score_and_looked_at_once(tmp_path):
 
 def test_without_best_checkpoints_to_keep_only_the_regular_ones_are_saved(tmp_path):
     """So that an average of the last five is one over evenly spaced steps."""
-    config = replace(TRAINING, max_steps=12, validate_every=5, save_every=4, save_epochs=False, keep_best=0, keep_last=9)
+    config = replace(
+        TRAINING, max_steps=12, validate_every=5, save_every=4, save_epochs=False, keep_best=0, keep_last=9
+    )
     scores = iter([1.0, 2.0, 3.0])
     with open_job(tmp_path, config) as (run, job):
         job.validate = lambda model: Validation(1.0, 1.0, {"bleu": next(scores)})
