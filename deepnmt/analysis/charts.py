@@ -10,7 +10,7 @@ from deepnmt import heatmap
 PALETTE = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#17becf", "#7f7f7f")
 DASHES = ("", "6 3", "2 2", "8 3 2 3")
 FONT = "font-family='Helvetica, Arial, sans-serif'"
-WIDTH, HEIGHT = 640, 380  # of a line chart, without its legend
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 640, 70, 620, 40, 330  # of a line chart, and the frame in it
 
 
 @dataclass(frozen=True)
@@ -90,12 +90,12 @@ def line_chart(series: Sequence[Series], axes: Axes) -> str:
     if not points:
         return _svg(WIDTH, 60, [_text(20, 30, f"{axes.title}: nothing to draw yet", size=14)])
     frame = _Frame.around(points, axes)
-    parts = [_text(frame.left, 22, axes.title, size=14, weight="bold"), *frame.grid(axes)]
-    names, top = [], frame.bottom + 54
+    parts = [_text(LEFT, 22, axes.title, size=14, weight="bold"), *frame.grid(axes)]
+    names, top = [], BOTTOM + 54
     for number, line in enumerate(drawn):
         stroke, dashes = PALETTE[number % len(PALETTE)], _dashes(line, number)
         parts += _line(line, stroke, dashes, frame)
-        x, y = frame.left + (number % 2) * (WIDTH // 2 - 40), top + 18 * (number // 2)
+        x, y = LEFT + (number % 2) * (WIDTH // 2 - 40), top + 18 * (number // 2)
         style = f"stroke='{stroke}' stroke-width='2.5' {dashes}"
         names.append(f"<line x1='{x}' x2='{x + 30}' y1='{y - 4}' y2='{y - 4}' {style}/>")
         names.append(_text(x + 36, y, line.name, size=11))
@@ -106,10 +106,6 @@ def line_chart(series: Sequence[Series], axes: Axes) -> str:
 class _Frame:
     """Where values lie on the paper."""
 
-    left: float
-    right: float
-    top: float
-    bottom: float
     xs: tuple[float, float]
     ys: tuple[float, float]
     log: bool
@@ -126,28 +122,27 @@ class _Frame:
             room = 0.08 * ((high - low) or abs(high) or 1.0)
             ys = (low - room, high + room)  # type: ignore[assignment]
         wide = (min(xs), max(xs)) if min(xs) < max(xs) else (min(xs) - 1, max(xs) + 1)
-        return cls(70, WIDTH - 20, 40, HEIGHT - 50, wide, ys, axes.log_y)
+        return cls(wide, ys, axes.log_y)
 
     def x(self, value: float) -> float:
-        return self.left + 8 + (value - self.xs[0]) / (self.xs[1] - self.xs[0]) * (self.right - self.left - 16)
+        return LEFT + 8 + (value - self.xs[0]) / (self.xs[1] - self.xs[0]) * (RIGHT - LEFT - 16)
 
     def y(self, value: float) -> float:
         place = math.log10(value) if self.log else value
-        return self.bottom - (place - self.ys[0]) / (self.ys[1] - self.ys[0]) * (self.bottom - self.top)
+        return BOTTOM - (place - self.ys[0]) / (self.ys[1] - self.ys[0]) * (BOTTOM - TOP)
 
     def grid(self, axes: Axes) -> list[str]:
         parts = [
-            f"<rect x='{self.left}' y='{self.top}' width='{self.right - self.left}' height='{self.bottom - self.top}' "
-            "fill='none' stroke='#999'/>",
-            _text((self.left + self.right) / 2, self.bottom + 34, axes.x_label, anchor="middle", size=12),
-            _label_y(18, (self.top + self.bottom) / 2, axes.y_label),
+            f"<rect x='{LEFT}' y='{TOP}' width='{RIGHT - LEFT}' height='{BOTTOM - TOP}' fill='none' stroke='#999'/>",
+            _text((LEFT + RIGHT) / 2, BOTTOM + 34, axes.x_label, anchor="middle", size=12),
+            _label_y(18, (TOP + BOTTOM) / 2, axes.y_label),
         ]
         for tick in _ticks(*self.xs):
-            parts.append(_text(self.x(tick), self.bottom + 16, f"{tick:g}", anchor="middle", size=10))
+            parts.append(_text(self.x(tick), BOTTOM + 16, f"{tick:g}", anchor="middle", size=10))
         for value, label in self._y_ticks():
             y = self.y(value)
-            parts.append(f"<line x1='{self.left}' x2='{self.right}' y1='{y:.1f}' y2='{y:.1f}' stroke='#e4e4e4'/>")
-            parts.append(_text(self.left - 6, y + 4, label, anchor="end", size=10))
+            parts.append(f"<line x1='{LEFT}' x2='{RIGHT}' y1='{y:.1f}' y2='{y:.1f}' stroke='#e4e4e4'/>")
+            parts.append(_text(LEFT - 6, y + 4, label, anchor="end", size=10))
         return parts
 
     def _y_ticks(self) -> list[tuple[float, str]]:

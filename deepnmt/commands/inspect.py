@@ -105,7 +105,7 @@ def _show_weights(found: "list[ConnectionWeights]", mask: bool, profile: Sequenc
     if sys.stdout.isatty():
         from rich.console import Console
 
-        from deepnmt.analysis.terminal import coloured
+        from deepnmt.analysis.weights import coloured
 
         console = Console(highlight=False)
         for weights in found:

@@ -79,20 +79,15 @@ class Demo:
     def model(self) -> Path:
         return self.run / "model"
 
-    @property
-    def hypotheses(self) -> Path:
-        return self.run / f"test.{self.target}"
-
 
 def run_demo(settings: DemoSettings) -> Demo:
     """Download, prepare, train within the time, translate the test set and score it."""
     device = "cuda" if choose_device(settings.device).startswith("cuda") else "cpu"
     target, out = settings.target, settings.out
     corpus, data = out / f"corpus-{target}", out / f"data-{target}"
-    run, run_beside = out / f"run-{target}", out / f"run-{target}-baseline"
-    plan_path, beside_path = out / f"plan-{target}.json", out / f"plan-{target}-baseline.json"
-    load_recipe(settings.recipe or RECIPES[device])  # refused before anything is written
-    _check_plan(plan_path, settings, device)
+    recipe = settings.recipe or RECIPES[device]
+    load_recipe(recipe)  # refused before anything is written
+    _check_plan(out / f"plan-{target}.json", settings, device)
 
     if not (corpus / "corpus.json").is_file():
         from deepnmt.data.catalogues import make_corpus
@@ -101,21 +96,21 @@ def run_demo(settings: DemoSettings) -> Demo:
         make_corpus("homeassistant", ("en", target), corpus)
     if not (data / "dataset.json").is_file():
         _prepare(corpus, data, target, settings.vocab_size)
-    if not plan_path.is_file():
-        minutes = settings.minutes or MINUTES[device]
-        recipe = settings.recipe or RECIPES[device]
-        make_plan(recipe, device, minutes, data, out / "trial", settings.max_processes).write(plan_path)
-    plan = _train(plan_path, data, run)
-    scores = _evaluate(run, corpus, target, device)
-    if settings.with_baseline and not beside_path.is_file():
-        recipe = BASELINES[device]
-        make_plan(recipe, device, plan.minutes, data, out / "trial", settings.max_processes).write(beside_path)
+
+    def model(recipe: str, minutes: float, name: str) -> tuple[Plan, dict[str, Any]]:
+        """Train and score one, under its name in the folder, as far as that is not done yet."""
+        path, run = out / f"plan-{name}.json", out / f"run-{name}"
+        if not path.is_file():
+            make_plan(recipe, device, minutes, data, out / "trial", settings.max_processes).write(path)
+        return _train(path, data, run), _evaluate(run, corpus, target, device)
+
+    plan, found = model(recipe, settings.minutes or MINUTES[device], target)
     baseline = None
-    if beside_path.is_file():
-        steps = _train(beside_path, data, run_beside).steps
-        bleu = _evaluate(run_beside, corpus, target, device)["scores"]["bleu"]
-        baseline = Baseline(bleu=bleu["value"], steps=steps, signature=bleu["signature"])
-    return Demo(target=target, folder=out, scores=scores["scores"], num_lines=scores["num_lines"], baseline=baseline)
+    if settings.with_baseline or (out / f"plan-{target}-baseline.json").is_file():
+        beside, scored = model(BASELINES[device], plan.minutes, f"{target}-baseline")
+        bleu = scored["scores"]["bleu"]
+        baseline = Baseline(bleu=bleu["value"], steps=beside.steps, signature=bleu["signature"])
+    return Demo(target=target, folder=out, scores=found["scores"], num_lines=found["num_lines"], baseline=baseline)
 
 
 def _check_plan(path: Path, settings: DemoSettings, device: str) -> None:
@@ -123,13 +118,12 @@ def _check_plan(path: Path, settings: DemoSettings, device: str) -> None:
     if not path.is_file():
         return
     plan = Plan.read(path)
-    wanted = {"--minutes": settings.minutes, "--recipe": settings.recipe, "--device": settings.device and device}
-    there = {"--minutes": plan.minutes, "--recipe": plan.recipe, "--device": plan.device}
-    for option, value in wanted.items():
-        if value is not None and value != there[option]:
+    for name, wanted in (("minutes", settings.minutes), ("recipe", settings.recipe), ("device", settings.device)):
+        wanted, there = device if name == "device" and wanted else wanted, getattr(plan, name)
+        if wanted is not None and wanted != there:
             raise InputError(
-                f"{settings.out} holds a demo with {option} {there[option]}, not {value}; choose another --out, or "
-                f"remove {path} and {settings.out / f'run-{settings.target}'}"
+                f"{settings.out} holds a demo with --{name} {there}, not {wanted}; choose another --out, or remove "
+                f"{path} and {settings.out / f'run-{settings.target}'}"
             )
 
 

@@ -5,7 +5,6 @@ import os
 import shlex
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -132,22 +131,16 @@ def try_speed(recipe: str, precision: str, processes: int, data: Path, trial: Pa
         words = [recipe, *overrides, "--data", data, "--out", trial, "--device", "cpu"]
         if launch(processes, words, quietly=processes > 1):  # one process must work, or say why not
             return None
-        return statistics.median(_intervals(trial)[1:]) / TRIAL_LOG_EVERY
+        return seconds_per_step(trial)
     finally:
         shutil.rmtree(trial, ignore_errors=True)
 
 
-def _intervals(run: Path) -> list[float]:
-    """Seconds of training from one line of the log to the next."""
-    return [line["tokens"] / line["tokens_per_second"] for line in read_log(run) if line["kind"] == "train"]
-
-
 def seconds_per_step(run: Path) -> float:
     """Without the updates up to the first line of the log, in which kernels are compiled."""
-    steps = [line["step"] for line in read_log(run) if line["kind"] == "train"]
-    if len(steps) == 1:
-        return _intervals(run)[0] / steps[0]
-    return sum(_intervals(run)[1:]) / (steps[-1] - steps[0])
+    lines = [line for line in read_log(run) if line["kind"] == "train"]
+    steps, seconds = [line["step"] for line in lines], [line["tokens"] / line["tokens_per_second"] for line in lines]
+    return seconds[0] / steps[0] if len(steps) == 1 else sum(seconds[1:]) / (steps[-1] - steps[0])
 
 
 # torchrun without its warnings and traceback when it is asked to stop: training has said everything.

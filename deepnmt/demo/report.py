@@ -9,14 +9,15 @@ from deepnmt.demo.course import Demo
 from deepnmt.files import replacing
 from deepnmt.languages import language_name
 from deepnmt.model.storage import load_model
+from deepnmt.text import read_lines
 from deepnmt.training.curves import read_log
 
 
-def examples(demo: Demo, count: int) -> list[tuple[str, str, str]]:
+def examples(demo: Demo, count: int) -> list[tuple[str, ...]]:
     """Source, translation and reference of some test sentences, evenly spread over those of middling length."""
-    files = demo.corpus / "test.en", demo.hypotheses, demo.corpus / f"test.{demo.target}"
-    lines = list(zip(*(path.read_text(encoding="utf-8").split("\n") for path in files), strict=True))
-    chosen = [(line[0], line[1], line[2]) for line in lines if 5 <= len(line[0].split()) <= 14]
+    files = demo.corpus / "test.en", demo.run / f"test.{demo.target}", demo.corpus / f"test.{demo.target}"
+    lines = zip(*map(read_lines, files), strict=True)
+    chosen = [line for line in lines if 5 <= len(line[0].split()) <= 14]
     return chosen[:: max(1, len(chosen) // count)][:count]
 
 

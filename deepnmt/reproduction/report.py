@@ -6,7 +6,7 @@ from typing import Any
 
 from deepnmt.analysis.charts import Axes, Series, line_chart
 from deepnmt.analysis.weights import ConnectionWeights, draw
-from deepnmt.reproduction.document import Block, Bullets, Chart, Code, Heading, Paragraph, Table
+from deepnmt.reproduction.document import Block, bullets, chart, code, heading, paragraph, table
 from deepnmt.reproduction.experiment import Claim, Experiment
 from deepnmt.reproduction.results import FAILED, ArmResult, Figure, by_arm
 from deepnmt.reproduction.scales import SCALES
@@ -16,19 +16,19 @@ Arms = Sequence[ArmResult]
 
 def report(content: Mapping[str, Any], experiment: Experiment) -> list[Block]:
     arms = by_arm(content, experiment)
-    blocks: list[Block] = [Paragraph(experiment.about), Paragraph(_setting(content, arms))]
-    blocks += [Heading("Results"), _main_table(arms, experiment), *_notes(arms, experiment)]
+    blocks: list[Block] = [paragraph(experiment.about), paragraph(_setting(content, arms))]
+    blocks += [heading("Results"), _main_table(arms, experiment), *_notes(arms, experiment)]
     if experiment.claims:
         judged = [f"{claim.text}: {_judge(claim, arms, experiment)}" for claim in experiment.claims]
-        blocks += [Heading("The paper's claims"), Bullets(judged)]
+        blocks += [heading("The paper's claims"), bullets(judged)]
     if charts := [*_depth_charts(arms, experiment), *_training_charts(arms, experiment), *_weights(arms, experiment)]:
-        blocks += [Heading("Charts"), *charts]
+        blocks += [heading("Charts"), *charts]
     for test in dict.fromkeys(test for test, _, _ in _scores(arms)):
         metrics = list(dict.fromkeys(metric for of, metric, _ in _scores(arms) if of == test))
         rows = [[arm.arm.label, *(_text(arm.score(metric, test)) for metric in metrics)] for arm in arms]
-        blocks += [Heading(f"All scores on {test}"), Table(["model", *metrics], rows)]
+        blocks += [heading(f"All scores on {test}"), table(["model", *metrics], rows)]
     if failures := [f"{arm.arm.label}: {reason}" for arm in arms for reason in dict.fromkeys(arm.failures)]:
-        blocks += [Heading("What failed, and why"), Bullets(failures)]
+        blocks += [heading("What failed, and why"), bullets(failures)]
     return [*blocks, *_provenance(content, arms)]
 
 
@@ -59,7 +59,7 @@ def _setting(content: Mapping[str, Any], arms: Arms) -> str:
     )
 
 
-def _main_table(arms: Arms, experiment: Experiment) -> Table:
+def _main_table(arms: Arms, experiment: Experiment) -> Block:
     first: dict[str, ArmResult] = {}  # of each group: the others are compared with it
     head: list[str] = []
     rows: list[list[str]] = []
@@ -70,7 +70,7 @@ def _main_table(arms: Arms, experiment: Experiment) -> Table:
         if group and result is first[group]:
             rows.append([f"**{group}**", *[""] * (len(head) - 1)])
         rows.append(list(cells.values()))
-    return Table(head, rows)
+    return table(head, rows)
 
 
 def _cells(result: ArmResult, reference: ArmResult, arms: Arms, experiment: Experiment) -> dict[str, str]:
@@ -133,12 +133,12 @@ def _score(result: ArmResult, metric: str) -> str:
 
 def _notes(arms: Arms, experiment: Experiment) -> Iterator[Block]:
     if waiting := [arm.arm.label for arm in arms if not arm.is_started]:
-        yield Paragraph(f"Not run yet: {', '.join(waiting)}.")
+        yield paragraph(f"Not run yet: {', '.join(waiting)}.")
     scored = [
         of_test for arm in arms for run in arm.runs if run["decode"] for of_test in (run["scores"] or {}).values()
     ]
     if "scores" in experiment.measures and any(experiment.metric not in of_test for of_test in scored):
-        yield Paragraph(
+        yield paragraph(
             f"Some scores ({experiment.metric}) could not be computed where the runs were made; "
             "`deepnmt reproduce --score-only DIR` adds them where sacremoses is installed."
         )
@@ -208,7 +208,7 @@ def _depth_charts(arms: Arms, experiment: Experiment) -> Iterator[Block]:
     for file, series, whose, about in (("depth", ours, "Ours", "ours"), ("depth-paper", paper, "Paper", "the paper's")):
         if series or file == "depth":
             axes = Axes(f"{whose}: {label}", "encoder layers", label)
-            yield Chart(file, line_chart(series, axes), f"{label} against depth, {about}")
+            yield chart(file, line_chart(series, axes), f"{label} against depth, {about}")
 
 
 def _training_charts(arms: Arms, experiment: Experiment) -> Iterator[Block]:
@@ -225,11 +225,11 @@ def _training_charts(arms: Arms, experiment: Experiment) -> Iterator[Block]:
                 shares.append(Series(label, points))
         title = f"Gradient of each encoder layer, {depth} layers, at the last logged update"
         axes = Axes(title, "encoder layer", "gradient norm", log_y=True)
-        yield Chart("gradients", line_chart(by_layer, axes), title)
+        yield chart("gradients", line_chart(by_layer, axes), title)
         title = "Gradient of the lowest over the top encoder layer"
         axes = Axes(title, "update", "ratio", log_y=True)
         about = "How much of the gradient reaches the lowest encoder layer while training"
-        yield Chart("gradient-share", line_chart(shares, axes), about)
+        yield chart("gradient-share", line_chart(shares, axes), about)
     curves = [
         Series(arm.arm.label, [(x, y) for x, y in points if abs(y) < 1e6])  # neither diverged nor NaN
         for arm in arms
@@ -238,7 +238,7 @@ def _training_charts(arms: Arms, experiment: Experiment) -> Iterator[Block]:
     if any(curve.points for curve in curves):
         axes = Axes("Validation loss", "update", "nats per subword")
         drawn = line_chart([curve for curve in curves if curve.points], axes)
-        yield Chart("validation", drawn, "Validation loss over the updates, first seed")
+        yield chart("validation", drawn, "Validation loss over the updates, first seed")
 
 
 def _first(arm: ArmResult, name: str) -> list[Any]:
@@ -249,8 +249,8 @@ def _weights(arms: Arms, experiment: Experiment) -> Iterator[Block]:
     for arm in arms if "weights" in experiment.measures else ():
         stored: list[Any] = next((run["weights"] for run in arm.runs if run["weights"]), [])
         slug = "".join(c if c.isalnum() else "-" for c in arm.arm.label.lower()).strip("-")
-        for number, svg in enumerate(draw([ConnectionWeights.stored(table) for table in stored]), start=1):
-            yield Chart(f"weights-{slug}-{number}", svg, f"Learned connection weights, {arm.arm.label}")
+        for number, svg in enumerate(draw([ConnectionWeights.stored(weights) for weights in stored]), start=1):
+            yield chart(f"weights-{slug}-{number}", svg, f"Learned connection weights, {arm.arm.label}")
 
 
 def _provenance(content: Mapping[str, Any], arms: Arms) -> Iterator[Block]:
@@ -262,7 +262,7 @@ def _provenance(content: Mapping[str, Any], arms: Arms) -> Iterator[Block]:
     if parallel > 1:
         items.append(f"up to {parallel} runs at a time on one device: speeds and times are those of shared use")
     items += [f"decoding: beam {beam}, length penalty {alpha:g}" for beam, alpha in sorted(searches)]
-    yield from (Heading("How this was made"), Bullets(items), Code("\n".join(content["commands"])))
+    yield from (heading("How this was made"), bullets(items), code("\n".join(content["commands"])))
     if signatures := {metric: score["signature"] for _, metric, score in _scores(arms)}:
-        yield Paragraph("Score signatures:")
-        yield Bullets([f"{name}: `{text}`" for name, text in sorted(signatures.items())])
+        yield paragraph("Score signatures:")
+        yield bullets([f"{name}: `{text}`" for name, text in sorted(signatures.items())])

@@ -15,6 +15,7 @@ from typing import Any
 
 from deepnmt.errors import InputError
 from deepnmt.files import replacing, write_json
+from deepnmt.text import read_lines
 
 STUDY, TESTS, RUNS = "study.json", "tests", "runs"
 TRAINING, MODEL, HYPOTHESES = "training", "model", "hypotheses"
@@ -93,8 +94,8 @@ class Study:
 
     def test(self, name: str) -> TestSet:
         folder = self.folder / TESTS / name
-        references = [_read_lines(path) for path in sorted(folder.glob("reference-*.txt"))]
-        return TestSet(name, _read_lines(folder / "source.txt"), references)
+        references = [read_lines(path) for path in sorted(folder.glob("reference-*.txt"))]
+        return TestSet(name, read_lines(folder / "source.txt"), references)
 
     def tests(self) -> list[TestSet]:
         folder = self.folder / TESTS
@@ -112,7 +113,3 @@ def _plain(value: Any) -> str:
 
 def _write_lines(path: Path, lines: Sequence[str]) -> None:
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
-
-
-def _read_lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").split("\n")[:-1]

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from pytest import approx, fixture, mark, raises
 
-from deepnmt.analysis.terminal import coloured
-from deepnmt.analysis.weights import ConnectionWeights, learned_weights, to_csv, to_text
+from deepnmt.analysis.weights import ConnectionWeights, coloured, learned_weights, to_csv, to_text
 from deepnmt.cli import main
 from deepnmt.errors import InputError
 from deepnmt.heatmap import Colours
