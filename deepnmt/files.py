@@ -65,6 +65,18 @@ def write_json(path: Path, content: Any) -> None:
         aside.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is not a JSON object")
+    return content
+
+
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -20,7 +20,7 @@ ROWS = [
 ]
 # Pure data, which the recipe in config.py is made of: it alone may look up to them, and they import nothing but ground.
 SECTIONS = {("training", "config"), ("decoding", "config")}
-GROUND = {"columns", "devices", "errors", "files", "heatmap", "languages", "settings", "progress", "text"}
+GROUND = {"columns", "devices", "errors", "files", "flat_yaml", "heatmap", "languages", "settings", "progress", "text"}
 LEVEL = {room: len(ROWS) - depth for depth, row in enumerate(ROWS) for room in row} | dict.fromkeys(GROUND, 0)
 ENTRANCES = {"__init__", "__main__"}  # the package's own front doors
 

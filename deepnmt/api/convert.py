@@ -1,22 +1,26 @@
-"""`deepnmt.convert`: a checkpoint of another toolkit becomes a MODEL folder."""
+"""`deepnmt.convert`: a model of another toolkit becomes a MODEL folder."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from deepnmt.data.conversion import TEXTS
+from deepnmt.data.conversion.text import ForeignText
 from deepnmt.data.subword_nmt import Codes, SubwordNmt, read_dictionary
 from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.errors import InputError
-from deepnmt.files import check_out, replacing, sha256
-from deepnmt.model.conversion import CONVERTERS
+from deepnmt.files import check_out, read_json, replacing, sha256
+from deepnmt.model.conversion import FORMATS, convert_model
 from deepnmt.model.storage import CONFIG, META, save_model
 from deepnmt.model.transformer import Transformer
+
+MODEL_TYPES = {"marian": "marian", "m2m_100": "m2m100", "fsmt": "fsmt"}  # in Hugging Face's config.json
 
 
 def convert(
     checkpoint: str | Path,
     out: str | Path,
     *,
-    toolkit: str,
+    toolkit: str | None = None,
     source_lang: str | None = None,
     target_lang: str | None = None,
     source_dict: str | Path | None = None,
@@ -26,54 +30,105 @@ def convert(
     lowercase: bool = False,
     overwrite: bool = False,
 ) -> Transformer:
-    """Write the model of a `checkpoint` to the MODEL folder `out`, and return it.
+    """Write the model of a `checkpoint`, a file or a folder, to the MODEL folder `out`, and return it.
 
-    `toolkit` is `dlcl` (the code of the paper's authors; also an .npz of its parameters) or `fairseq`. With the
-    languages, fairseq's dictionaries (the target's is by default the source's) and subword-nmt's `codes` the MODEL
-    translates text; without them it holds the network alone. `codes` and `pretokenizer` have one entry for both sides,
-    or one for each.
+    `toolkit` is `marian` (a folder of Marian or of Hugging Face), `m2m100`, `nllb` or `fsmt` (folders of Hugging Face),
+    `dlcl` (the code of the paper's authors; also an .npz of its parameters) or `fairseq`. By default it is recognised
+    from the folder. A folder has the tokenisers too; of a model with many languages, `source_lang` and `target_lang`
+    are those translated by default.
+
+    For dlcl and fairseq: with the languages, fairseq's dictionaries (the target's is by default the source's) and
+    subword-nmt's `codes` the MODEL translates text; without them it holds the network alone. `codes` and
+    `pretokenizer` have one entry for both sides, or one for each.
     """
     checkpoint, out = Path(checkpoint), Path(out)
-    if toolkit not in CONVERTERS:
-        raise ValueError(f"toolkit = {toolkit!r} must be one of {', '.join(CONVERTERS)}")
+    toolkit = toolkit or recognise(checkpoint)
+    if toolkit not in FORMATS:
+        raise ValueError(f"toolkit = {toolkit!r} must be one of {', '.join(FORMATS)}")
     check_out(out, overwrite, "a MODEL folder", META, CONFIG)
+    text: ForeignText | None
+    if toolkit in TEXTS:
+        if source_dict or target_dict or codes:
+            raise InputError(f"--source-dict, --target-dict and --codes are not for {toolkit}, whose folder has them")
+        text = TEXTS[toolkit](checkpoint, source_lang, target_lang)
+        model = convert_model(checkpoint, toolkit, text.numbering)
+    else:
+        _check_text(source_dict, target_dict, codes, pretokenizer, source_lang, target_lang)
+        model, text = convert_model(checkpoint, toolkit), None
+        if source_dict:
+            dictionaries = Path(source_dict), Path(target_dict or source_dict)
+            sides = [
+                _tokenizer(str(language), dictionary, Path(codes[i]), pretokenizer[i], lowercase)
+                for i, language, dictionary in ((0, source_lang, dictionaries[0]), (-1, target_lang, dictionaries[1]))
+            ]
+            text = ForeignText(TokenizerPair(*sides))
+    if text is not None:
+        _check_sizes(checkpoint, model, text.tokenizers)
+    with replacing(out) as aside:
+        save_model(aside, model, _meta(checkpoint, toolkit, text))
+        if text is not None:
+            text.tokenizers.save(aside)
+    return model
+
+
+def recognise(checkpoint: Path) -> str:
+    """The format of a folder; a file does not say which toolkit wrote it."""
+    if not checkpoint.exists():
+        raise InputError(f"{checkpoint} does not exist")
+    if not checkpoint.is_dir():
+        raise InputError(f"{checkpoint} is a file: say which toolkit wrote it, --from {' or '.join(FORMATS)}")
+    if (checkpoint / "config.json").is_file():
+        model_type = read_json(checkpoint / "config.json").get("model_type")
+        if model_type not in MODEL_TYPES:
+            raise InputError(f"{checkpoint} has model_type {model_type!r}; deepnmt reads {', '.join(MODEL_TYPES)}")
+        toolkit = MODEL_TYPES[model_type]
+        return "nllb" if toolkit == "m2m100" and not (checkpoint / "vocab.json").is_file() else toolkit
+    if any(checkpoint.glob("*.npz")):
+        return "marian"
+    raise InputError(f"{checkpoint} is not a model that deepnmt knows: it has neither config.json nor an .npz file")
+
+
+def _meta(checkpoint: Path, toolkit: str, text: ForeignText | None) -> dict[str, object]:
+    origin = {"format": toolkit, "file": checkpoint.resolve().name}
+    if checkpoint.is_file():
+        origin["sha256"] = sha256(checkpoint)
+    meta: dict[str, object] = {"converted_from": origin}
+    if text is not None and text.decoding:
+        meta["decoding"] = dict(text.decoding)
+    if text is not None and (text.tokenizers.source.languages or text.tokenizers.target.languages):
+        meta["languages"] = dict(zip(("source", "target"), text.tokenizers.languages, strict=True))
+    return meta
+
+
+def _check_text(
+    source_dict: str | Path | None,
+    target_dict: str | Path | None,
+    codes: Sequence[str | Path],
+    pretokenizer: Sequence[str],
+    source_lang: str | None,
+    target_lang: str | None,
+) -> None:
     needed = {"source_dict": source_dict, "codes": codes, "source_lang": source_lang, "target_lang": target_lang}
-    translates = any(needed.values()) or target_dict is not None
     missing = [f"--{name.replace('_', '-')}" for name, value in needed.items() if not value]
-    if translates and missing:
+    if missing and (len(missing) < len(needed) or target_dict is not None):
         raise InputError(f"tokenisers also need {', '.join(missing)}")
     for name, values in (("codes", codes), ("pretokenizer", pretokenizer)):
         if len(values) > 2:
             raise InputError(f"--{name} takes one value, or one for each side")
 
-    model = CONVERTERS[toolkit](checkpoint)
-    tokenizers = None
-    if translates:
-        sizes = model.config.source_vocab_size, model.config.target_vocab_size
-        sides = [
-            _tokenizer(str(language), Path(str(dictionary)), Path(codes[i]), pretokenizer[i], lowercase, size)
-            for i, language, dictionary, size in (
-                (0, source_lang, source_dict, sizes[0]),
-                (-1, target_lang, target_dict or source_dict, sizes[1]),
+
+def _check_sizes(checkpoint: Path, model: Transformer, tokenizers: TokenizerPair) -> None:
+    """fairseq's dictionaries must have a symbol for each row; NLLB has some rows without a symbol."""
+    for side in ("source", "target"):
+        rows, symbols = getattr(model.config, f"{side}_vocab_size"), getattr(tokenizers, side).vocab_size
+        several = getattr(tokenizers, side).languages is not None
+        if symbols != rows and not (several and symbols < rows):
+            raise InputError(
+                f"the {side} vocabulary has {symbols:,} symbols, the special ones included, but the embedding of "
+                f"{checkpoint} has {rows:,} rows: it is not this model's"
             )
-        ]
-        tokenizers = TokenizerPair(*sides)
-    origin = {"format": toolkit, "file": checkpoint.name, "sha256": sha256(checkpoint)}
-    with replacing(out) as aside:
-        save_model(aside, model, {"converted_from": origin})
-        if tokenizers is not None:
-            tokenizers.save(aside)
-    return model
 
 
-def _tokenizer(
-    language: str, dictionary: Path, codes: Path, pretokenizer: str, lowercase: bool, vocab_size: int
-) -> Tokenizer:
-    symbols = read_dictionary(dictionary)
-    subwords = SubwordNmt(Codes.read(codes), symbols)
-    if len(subwords.pieces) != vocab_size:
-        raise InputError(
-            f"{dictionary} makes a vocabulary of {len(subwords.pieces):,} ({len(symbols):,} symbols and the special "
-            f"ones), but the embedding has {vocab_size:,} rows: it is not this model's dictionary"
-        )
+def _tokenizer(language: str, dictionary: Path, codes: Path, pretokenizer: str, lowercase: bool) -> Tokenizer:
+    subwords = SubwordNmt(Codes.read(codes), read_dictionary(dictionary))
     return Tokenizer(subwords, Preprocessor(language, pretokenizer=pretokenizer, lowercase=lowercase))

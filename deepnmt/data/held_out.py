@@ -1,5 +1,6 @@
 """Validation and test sets: every pair is kept, in order, with its original text; odd ones are only reported."""
 
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from deepnmt.data.cleaning import Judge, Keys, ReasonCounts, SeenKeys, keys
 from deepnmt.data.dataset import SIDES, CorpusWriter
 from deepnmt.data.parallel import ParallelFile, parallel_chunks
-from deepnmt.data.passes import flatten, tag_prefix
+from deepnmt.data.passes import flatten
 from deepnmt.data.prepare_settings import CleaningSettings
 from deepnmt.data.tokenizer import Preprocessor, TokenizerPair, split_tag
 from deepnmt.errors import InputError
@@ -59,9 +60,9 @@ class HeldOut:
     def write(self, folder: Path, tokenizers: TokenizerPair, settings: CleaningSettings) -> dict[str, Any]:
         """Store ids and text; returns the entry of dataset.json."""
         encoded = tokenizers.source.subwords.encode_lines(self.words[0])
-        prefixes = {tag: tag_prefix(tokenizers.source, tag) if tag else b"" for tag in set(self.tags)}
-        source = flatten([prefixes[tag] + ids for tag, ids in zip(self.tags, encoded, strict=True)])
-        target = flatten(tokenizers.target.subwords.encode_lines(self.words[1]))
+        openings = {tag: array("I", tokenizers.source.opening(tag)).tobytes() for tag in {*self.tags}}
+        source = flatten([openings[tag] + ids for tag, ids in zip(self.tags, encoded, strict=True)])
+        target = flatten(tokenizers.target.subwords.encode_lines(self.words[1]), tokenizers.target.opening())
         with CorpusWriter(folder, self.split, tokenizers.vocab_sizes) as writer:
             writer.append(source, target)
         for side, lines in zip(SIDES, self.text, strict=True):

@@ -56,6 +56,8 @@ def given(paths: Sequence[Path], preprocessors: Sequence[Preprocessor], tags: tu
 
 def _of_folder(folder: Path, wanted: tuple[str, str], tags: tuple[str, ...]) -> TokenizerPair:
     pair = TokenizerPair.load(folder)
+    if pair.source.languages or pair.target.languages:
+        pair = pair.for_languages(*wanted)
     found = (pair.source.language, pair.target.language)
     if found == (wanted[1], wanted[0]) != wanted:
         pair, found = TokenizerPair(pair.target, pair.source), wanted
@@ -77,4 +79,5 @@ def _of_file(path: Path, preprocessor: Preprocessor, tags: tuple[str, ...]) -> T
 def _with_tags(tokenizer: Tokenizer, tags: tuple[str, ...]) -> Tokenizer:
     """New tags are appended to the vocabulary, so that ids keep their meaning."""
     new = [tag for tag in tags if tag not in tokenizer.tags]
-    return Tokenizer(tokenizer.subwords, tokenizer.preprocessor, [*tokenizer.tags, *new])
+    listed = [*tokenizer.tags, *new]
+    return Tokenizer(tokenizer.subwords, tokenizer.preprocessor, listed, tokenizer.languages, tokenizer.begin)

@@ -134,18 +134,18 @@ class Encoder:
                     dropped.add(reason, f"{chunk.input_file}:{chunk.numbers[i]}", texts[0][i], texts[1][i])
             source = [ids for ids, reason in zip(source, verdicts, strict=True) if reason is None]
             target = [ids for ids, reason in zip(target, verdicts, strict=True) if reason is None]
-        if self.tag is not None:
-            prefix = tag_prefix(self.tokenizers.source, self.tag)
-            source = [prefix + ids for ids in source]
-        sides = flatten(source), flatten(target)
+        sides = (
+            flatten(source, self.tokenizers.source.opening(self.tag or "")),
+            flatten(target, self.tokenizers.target.opening()),
+        )
         unknown = (int((sides[0][0] == Tokenizer.unk_id).sum()), int((sides[1][0] == Tokenizer.unk_id).sum()))
         return EncodedChunk(*sides, dropped, unknown, len(chunk.numbers))
 
 
-def tag_prefix(tokenizer: Tokenizer, tag: str) -> bytes:
-    return array("I", [tokenizer.tag_id(tag)]).tobytes()
-
-
-def flatten(encoded: list[bytes]) -> Flat:
+def flatten(encoded: list[bytes], opening: Sequence[int] = ()) -> Flat:
+    """The ids of all lines end to end, each line with these before it; and their numbers."""
+    if opening:
+        prefix = array("I", opening).tobytes()
+        encoded = [prefix + ids for ids in encoded]
     lengths = np.fromiter(map(len, encoded), np.int64, len(encoded)) // 4
     return np.frombuffer(b"".join(encoded), np.uint32), lengths

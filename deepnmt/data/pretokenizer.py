@@ -27,6 +27,21 @@ class Moses:
         return str(self._detokenizer.detokenize(text.split(" "))) if text else ""
 
 
+class MosesOfWmt19(Moses):
+    """As fairseq's models of WMT19 want it: punctuation normalised, control characters left out, dashes split off."""
+
+    def __init__(self, language: str) -> None:
+        from sacremoses import MosesPunctNormalizer
+
+        super().__init__(language)
+        self._normalizer: Any = MosesPunctNormalizer(
+            lang=language, pre_replace_unicode_punct=True, post_remove_control_chars=True
+        )
+
+    def split(self, text: str) -> str:
+        return " ".join(self._tokenizer.tokenize(self._normalizer.normalize(text), aggressive_dash_splits=True))
+
+
 _HAN = "\u2e80-\u303f\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff00-\uffef\U00020000-\U0003ffff"
 _SPACE_BESIDE_HAN = re.compile(f"(?<=[{_HAN}]) | (?=[{_HAN}])")
 _IS_HAN = re.compile(f"[{_HAN}]")
@@ -59,4 +74,4 @@ class Jieba:
         return _SPACE_BESIDE_HAN.sub("", text)
 
 
-PRETOKENIZERS: dict[str, type[Moses | Jieba]] = {"moses": Moses, "jieba": Jieba}
+PRETOKENIZERS: dict[str, type[Moses | Jieba]] = {"moses": Moses, "jieba": Jieba, "moses-wmt19": MosesOfWmt19}

@@ -7,15 +7,16 @@ import json
 import re
 import unicodedata
 from array import array
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from deepnmt.data.bpe_dropout import Keys
-from deepnmt.data.prepare_settings import Normalization, Pretokenizer
+from deepnmt.data.listed_pieces import ListedPieces
+from deepnmt.data.prepare_settings import Normalization
 from deepnmt.data.pretokenizer import PRETOKENIZERS, Jieba, Moses
 from deepnmt.data.sentence_pieces import SPACE, SentencePieces
 from deepnmt.data.subword_nmt import SubwordNmt
@@ -23,11 +24,14 @@ from deepnmt.data.subwords import Subwords
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
 from deepnmt.errors import InputError
 from deepnmt.files import write_json
+from deepnmt.settings import did_you_mean
 
 TOKENIZER_FORMAT = 1
+AS_IT_IS = "sentencepiece"  # no normalisation before that of the SentencePiece model
+NORMALIZATIONS = (*get_args(Normalization), AS_IT_IS)
 
 
-SUBWORDS: dict[str, type[Subwords]] = {kind.kind: kind for kind in (SentencePieces, SubwordNmt)}
+SUBWORDS: dict[str, type[Subwords]] = {kind.kind: kind for kind in (SentencePieces, ListedPieces, SubwordNmt)}
 
 
 def clean_spaces(text: str) -> str:
@@ -45,7 +49,7 @@ class Preprocessor:
     normalization: str = "nfc"
 
     def __post_init__(self) -> None:
-        for name, choices in (("pretokenizer", get_args(Pretokenizer)), ("normalization", get_args(Normalization))):
+        for name, choices in (("pretokenizer", ("none", *PRETOKENIZERS)), ("normalization", NORMALIZATIONS)):
             if getattr(self, name) not in choices:
                 raise InputError(f"{name} = {getattr(self, name)!r} is unknown; choose from {', '.join(choices)}")
 
@@ -56,7 +60,9 @@ class Preprocessor:
     def split(self, text: str) -> str:
         """The normalised line, with single spaces between words."""
         text = self._canonical(text)
-        return text if self.pretokenizer == "none" else clean_spaces(self._words.split(text))
+        if self.pretokenizer != "none":
+            text = self._words.split(text)
+        return text if self.normalization == AS_IT_IS else clean_spaces(text)
 
     def join(self, text: str) -> str:
         """Readable text from words between spaces."""
@@ -66,11 +72,11 @@ class Preprocessor:
     def _canonical(self, text: str) -> str:
         if not text.isascii():
             text = _without_surrogates(text)
-            if self.normalization != "none":
+            if self.normalization in ("nfc", "nfkc"):
                 text = unicodedata.normalize("NFC" if self.normalization == "nfc" else "NFKC", text)
         if self.lowercase:
             text = text.lower()
-        return clean_spaces(text)
+        return text if self.normalization == AS_IT_IS else clean_spaces(text)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Preprocessor, tuple(self.state().values())  # without the tools it has loaded
@@ -88,7 +94,7 @@ def _without_surrogates(text: str) -> str:
     return text
 
 
-def split_tag(text: str, tags: Sequence[str]) -> tuple[str, str]:
+def split_tag(text: str, tags: Container[str]) -> tuple[str, str]:
     """The one of the tags that a text begins with, or nothing, and the rest of the text."""
     if tags:
         first, _, rest = text.strip().partition(" ")
@@ -97,17 +103,36 @@ def split_tag(text: str, tags: Sequence[str]) -> tuple[str, str]:
     return "", text
 
 
+@dataclass(frozen=True)
+class LanguageTags:
+    """The tags that announce a language in the texts of one side: that of the source or that of the target."""
+
+    of: Literal["source", "target"]
+    tags: dict[str, str]  # by language
+
+
 class Tokenizer:
     """Law: decode(encode(text)) == normalise(text) for any text, unless the vocabulary has no byte fallback.
 
-    A text that begins with one of the `tags`, alone or before a space, begins with the id of that tag.
+    A text that begins with one of the `tags`, alone or before a space, begins with the id of that tag; any other text
+    with that of the tag `begin`, if there is one. Tags of `languages` are left out when ids are decoded.
     """
 
     bos_id, pad_id, eos_id, unk_id = BOS, PAD, EOS, UNK
 
-    def __init__(self, subwords: Subwords, preprocessor: Preprocessor, tags: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        subwords: Subwords,
+        preprocessor: Preprocessor,
+        tags: Sequence[str] = (),
+        languages: LanguageTags | None = None,
+        begin: str = "",
+    ) -> None:
         self.subwords, self.preprocessor, self.tags = subwords, preprocessor, tuple(tags)
+        self.languages, self.begin = languages, begin
         self._first_tag = len(subwords.pieces)
+        self._tag_ids = {tag: number for number, tag in enumerate(self.tags, start=self._first_tag)}
+        self._silent = {self._tag_ids[tag] for tag in languages.tags.values()} if languages else set()
 
     @property
     def language(self) -> str:
@@ -125,7 +150,25 @@ class Tokenizer:
         return self.tags[number - self._first_tag] if number >= self._first_tag else self.subwords.pieces[number]
 
     def tag_id(self, tag: str) -> int:
-        return self._first_tag + self.tags.index(tag)
+        return self._tag_ids[tag]
+
+    def opening(self, tag: str = "") -> list[int]:
+        """What the ids of a text with this tag, or with none, begin with."""
+        tag = tag or self.begin
+        if self.languages and not tag:
+            known = len(self.languages.tags)
+            raise InputError(f"the model has {known} {self.languages.of} languages: give --{self.languages.of}-lang")
+        return [self._tag_ids[tag]] if tag else []
+
+    def is_language(self, number: int) -> bool:
+        """Is this the id of a tag that announces a language?"""
+        return number in self._silent
+
+    def for_language(self, language: str, announced: str | None = None) -> "Tokenizer":
+        """The same for texts of one language, which begin with the tag of the `announced` one."""
+        begin = self.languages.tags[announced] if self.languages and announced else ""
+        preprocessor = replace(self.preprocessor, language=language)
+        return Tokenizer(self.subwords, preprocessor, self.tags, self.languages, begin)
 
     def normalise(self, text: str) -> str:
         """What is left of a text after encoding and decoding it."""
@@ -140,16 +183,16 @@ class Tokenizer:
         tagged = [self.split_tag(text) for text in texts]
         lines = self.subwords.encode_lines([self.preprocessor.split(rest) for _, rest in tagged])
         encoded = [array("I", ids).tolist() for ids in lines]
-        return [[self.tag_id(tag), *ids] if tag else ids for (tag, _), ids in zip(tagged, encoded, strict=True)]
+        return [[*self.opening(tag), *ids] for (tag, _), ids in zip(tagged, encoded, strict=True)]
 
     def split_tag(self, text: str) -> tuple[str, str]:
         """The tag a text begins with, or nothing, and the rest of the text."""
-        return split_tag(text, self.tags)
+        return split_tag(text, self._tag_ids)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Readable text: up to the first eos, without padding."""
         kept = [i for i in takewhile(lambda number: number != EOS, map(int, ids)) if i not in (PAD, BOS)]
-        tags = [self.piece(number) for number in kept if number >= self._first_tag]
+        tags = [self.piece(number) for number in kept if number >= self._first_tag and number not in self._silent]
         text = self.preprocessor.join(self.subwords.decode([number for number in kept if number < self._first_tag]))
         return " ".join([*tags, text] if text else tags)
 
@@ -172,6 +215,7 @@ class Tokenizer:
             "kind": self.subwords.kind,
             **self.preprocessor.state(),
             "tags": list(self.tags),
+            **({"languages": asdict(self.languages), "begin": self.begin} if self.languages else {}),
             **self.subwords.state(),
         }
 
@@ -185,7 +229,9 @@ class Tokenizer:
             if (version := state.get("format")) != TOKENIZER_FORMAT:
                 raise InputError(f"tokeniser format {version!r} is not known (this version reads {TOKENIZER_FORMAT})")
             preprocessor = Preprocessor(**{field.name: state[field.name] for field in fields(Preprocessor)})
-            return cls(SUBWORDS[state["kind"]].from_state(state), preprocessor, state["tags"])
+            languages = LanguageTags(**state["languages"]) if "languages" in state else None
+            subwords = SUBWORDS[state["kind"]].from_state(state)
+            return cls(subwords, preprocessor, state["tags"], languages, state.get("begin", ""))
         except FileNotFoundError as error:
             raise InputError(f"there is no tokeniser at {path}") from error
         except InputError as error:
@@ -201,6 +247,33 @@ class TokenizerPair:
         self.source, self.target = source, target
         self.shared = source.pieces == target.pieces
         self.vocab_sizes = source.vocab_size, target.vocab_size
+
+    @property
+    def languages(self) -> tuple[list[str], list[str]]:
+        """The source and the target languages: those that tags can announce, or one each."""
+        found = {"source": [self.source.language], "target": [self.target.language]}
+        for tokenizer in (self.source, self.target):
+            if tokenizer.languages:
+                found[tokenizer.languages.of] = list(tokenizer.languages.tags)
+        return found["source"], found["target"]
+
+    def for_languages(self, source: str | None, target: str | None) -> "TokenizerPair":
+        """The same for one pair of languages; None: as it is."""
+        source, target = source or self.source.language, target or self.target.language
+        if (source, target) == (self.source.language, self.target.language):
+            return self
+        for code, known, side in zip((source, target), self.languages, ("source", "target"), strict=True):
+            if code not in known:
+                raise InputError(
+                    f"the model has no {side} language {code!r}{did_you_mean(code, known)}"
+                    + (f"; it has {', '.join(known)}" if len(known) < 10 else "")
+                )
+        announced = {"source": source, "target": target}
+        sides = (
+            side.for_language(language, announced[side.languages.of] if side.languages else None)
+            for side, language in ((self.source, source), (self.target, target))
+        )
+        return TokenizerPair(*sides)
 
     def save(self, folder: Path) -> None:
         self.source.save(folder / "tokenizer.source.json")

@@ -70,18 +70,23 @@ def align_words(
     """From subwords to words. weights: (len(target) + 1, at least len(source) + 1), ends included.
 
     A target word looks where its subwords look on average; a source word is looked at as much as its subwords together;
-    what goes to the ends is left out and the rest made to sum to one again.
+    what goes to the ends and to tags of languages is left out and the rest made to sum to one again.
     """
-    (source_words, columns), (target_words, rows) = map(group, tokenizers, (source, target))
-    inside = weights[: len(target), : len(source)].double() + 1e-12
-    by_column = torch.zeros(len(target), len(source_words), dtype=torch.double).index_add_(1, columns, inside)
-    words = torch.zeros(len(target_words), len(source_words), dtype=torch.double).index_add_(0, rows, by_column)
+    columns, rows = (
+        [place for place, number in enumerate(ids) if not tokenizer.is_language(number)]
+        for tokenizer, ids in zip(tokenizers, (source, target), strict=True)
+    )
+    inside = weights[rows][:, columns].double() + 1e-12
+    source, target = [source[place] for place in columns], [target[place] for place in rows]
+    (source_words, columns_of), (target_words, rows_of) = map(group, tokenizers, (source, target))
+    by_column = torch.zeros(len(target), len(source_words), dtype=torch.double).index_add_(1, columns_of, inside)
+    words = torch.zeros(len(target_words), len(source_words), dtype=torch.double).index_add_(0, rows_of, by_column)
     return Alignment(source_words, target_words, (words / words.sum(1, keepdim=True)).float().numpy())
 
 
 def group(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[list[str], Tensor]:
     """The words that these subwords spell, and for each subword the number of its word."""
-    spaced = tokenizer.subwords.kind == "sentencepiece"  # a word begins with a space, otherwise ends without @@
+    spaced = tokenizer.subwords.kind.startswith("sentencepiece")  # words begin with a space, or end without @@
     words: list[list[int]] = []
     index = []
     before = ""

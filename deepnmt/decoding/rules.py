@@ -22,6 +22,7 @@ class Rules:
     min_length: int = 0
     prefix: Tensor | None = None  # (B, P) long, FREE where nothing is forced
     no_repeat_ngram: int = 0
+    free: int = 0  # so many symbols of a prefix are not the model's choice and cost nothing: the tag of a language
     total: int = field(init=False)  # the longest that any hypothesis may become
 
     def __post_init__(self) -> None:
@@ -39,6 +40,7 @@ class Rules:
             min_length=self.min_length,
             prefix=None if self.prefix is None else self.prefix[sentences],
             no_repeat_ngram=self.no_repeat_ngram,
+            free=self.free,
         )
         chosen.total = self.total
         return chosen
@@ -57,6 +59,10 @@ class Rules:
     def may_go_on(self, position: Tensor) -> Tensor:
         """(B,): may a hypothesis of `position` symbols take another one?"""
         return position < self.max_lengths
+
+    def charged(self, log_probs: Tensor, position: Tensor) -> Tensor:
+        """The log probabilities of forced symbols, as far as they count."""
+        return log_probs.masked_fill(position < self.free, 0.0)
 
     def forced(self, position: Tensor) -> Tensor:
         """(B,): the symbol the prefix wants at `position`, or FREE."""

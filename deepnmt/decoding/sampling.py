@@ -142,7 +142,8 @@ class _Paths:
         chosen = torch.where(must_end, rules.eos, torch.where(forced != FREE, forced, chosen))
         values = torch.where(must_end, original_end, torch.where(forced != FREE, forced_values, values))
 
-        gained = (values - normaliser.squeeze(1)).clamp(max=0).view(sentences, count)
+        gained = (values - normaliser.squeeze(1)).clamp(max=0)
+        gained = torch.where(forced != FREE, rules.charged(gained, self.position), gained).view(sentences, count)
         self.log_probs += gained.masked_fill(self.ended, 0)
         self.last = chosen.view(sentences, count).masked_fill(self.ended, rules.eos)
         self.symbols.index_copy_(2, self.position, self.last[:, :, None])

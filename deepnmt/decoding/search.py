@@ -160,7 +160,7 @@ class Beams:
         symbols = symbols.view(sentences, width, -1)
         is_forced = (forced != FREE)[:, None, None]
         only = torch.full_like(values, -torch.inf)
-        only[:, :, :1] = forced_values
+        only[:, :, :1] = rules.charged(forced_values, self.position)
         values = torch.where(is_forced, only, values)
         symbols = torch.where(is_forced, forced[:, None, None], symbols)
         values = values.masked_fill(~rules.may_go_on(self.position)[:, None, None], -torch.inf)

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
@@ -110,6 +111,14 @@ class Translator:
         check_vocabularies(folder, model.config, pair)
         return model
 
+    def for_languages(self, source: str | None, target: str | None) -> "Translator":
+        """The same for one pair of a model's languages; None: the one it has by default."""
+        if source is None and target is None:
+            return self
+        other = copy(self)
+        other.tokenizers = [pair.for_languages(source, target) for pair in self.tokenizers]
+        return other
+
     def translate(self, texts: Sequence[str], **settings: Any) -> list[str]:
         """The best translation of each text; `settings` are those of `translate_nbest`."""
         return [hypotheses[0].text for hypotheses in self.translate_nbest(texts, **{**settings, "nbest": 1})]
@@ -146,7 +155,8 @@ class Translator:
         """The texts to translate as ids, long ones in several pieces; nothing for empty ones."""
         if prefixes is not None and len(prefixes) != len(texts):
             raise InputError(f"{len(texts)} texts but {len(prefixes)} prefixes")
-        forced = [[]] * len(texts) if prefixes is None else self.tokenizers[0].target.encode_batch(prefixes)
+        target = self.tokenizers[0].target
+        forced = [target.opening()] * len(texts) if prefixes is None else target.encode_batch(prefixes)
         encoded = [pair.source.encode_batch(texts) for pair in self.tokenizers]
         limit = min([config.max_source_length, *(limit - 1 for limit in self._position_limits())])
         pieces = []
@@ -161,9 +171,20 @@ class Translator:
                 lost = [len(ids) for part in parts for ids in part if self._position_limits() and len(ids) > limit]
                 parts = [[ids[:limit] for ids in part] for part in parts] if lost else parts
                 warn(number, _long_line(max(map(len, (ids[number] for ids in encoded))), limit, len(cut), bool(lost)))
-            kept = [(source, part) for source, part in zip(cut, parts, strict=True) if all(part)]
+            least = [bool(pair.source.begin) for pair in self.tokenizers]  # what an empty text has
+            kept = [
+                (source, part)
+                for source, part in zip(cut, parts, strict=True)
+                if all(len(ids) > opening for ids, opening in zip(part, least, strict=True))
+            ]
             pieces += [
-                _Piece(number, source, [[*ids, EOS] for ids in part], forced[number] if place == 0 else [], place == 0)
+                _Piece(
+                    number,
+                    source,
+                    [[*ids, EOS] for ids in part],
+                    forced[number] if place == 0 else target.opening(),
+                    place == 0,
+                )
                 for place, (source, part) in enumerate(kept)
             ]
         return pieces
@@ -318,6 +339,7 @@ class Translator:
             min_length=min(config.min_length, most),
             prefix=prefix_table([piece.prefix[:most] for piece in batch], device),
             no_repeat_ngram=config.no_repeat_ngram,
+            free=len(self.tokenizers[0].target.opening()),
         )
 
     def _padded(self, batch: list[_Piece], model: int) -> torch.Tensor:

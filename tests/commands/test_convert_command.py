@@ -13,7 +13,7 @@ from deepnmt.commands.convert import FORMATS
 from deepnmt.data.subword_nmt import read_dictionary
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.errors import InputError
-from deepnmt.model.conversion import CONVERTERS
+from deepnmt.model.conversion import FORMATS as CONVERTERS
 from deepnmt.model.storage import load_meta
 
 AUTHORS = Path(__file__).parents[1] / "model" / "authors"
@@ -48,7 +48,7 @@ def text_files(tmp_path):
 
 
 def test_every_format_has_a_converter():
-    assert tuple(CONVERTERS) == FORMATS
+    assert FORMATS.keys() == CONVERTERS.keys()
 
 
 def test_npz_becomes_a_model_that_gives_the_authors_numbers(convert, tmp_path):
@@ -105,8 +105,8 @@ def test_a_refusal_leaves_nothing_behind(convert, tmp_path, text_files):
     status, out, err = convert(AUTHORS / "dlcl_pre.npz", "--from", "dlcl", "--out", tmp_path / "MODEL", *text_files)
     assert (status, out) == (2, "")
     assert err == (
-        f"deepnmt: {tmp_path / 'dict.txt'} makes a vocabulary of 5 (1 symbols and the special ones), "
-        "but the embedding has 50 rows: it is not this model's dictionary\n"
+        "deepnmt: the source vocabulary has 5 symbols, the special ones included, but the embedding of "
+        f"{AUTHORS / 'dlcl_pre.npz'} has 50 rows: it is not this model's\n"
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["codes", "dict.txt"]
 
@@ -120,8 +120,11 @@ def test_half_of_what_a_tokeniser_needs_is_refused_before_the_work(convert, tmp_
     ("arguments", "message"),
     [
         (["nowhere.pt", "--from", "dlcl", "--out", "MODEL"], "nowhere.pt does not exist"),
-        (["nowhere.pt", "--from", "marian", "--out", "MODEL"], "argument --from: invalid choice: 'marian'"),
-        (["nowhere.pt", "--out", "MODEL"], "the following arguments are required: --from"),
+        (
+            ["nowhere.pt", "--from", "tensor2tensor", "--out", "MODEL"],
+            "argument --from: invalid choice: 'tensor2tensor'",
+        ),
+        (["nowhere.pt", "--out", "MODEL"], "nowhere.pt does not exist"),
         (["nowhere.pt", "--from", "dlcl"], "the following arguments are required: --out"),
     ],
 )

@@ -8,7 +8,7 @@ from model_variants import DIM, NORMS, padded, scrambled, sentences, tiny_config
 from pytest import mark
 from torch import nn
 
-from deepnmt.model.conversion import convert_dlcl
+from deepnmt.model.conversion import convert_model
 
 AUTHORS = Path(__file__).parent / "authors"
 
@@ -16,7 +16,7 @@ AUTHORS = Path(__file__).parent / "authors"
 @mark.parametrize("norm", NORMS)
 def test_outputs_equal_the_authors(norm):
     path = AUTHORS / f"dlcl_{norm}.npz"
-    model = convert_dlcl(path)
+    model = convert_model(path, "dlcl")
     assert model.config.norm == norm
     with np.load(path) as stored, torch.no_grad():
         source, target_input = (torch.from_numpy(stored[name]) for name in ("source", "target_input"))

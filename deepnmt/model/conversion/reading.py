@@ -6,11 +6,12 @@ import pickle
 import re
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -19,11 +20,15 @@ from deepnmt.errors import InputError
 
 @dataclass(frozen=True)
 class ForeignModel:
-    """A state dict under its toolkit's names, and the settings that shapes do not tell."""
+    """A state dict, the settings that shapes do not tell, and our own settings that follow from the format.
+
+    `rebuild` takes a state dict in the names of the authors' code.
+    """
 
     path: Path
     state: dict[str, Tensor]
     settings: Mapping[str, Any]
+    config: dict[str, Any] = field(default_factory=dict)
 
     def tensor(self, name: str) -> Tensor:
         if name not in self.state:
@@ -39,22 +44,28 @@ class ForeignModel:
 
 def read_npz(path: Path) -> ForeignModel:
     """Arrays `param/NAME` and a JSON string `meta`."""
+    arrays = read_arrays(path)
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            meta = json.loads(str(stored["meta"]))
-            state = {
-                name.removeprefix("param/"): torch.from_numpy(stored[name])
-                for name in stored.files
-                if name.startswith("param/")
-            }
-    except FileNotFoundError as error:
-        raise InputError(f"{path} does not exist") from error
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        meta = json.loads(str(arrays["meta"]))
+    except (ValueError, KeyError) as error:
         raise InputError(f"{path} is not an .npz of model parameters: {error}") from error
+    prefix = "param/"
+    state = {n.removeprefix(prefix): torch.from_numpy(array) for n, array in arrays.items() if n.startswith(prefix)}
     if not isinstance(meta, dict):
         raise InputError(f"{path} is not an .npz of model parameters: its meta is not a table")
     settings = {"encoder_attention_heads": meta.get("heads"), "decoder_attention_heads": meta.get("heads")}
     return ForeignModel(path, state, settings | ({"pad": meta["pad"]} if "pad" in meta else {}))
+
+
+def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of an .npz by name; pickled ones are refused."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            return {name: stored[name] for name in stored.files}
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path} is not an .npz of model parameters: {error}") from error
 
 
 class _Meter:
@@ -75,21 +86,37 @@ def read_torch(path: Path) -> ForeignModel:
 
     torch rebuilds tensors, plain containers and the classes named here, and refuses any other name in the pickle.
     """
-    try:
-        with torch.serialization.safe_globals([argparse.Namespace, *_METERS]):
-            stored = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError as error:
-        raise InputError(f"{path} does not exist") from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
-        raise InputError(f"{path} is not a torch file that is safe to load: {_reason(error)}") from error
+    stored = _load(path, [argparse.Namespace, *_METERS])
     stored = stored if isinstance(stored, dict) else {}
     state, settings = stored.get("model"), _settings(stored)
     if settings is None or not isinstance(state, dict):
         raise InputError(f"{path} is not a checkpoint of fairseq's trainer: it needs model, and args or cfg")
+    return ForeignModel(path, _tensors(path, state), settings)
+
+
+def read_state_dict(path: Path) -> dict[str, Tensor]:
+    """A torch file of tensors by name."""
+    stored = _load(path, [])
+    if not isinstance(stored, dict):
+        raise InputError(f"{path} is not a state dict")
+    return _tensors(path, stored)
+
+
+def _load(path: Path, classes: list[Any]) -> Any:
+    try:
+        with torch.serialization.safe_globals(classes):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise InputError(f"{path} does not exist") from error
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
+        raise InputError(f"{path} is not a torch file that is safe to load: {_reason(error)}") from error
+
+
+def _tensors(path: Path, state: Mapping[str, Any]) -> dict[str, Tensor]:
     for name, tensor in state.items():
         if not isinstance(tensor, Tensor):
             raise InputError(f"{path}: {name} of its model is not a tensor")
-    return ForeignModel(path, dict(state), settings)
+    return dict(state)
 
 
 def _settings(stored: Mapping[str, Any]) -> Mapping[str, Any] | None:

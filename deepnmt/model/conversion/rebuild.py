@@ -1,9 +1,8 @@
-"""Checkpoints of the authors' code (their fairseq fork) and of fairseq itself into our names and config."""
+"""A model of ours from a state dict in the names of the authors' code, a fork of fairseq."""
 
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Literal
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,30 +12,21 @@ from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections import ConnectionConfig
 from deepnmt.model.connections.dlcl import DlclConfig
 from deepnmt.model.connections.residual import ResidualConfig
-from deepnmt.model.foreign import ForeignModel, read_npz, read_torch
+from deepnmt.model.conversion.reading import ForeignModel
 from deepnmt.model.storage import fill, weights
 from deepnmt.model.transformer import Transformer
 
-
-def convert_dlcl(path: Path) -> Transformer:
-    """The model of a checkpoint of the authors' trainer, or of an .npz of its parameters."""
-    foreign = read_npz(path) if path.suffix == ".npz" else read_torch(path)
-    return _rebuild(ForeignModel(path, _renumber_norms(foreign.state), foreign.settings))
-
-
-def convert_fairseq(path: Path) -> Transformer:
-    """The model of a checkpoint of fairseq's `transformer` (0.9 and later, as long as it stores `args`)."""
-    foreign = read_torch(path)
-    for name in ("no_token_positional_embeddings", "no_scale_embedding", "cross_self_attention", "no_cross_attention"):
-        if foreign.settings.get(name):
-            raise InputError(f"{path} was made with {name}, which deepnmt does not have")
-    return _rebuild(ForeignModel(path, _to_authors_names(foreign), foreign.settings))
+Numbering = tuple[list[int], list[int]]
+"""For source and target: which of its rows each of our symbols has, or NEW."""
+NEW = -1
+SILENT = -100.0  # the bias of a symbol that is never predicted: small enough, yet label smoothing hardly notices
+START = 0  # the first symbol only starts a sentence
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"}
 
 
-CONVERTERS: dict[str, Callable[[Path], Transformer]] = {"dlcl": convert_dlcl, "fairseq": convert_fairseq}
-
-
-def _rebuild(foreign: ForeignModel) -> Transformer:
+def rebuild(foreign: ForeignModel, numbering: Numbering | None = None) -> Transformer:
+    if numbering is not None:
+        foreign = replace(foreign, state=_renumbered(foreign, numbering))
     try:
         model = Transformer(_config(foreign))
     except ValueError as error:
@@ -45,48 +35,31 @@ def _rebuild(foreign: ForeignModel) -> Transformer:
     return model.eval()
 
 
-_MODERN_NORMS = {
-    "encoder": {"self_attn_layer_norm": 0, "final_layer_norm": 1},
-    "decoder": {"self_attn_layer_norm": 0, "encoder_attn_layer_norm": 1, "final_layer_norm": 2},
-}
+def _renumbered(foreign: ForeignModel, numbering: Numbering) -> dict[str, Tensor]:
+    """The state with the rows of its tables in our order. A new symbol has a row of zeros and is never predicted."""
+    state = dict(foreign.state)
+    sides = {"encoder.embed_tokens.weight": 0, "decoder.embed_tokens.weight": 1, "decoder.embed_out": 1}
+    for name, side in sides.items():
+        if name in state:
+            state[name] = _rows(foreign, name, numbering[side])
+    target = torch.tensor(numbering[1])
+    if "decoder.output_bias" not in state:
+        state["decoder.output_bias"] = torch.zeros(len(foreign.tensor("decoder.embed_tokens.weight")))
+        foreign = replace(foreign, state=state)
+    bias = _rows(foreign, "decoder.output_bias", numbering[1]).masked_fill_(target == NEW, SILENT)
+    bias[START] = SILENT
+    return state | {"decoder.output_bias": bias}
 
 
-def _to_authors_names(foreign: ForeignModel) -> dict[str, Tensor]:
-    """fairseq has since split the packed projections, named the norms and stored the output projection on its own."""
-    state: dict[str, Tensor] = {}
-    for name, tensor in foreign.state.items():
-        if match := re.fullmatch(r"(.+_attn)\.([qkv])_proj\.(weight|bias)", name):
-            if match[2] == "q":
-                state |= _packed(
-                    match[1], match[3], [foreign.tensor(name.replace("q_proj", f"{p}_proj")) for p in "qkv"]
-                )
-        elif match := re.fullmatch(r"(encoder|decoder)\.(layers\.\d+)\.(\w+_layer_norm)\.(weight|bias)", name):
-            number = _MODERN_NORMS[match[1]].get(match[3], match[3])
-            state[f"{match[1]}.{match[2]}.layer_norms.{number}.{match[4]}"] = tensor
-        elif name == "decoder.output_projection.weight":
-            if not torch.equal(tensor, foreign.tensor("decoder.embed_tokens.weight")):
-                state["decoder.embed_out"] = tensor
-        else:
-            state[name] = tensor
-    return state
-
-
-def _packed(attention: str, kind: str, parts: list[Tensor]) -> dict[str, Tensor]:
-    """The projections of one attention as one tensor; as two where the source has another width."""
-    if len({part.shape for part in parts}) == 1:
-        return {f"{attention}.in_proj_{kind}": torch.cat(parts)}
-    return {f"{attention}.query_{kind}": parts[0], f"{attention}.key_value_{kind}": torch.cat(parts[1:])}
-
-
-def _renumber_norms(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """An early version of their code kept the weights as a matrix, and counted the norms of y_1, y_2, ... from zero."""
-    for side in ("encoder", "decoder"):
-        weight = state.get(f"{side}.history.weight")
-        if weight is not None and weight.dim() == 2:
-            norms = [name for name in state if name.startswith(f"{side}.history.layer_norms.")]
-            moved = {re.sub(r"\d+", lambda index: str(int(index[0]) + 1), name): state.pop(name) for name in norms}
-            state |= moved | {f"{side}.history.weight": weight.unsqueeze(2)}
-    return state
+def _rows(foreign: ForeignModel, name: str, rows: list[int]) -> Tensor:
+    table = foreign.tensor(name).float()
+    if {*rows} - {NEW} != {*range(len(table))}:
+        listed = len({*rows} - {NEW})
+        raise InputError(f"{foreign.path}: {name} has {len(table):,} rows, but the vocabulary has {listed:,} symbols")
+    index = torch.tensor(rows)
+    chosen = table[index.clamp(min=0)]
+    chosen[index == NEW] = 0
+    return chosen
 
 
 def _config(foreign: ForeignModel) -> ModelConfig:
@@ -98,31 +71,36 @@ def _config(foreign: ForeignModel) -> ModelConfig:
         raise InputError(f"{foreign.path} has pre-norm in one stack and post-norm in the other: no such model here")
     learned_positions = "encoder.embed_positions.weight" in state
     pad_id = int(foreign.settings.get("pad", 1))
-    return ModelConfig(
-        source_vocab_size=source.shape[0],
-        target_vocab_size=target.shape[0],
-        norm="pre" if norms["encoder"] else "post",
-        encoder=_stack_config(foreign, "encoder"),
-        decoder=_stack_config(foreign, "decoder"),
-        share_embeddings=shared,
-        tie_output="decoder.embed_out" not in state,
-        positions="learned" if learned_positions else "sinusoidal",
-        max_positions=len(state["encoder.embed_positions.weight"]) - pad_id - 1
+    told = foreign.settings
+    settings: dict[str, Any] = {
+        "source_vocab_size": source.shape[0],
+        "target_vocab_size": target.shape[0],
+        "norm": "pre" if norms["encoder"] else "post",
+        "encoder": _stack_config(foreign, "encoder"),
+        "decoder": _stack_config(foreign, "decoder"),
+        "share_embeddings": shared,
+        "tie_output": "decoder.embed_out" not in state,
+        "positions": "learned" if learned_positions else "sinusoidal",
+        "max_positions": len(state["encoder.embed_positions.weight"]) - pad_id - 1
         if learned_positions
         else ModelConfig.max_positions,
-        activation=_activation(foreign),
-        dropout=float(foreign.settings.get("dropout", 0.1)),
-        attention_dropout=float(foreign.settings.get("attention_dropout", 0.0)),
-        ffn_dropout=float(foreign.settings.get("relu_dropout", 0.0) or foreign.settings.get("activation_dropout", 0.0)),
-        pad_id=pad_id,
-    )
+        "activation": _activation(foreign),
+        "output_bias": "decoder.output_bias" in state,
+        "dropout": float(told.get("dropout", 0.1)),
+        "attention_dropout": float(told.get("attention_dropout", 0.0)),
+        "ffn_dropout": float(
+            foreign.settings.get("relu_dropout", 0.0) or foreign.settings.get("activation_dropout", 0.0)
+        ),
+        "pad_id": pad_id,
+    }
+    return ModelConfig(**settings | foreign.config)
 
 
-def _activation(foreign: ForeignModel) -> Literal["relu", "gelu"]:
+def _activation(foreign: ForeignModel) -> Any:
     name = foreign.settings.get("activation_fn", "relu")
-    if name not in ("relu", "gelu"):
+    if name not in ACTIVATIONS:
         raise InputError(f"{foreign.path} was made with activation_fn = {name}, which deepnmt does not have")
-    return name
+    return ACTIVATIONS[name]
 
 
 def _stack_config(foreign: ForeignModel, side: str) -> StackConfig:
@@ -192,6 +170,8 @@ def _rename_one(name: str, tensor: Tensor) -> dict[str, Tensor] | None:
     """Our name and value for one of theirs; the packed projection of cross attention becomes two."""
     if name == "decoder.embed_out":
         return {"output.weight": tensor}
+    if name == "decoder.output_bias":
+        return {"output_bias": tensor}
     side, _, rest = name.partition(".")
     if side not in _EMBEDDING:
         return None

@@ -1,0 +1,107 @@
+"""The text of Marian models, in a folder of Marian or of Hugging Face: vocabularies and SentencePiece models.
+
+The end is symbol 0 and the unknown one 1; Hugging Face adds <pad>, with which a decoder starts. Ours come first, and
+the tags of a model with several target languages, such as >>deu<<, last.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+
+from deepnmt.data.conversion.text import (
+    ForeignText,
+    checked_vocabulary,
+    decoding_defaults,
+    read_optional,
+    read_pieces,
+    read_vocabulary,
+)
+from deepnmt.data.tokenizer import AS_IT_IS, LanguageTags, Preprocessor, Tokenizer, TokenizerPair
+from deepnmt.errors import InputError
+from deepnmt.flat_yaml import read_flat_yaml
+
+_END, _UNKNOWN, _PADDING = "</s>", "<unk>", "<pad>"
+_TAG = re.compile(r">>.+<<")
+_MISSING = -1
+
+
+def read(folder: Path, source_lang: str | None, target_lang: str | None) -> ForeignText:
+    folder = folder if folder.is_dir() else folder.parent
+    for name in ("source.bpe", "target.bpe"):
+        if (folder / name).is_file():
+            raise InputError(f"{folder / name}: subword-nmt codes of Marian models are not read, SentencePiece's are")
+    told = read_optional(folder / "tokenizer_config.json")
+    languages = source_lang or told.get("source_lang"), target_lang or told.get("target_lang")
+    for side, language in zip(("source", "target"), languages, strict=True):
+        if not language:
+            raise InputError(f"{folder} does not say its {side} language: give --{side}-lang")
+    if (folder / "config.json").is_file():
+        vocabularies, decoding = _of_huggingface(folder, told), decoding_defaults(folder)
+    else:
+        vocabularies, decoding = _of_marian(folder)
+    sides, numbering = [], []
+    for side, vocabulary, language in zip(("source", "target"), vocabularies, languages, strict=True):
+        pieces, tags, rows = _numbered(vocabulary, folder)
+        preprocessor = Preprocessor(str(language), normalization=AS_IT_IS)
+        announced = LanguageTags("target", {tag[2:-2]: tag for tag in tags}) if tags and side == "source" else None
+        subwords = read_pieces(folder / f"{side}.spm", pieces)
+        sides.append(Tokenizer(subwords, preprocessor, tags, announced))
+        numbering.append(rows)
+    pair = TokenizerPair(*sides)
+    if pair.source.languages and target_lang:
+        pair = pair.for_languages(str(languages[0]), target_lang)
+    return ForeignText(pair, (numbering[0], numbering[1]), decoding)
+
+
+def _numbered(vocabulary: dict[str, int], folder: Path) -> tuple[list[str], list[str], list[int]]:
+    """The pieces and the tags of a vocabulary, and the number of each of our symbols in it."""
+    for symbol in (_END, _UNKNOWN):
+        if symbol not in vocabulary:
+            raise InputError(f"{folder}: the vocabulary has no {symbol}")
+    padding = vocabulary.get(_PADDING, _MISSING)
+    listed = sorted(vocabulary.keys() - {_END, _UNKNOWN, _PADDING}, key=vocabulary.__getitem__)
+    tags = [piece for piece in listed if _TAG.fullmatch(piece)]
+    pieces = [piece for piece in listed if not _TAG.fullmatch(piece)]
+    special = [padding, padding, vocabulary[_END], vocabulary[_UNKNOWN]]
+    return pieces, tags, special + [vocabulary[piece] for piece in (*pieces, *tags)]
+
+
+def _of_huggingface(folder: Path, told: dict[str, Any]) -> list[dict[str, int]]:
+    source = read_vocabulary(folder / "vocab.json")
+    return [source, read_vocabulary(folder / "target_vocab.json") if told.get("separate_vocabs") else source]
+
+
+def _of_marian(folder: Path) -> tuple[list[dict[str, int]], dict[str, Any]]:
+    """The vocabularies that decoder.yml names, or the one there is."""
+    told: dict[str, Any] = {}
+    for path in (folder / "decoder.yml", *sorted(folder.glob("*decoder.yml"))):
+        if path.is_file():
+            told = read_flat_yaml(path.read_text(encoding="utf-8"), str(path))
+            break
+    names = [Path(name).name for name in told.get("vocabs", [])] or [
+        path.name for path in sorted((*folder.glob("*vocab*.yml"), *folder.glob("*vocab*.spm")))
+    ]
+    if not names or len(names) > 2:
+        raise InputError(f"{folder} must have a decoder.yml that names its vocabularies, or one or two vocab*.yml")
+    decoding = {
+        ours: kind(told[theirs])
+        for ours, theirs, kind in (("beam", "beam-size", int), ("length_penalty", "normalize", float))
+        if theirs in told
+    }
+    return [_vocabulary(folder / name) for name in (names[0], names[-1])], decoding
+
+
+def _vocabulary(path: Path) -> dict[str, int]:
+    """A .yml table of symbols and numbers, or a SentencePiece model."""
+    if not path.is_file():
+        raise InputError(f"{path} does not exist")
+    if path.suffix == ".spm":
+        processor: Any = sentencepiece.SentencePieceProcessor(model_file=str(path))
+        return {processor.id_to_piece(number): number for number in range(processor.get_piece_size())}
+    table = read_flat_yaml(path.read_text(encoding="utf-8"), str(path))
+    numbers = {symbol: int(number) for symbol, number in table.items() if str(number).isdecimal()}  # type: ignore[arg-type]
+    if len(numbers) < len(table):
+        raise InputError(f"{path} is not a vocabulary of Marian: it must give each symbol a number")
+    return checked_vocabulary(numbers, path)

@@ -1,0 +1,23 @@
+"""Networks of other toolkits as ours. A format is one file, which reads its files into a `ForeignModel`."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from deepnmt.model.conversion import dlcl, fairseq, huggingface, marian
+from deepnmt.model.conversion.reading import ForeignModel
+from deepnmt.model.conversion.rebuild import Numbering, rebuild
+from deepnmt.model.transformer import Transformer
+
+FORMATS: dict[str, Callable[[Path], ForeignModel]] = {
+    "dlcl": dlcl.read,
+    "fairseq": fairseq.read,
+    "marian": marian.read,
+    "m2m100": huggingface.read_m2m100,
+    "nllb": huggingface.read_m2m100,
+    "fsmt": huggingface.read_fsmt,
+}
+
+
+def convert_model(path: Path, toolkit: str, numbering: Numbering | None = None) -> Transformer:
+    """The model of a checkpoint or folder, in eval mode; `numbering` says which of its rows our symbols have."""
+    return rebuild(FORMATS[toolkit](path), numbering)

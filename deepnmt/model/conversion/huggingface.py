@@ -1,0 +1,108 @@
+"""Folders of Hugging Face's `transformers`: Marian, M2M100 and NLLB, FSMT. All three classes have fairseq's names.
+
+`config.json`, and weights in `model.safetensors` or `pytorch_model.bin`, whole or in several files with an index.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from deepnmt.errors import InputError
+from deepnmt.files import read_json
+from deepnmt.model.conversion.fairseq import to_authors_names
+from deepnmt.model.conversion.reading import ForeignModel, read_state_dict
+from deepnmt.model.embedding import SinusoidalPositions
+from deepnmt.model.storage import read_tensors
+
+CONFIG = "config.json"
+WEIGHTS = {"model.safetensors": read_tensors, "pytorch_model.bin": read_state_dict}
+# Settings of the ancestors of these classes, with the values that the classes stand for.
+IMPLIED = {
+    "normalize_embedding": False,
+    "static_position_embeddings": True,
+    "tie_encoder_decoder": False,
+}
+SPECIAL = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
+
+
+def read_marian(folder: Path) -> ForeignModel:
+    """Post-norm; the decoder starts with the row of <pad>, which the numbering makes our first symbol."""
+    config = read_json(folder / CONFIG)
+    if config.get("decoder_start_token_id", config.get("pad_token_id")) != config.get("pad_token_id"):
+        raise InputError(f"{folder / CONFIG}: decoder_start_token_id is not pad_token_id, which deepnmt expects")
+    changes = {"positions": "sinusoidal-hf", "first_position": 0, "start_id": 0}
+    return _read(folder, config, "marian", changes | {"norm": "post"})
+
+
+def read_m2m100(folder: Path) -> ForeignModel:
+    """Pre-norm, with our positions and our special symbols; NLLB is of this class too."""
+    config = read_json(folder / CONFIG)
+    _check_settings(folder, config, SPECIAL)
+    return _read(folder, config, "m2m_100", {"norm": "pre"})
+
+
+def read_fsmt(folder: Path) -> ForeignModel:
+    """fairseq's models of WMT19: post-norm, a vocabulary for each side."""
+    config = read_json(folder / CONFIG)
+    _check_settings(folder, config, SPECIAL)
+    return _read(folder, config, "fsmt", {"norm": "post"})
+
+
+def _read(folder: Path, config: Mapping[str, Any], model_type: str, changes: dict[str, Any]) -> ForeignModel:
+    if config.get("model_type") != model_type:
+        raise InputError(f"{folder / CONFIG}: model_type is {config.get('model_type')!r}, not {model_type!r}")
+    _check_settings(folder, config, IMPLIED)
+    settings = {**config, "activation_fn": config.get("activation_function", "relu"), "pad": 1}
+    path, state = _weights(folder)
+    state = {name.removeprefix("model."): tensor for name, tensor in state.items()}
+    _check_positions(path, state, reaches_last=model_type != "marian")
+    foreign = ForeignModel(path, _with_tables(state), settings)
+    changes["scale_embeddings"] = bool(config.get("scale_embedding", model_type != "marian"))
+    norm, found = changes.pop("norm"), "pre" if "encoder.layer_norm.weight" in state else "post"
+    if norm != found:
+        raise InputError(f"{path} is {found}-norm, but {model_type} is {norm}-norm")
+    return ForeignModel(path, to_authors_names(foreign), settings, changes)
+
+
+def _check_settings(folder: Path, config: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    for name, value in wanted.items():
+        if config.get(name, value) not in (value, None):
+            raise InputError(f"{folder / CONFIG}: {name} = {config[name]}, and deepnmt reads only {name} = {value}")
+
+
+def _check_positions(path: Path, state: Mapping[str, Tensor], reaches_last: bool) -> None:
+    """Positions are not read: they must be the sinusoids that the class begins with, but for the row of padding."""
+    for name, table in state.items():
+        if ".embed_positions." in name:
+            sinusoids = SinusoidalPositions(table.shape[1], reaches_last)(torch.arange(len(table)))
+            differs = (table.float() - sinusoids).abs() > 1e-2  # some are in half precision
+            if differs[2:].any():
+                raise InputError(f"{path} holds {name}, which are not the sinusoids of its class")
+
+
+def _weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
+    for name, read in WEIGHTS.items():
+        if (folder / name).is_file():
+            return folder / name, read(folder / name)
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            files = sorted(set(read_json(index).get("weight_map", {}).values()))
+            return index, {name: tensor for file in files for name, tensor in read(folder / Path(file).name).items()}
+    raise InputError(f"{folder} has no {' or '.join(WEIGHTS)}")
+
+
+def _with_tables(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tied tables, of which a file may hold one only, under every name; sinusoids left out."""
+    state = {name: tensor for name, tensor in state.items() if ".embed_positions." not in name}
+    shared, output, bias = (state.pop(name, None) for name in ("shared.weight", "lm_head.weight", "final_logits_bias"))
+    tables = {
+        f"{side}.embed_tokens.weight": shared if shared is not None else output for side in ("encoder", "decoder")
+    }
+    tables |= {
+        "decoder.output_projection.weight": output,
+        "decoder.output_bias": None if bias is None else bias.flatten(),
+    }
+    return {name: tensor for name, tensor in tables.items() if tensor is not None} | state
