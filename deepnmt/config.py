@@ -10,6 +10,7 @@ from deepnmt.data.batching import BatchingConfig
 from deepnmt.decoding.config import DecodingConfig
 from deepnmt.errors import InputError
 from deepnmt.model.config import ModelConfig
+from deepnmt.model.growing import check_growth
 from deepnmt.settings import did_you_mean, from_table, set_override, to_table
 from deepnmt.training.config import TrainingConfig
 
@@ -23,6 +24,13 @@ class Recipe:
     training: TrainingConfig
     batching: BatchingConfig = field(default_factory=BatchingConfig)
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
+
+    def __post_init__(self) -> None:
+        if self.training.grow:
+            check_growth(self.model)
+            last, depth = self.training.grow[-1], self.model.encoder.num_layers
+            if last != depth:
+                raise ValueError(f"training.grow ends with {last} layers, but model.encoder.num_layers = {depth}")
 
 
 def load_recipe(name: str, overrides: Sequence[str] = (), dataset: "Dataset | None" = None) -> Recipe:

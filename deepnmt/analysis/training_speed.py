@@ -54,7 +54,7 @@ def measure_training(
     batching = BatchingConfig(tokens_per_batch=trial.tokens, layout="packed" if graphed else "padded")
     recipe = Recipe(model=model, training=training, batching=batching)
     world = World(0, 1, torch.device(device))
-    state, engine = build_training(recipe, world)
+    state, engine = build_training(recipe, world, recipe.model)
 
     with made_corpora(lengths, model) as corpora:
         stream = BatchStream(corpora, batching, seed=training.seed, tokens_per_update=trial.tokens)

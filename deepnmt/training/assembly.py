@@ -19,7 +19,9 @@ from deepnmt.data.dataset import Dataset
 from deepnmt.data.loader import Loader
 from deepnmt.data.vocabulary import UNK
 from deepnmt.errors import InputError, RunError
+from deepnmt.model.config import ModelConfig
 from deepnmt.model.connections import CONNECTIONS
+from deepnmt.model.growing import with_depth
 from deepnmt.model.initialization import branch_variances, start_from, starts_from_data
 from deepnmt.model.storage import WEIGHTS, fill, load_config, load_meta, read_tensors, weights
 from deepnmt.model.sublayers import SUBLAYERS
@@ -28,6 +30,7 @@ from deepnmt.progress import say
 from deepnmt.settings import to_table
 from deepnmt.training import folder
 from deepnmt.training.checkpoint import STATE, Checkpoints, read_json, read_state
+from deepnmt.training.config import TrainingConfig
 from deepnmt.training.curves import Curves, JsonLines, Sink, TensorBoard, WeightsAndBiases, require_wandb
 from deepnmt.training.diagnosis import Diagnosis
 from deepnmt.training.display import open_display
@@ -38,6 +41,7 @@ from deepnmt.training.interruption import heed_signals
 from deepnmt.training.lock import hold_lock
 from deepnmt.training.memory import free_memory, largest_share
 from deepnmt.training.optimizer import optimizer_tensors
+from deepnmt.training.schedule import encoder_depth
 from deepnmt.training.state import TrainingState
 from deepnmt.training.trainer import Job, is_save_due
 from deepnmt.training.validation import TextMetrics, build_validator, score_measure
@@ -75,11 +79,13 @@ def open_run(
         if stored is not None:
             start = check_resumed(out, recipe, stored, dataset, start)
         elif start is not None:
-            check_start(start, recipe, dataset)
+            check_start(start, first_model(recipe), dataset)
         stream = open_stream(recipe, dataset, world, read_json(newest / STATE)["data"] if newest else None)
         measure = score_measure(recipe, dataset, metrics)
-        state, engine = build_training(recipe, world, None if newest else start, measure, None if newest else stream)
-        if newest is not None:
+        if newest is None:
+            state, engine = build_training(recipe, world, first_model(recipe), measure, start, stream)
+        else:
+            state, engine = build_training(recipe, world, load_config(newest), measure)
             checkpoints.load(newest, state)
         validate = build_validator(recipe, dataset, engine.objective, world, metrics)
 
@@ -123,6 +129,12 @@ def settle(recipe: Recipe, dataset: Dataset, world: World, stored: Recipe | None
     return replace(recipe, batching=replace(batching, tokens_per_batch=tokens))
 
 
+def first_model(recipe: Recipe) -> ModelConfig:
+    """What a new run starts with: the model, or a shallower one that grows to it."""
+    depth = encoder_depth(0, recipe.training)
+    return recipe.model if depth is None else with_depth(recipe.model, depth)
+
+
 def check_resumed(out: Path, recipe: Recipe, stored: Recipe, dataset: Dataset, start: Path | None) -> Path | None:
     """Refuse to resume a run with another recipe, subwords or model to start from; returns the latter."""
     folder.check_recipe(out, to_table(stored), to_table(recipe))
@@ -130,11 +142,11 @@ def check_resumed(out: Path, recipe: Recipe, stored: Recipe, dataset: Dataset, s
     return folder.initial_model(out, start)
 
 
-def check_start(start: Path, recipe: Recipe, dataset: Dataset) -> None:
+def check_start(start: Path, model: ModelConfig, dataset: Dataset) -> None:
     """Refuse to start from a model of another shape or with other subwords than the dataset has."""
     load_meta(start)
     folder.check_tokenizers(start, dataset.tokenizers, dataset.folder)
-    stored, wanted = folder.flatten(to_table(load_config(start))), folder.flatten(to_table(recipe.model))
+    stored, wanted = folder.flatten(to_table(load_config(start))), folder.flatten(to_table(model))
     for name in [name for name in stored if not name.endswith("dropout")]:
         if stored[name] != wanted.get(name):
             raise InputError(
@@ -153,13 +165,18 @@ def say_what_is_new(stream: BatchStream, newest: Path | None, measure: str) -> N
 
 
 def build_training(
-    recipe: Recipe, world: World, start: Path | None = None, measure: str = "", stream: BatchStream | None = None
+    recipe: Recipe,
+    world: World,
+    model: ModelConfig,
+    measure: str = "",
+    start: Path | None = None,
+    stream: BatchStream | None = None,
 ) -> tuple[TrainingState, EagerEngine]:
     """A model, initialised by the seed or from `start`, its optimiser, and the engine that computes its gradients.
 
     Some schemes around sub-layers start from what they find in the first batch of `stream`.
     """
-    objective = build_objective(recipe, world, start, stream)
+    objective = build_objective(recipe.training, world, model, start, stream)
     state = TrainingState.start(objective, recipe.training, world, measure)
     optimizer_tensors(state.model, state.optimizer)  # takes its memory before batches are tried for size
     # A recording has one shape for all batches; in a sampled softmax shapes depend on the batch.
@@ -170,12 +187,15 @@ def build_training(
 
 
 def build_objective(
-    recipe: Recipe, world: World, start: Path | None = None, stream: BatchStream | None = None
+    config: TrainingConfig,
+    world: World,
+    model_config: ModelConfig,
+    start: Path | None = None,
+    stream: BatchStream | None = None,
 ) -> Objective:
     """The model and its loss; sharded if the recipe says so."""
-    config = recipe.training
     torch.manual_seed(config.seed)
-    model = Transformer(recipe.model)
+    model = Transformer(model_config)
     if start is not None:
         fill(weights(model), read_tensors(start / WEIGHTS), start / WEIGHTS)
     model.to(world.device)
@@ -284,7 +304,7 @@ def plan_memory(recipe: Recipe, dataset: Dataset, world: World) -> int:
 
 def _trial(recipe: Recipe, dataset: Dataset, world: World) -> tuple[TrainingState, EagerEngine, str, set[int]]:
     """What `_fits` tries with: the model and its optimiser, and sentences of the mean and the greatest length."""
-    state, engine = build_training(recipe, world)
+    state, engine = build_training(recipe, world, recipe.model)
     sizes = [corpus.target.lengths + 1 for corpus in dataset.train.values() if len(corpus)]
     longest = min(max(int(size.max()) for size in sizes), (recipe.batching.max_length or sys.maxsize) + 1)
     if recipe.model.positions == "learned":

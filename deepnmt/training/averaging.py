@@ -97,7 +97,8 @@ def write_average(run: Path, paths: Sequence[Path], out: Path, meta: dict[str, A
 def export_model(run: Path, config: TrainingConfig) -> str:
     """Write RUN/model as the recipe asks; returns what it is made of."""
     paths = all_checkpoints(run)
-    epochs = [path for path in paths if path.name.startswith("epoch")]
+    last = load_config(max(paths, key=age))  # a growing model is another one at each depth
+    epochs = [path for path in paths if path.name.startswith("epoch") and load_config(path) == last]
     best = best_first(paths)
     if config.export == "average" and len(epochs) > 1:
         chosen = epochs[-config.average_last :]

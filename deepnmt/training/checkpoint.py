@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from deepnmt.config import Recipe
 from deepnmt.errors import InputError
 from deepnmt.files import replacing, sha256, write_json
+from deepnmt.model.config import ModelConfig
 from deepnmt.model.storage import WEIGHTS, fill, read_tensors, weights, write_model, write_tensors
 from deepnmt.progress import say
 from deepnmt.settings import to_table
@@ -53,17 +54,19 @@ class Checkpoints:
         copies = {name: self._copy(group) for name, group in tensors.items()}
         if self.world.is_main:
             stored = deepcopy({"run": state.stored(), "data": state.data})
-            self._writing = self._thread.submit(self._write, path, copies, stored)
+            self._writing = self._thread.submit(self._write, path, state.model.config, copies, stored)
 
     def _copy(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """The main rank's copy of tensors as they are now, in one piece: training continues while they are written."""
         pieces = ((name, whole(tensor.detach())) for name, tensor in tensors.items())
         return {name: piece.to("cpu", copy=True).contiguous() for name, piece in pieces if self.world.is_main}
 
-    def _write(self, path: Path, tensors: dict[str, dict[str, Tensor]], stored: dict[str, Any]) -> None:
+    def _write(
+        self, path: Path, config: ModelConfig, tensors: dict[str, dict[str, Tensor]], stored: dict[str, Any]
+    ) -> None:
         with replacing(path) as aside:
             meta = {"step": stored["run"]["step"], "decoding": to_table(self.recipe.decoding)}
-            write_model(aside, self.recipe.model, tensors.pop(WEIGHTS), meta)
+            write_model(aside, config, tensors.pop(WEIGHTS), meta)
             copy_tokenizers(self.folder.parent, aside)
             for name, group in tensors.items():
                 write_tensors(aside / name, group)

@@ -1,6 +1,7 @@
 """The recipe's [training] section: how the model is optimised and validated, and which checkpoints are kept."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from deepnmt.settings import check_bounds
@@ -38,6 +39,10 @@ class TrainingConfig:
     warmup_start_lr: float = 1e-7
     min_lr: float = 0.0
     decay_steps: int | None = None
+
+    # Depths of the encoder, one after the other; the last is model.encoder.num_layers.
+    grow: tuple[int, ...] = ()
+    grow_at: tuple[int, ...] = ()  # the steps at which the depths after the first begin
 
     precision: Precision = "auto"
     compile: bool = True  # the layers, for packed batches on a GPU
@@ -84,3 +89,21 @@ class TrainingConfig:
             raise ValueError('schedule = "warmup_stable_decay" needs decay_steps, the length of the decay')
         if self.schedule in ("cosine", "warmup_stable_decay") and self.warmup_steps >= self.max_steps:
             raise ValueError(f"warmup_steps = {self.warmup_steps} must be below max_steps = {self.max_steps}")
+        if self.grow or self.grow_at:
+            self._check_growth()
+
+    def _check_growth(self) -> None:
+        grow, grow_at = list(self.grow), list(self.grow_at)
+        if len(grow_at) != len(grow) - 1:
+            raise ValueError(
+                f"grow = {grow} needs {len(grow) - 1} steps in grow_at, one fewer than depths, not {grow_at}"
+            )
+        if sorted({1, *grow_at}) != [1, *grow_at]:
+            raise ValueError(f"grow_at = {grow_at} must be steps above 1 in ascending order")
+        for depth, deeper in pairwise(grow):
+            if not depth < deeper <= 2 * depth:
+                raise ValueError(f"grow = {grow}: a depth must be above the one before it and at most twice as large")
+        if self.schedule not in ("inverse_sqrt", "constant"):
+            raise ValueError(f'grow restarts schedule = "inverse_sqrt" or "constant", not "{self.schedule}"')
+        if self.parallel == "fsdp":
+            raise ValueError('grow needs whole layers, which parallel = "fsdp" divides; use "ddp"')

@@ -75,7 +75,12 @@ class EagerEngine:
     ) -> None:
         self.objective, self.config, self.world = objective, config, world
         self.splitter = splitter or Splitter()
-        self.parameters = [p for p in objective.parameters() if p.requires_grad]
+        self.take(objective.model)
+
+    def take(self, model: Transformer) -> None:
+        """Compute the gradients of this model from now on."""
+        self.objective.model = model
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
 
     def accumulate(self, update: Update, scale: Tensor, noise: Noise) -> Tensor:
         """Compute the gradients of this rank's batches; return the sums of their loss and nll: (2,), float64."""

@@ -40,15 +40,20 @@ class GraphEngine(EagerEngine):
         splitter: Splitter | None = None,
         record: Callable[[Work], Work] | None = None,
     ) -> None:
+        self.batch: AnyBatch | None = None  # the tensors that the recording reads
+        self.replay: Work | None = None
         super().__init__(objective, config, world, splitter)
         self.sums = torch.zeros(2, dtype=torch.float64, device=world.device)
         self.factor = torch.zeros((), device=world.device)
-        self.batch: AnyBatch | None = None  # the tensors that the recording reads
-        self.replay: Work | None = None
         # One stream for every recording: the matrix library keeps work spaces for each that it has ever seen.
         self.record = record or partial(
             record_graph, stream=torch.cuda.Stream(world.device), warm_ups=WARM_UPS, spare=SPARE
         )
+
+    def take(self, model: Transformer) -> None:
+        self.batch = self.replay = None
+        free_memory(self.world.device)
+        super().take(model)
 
     def accumulate(self, update: Update, scale: Tensor, noise: Noise) -> Tensor:
         pieces, replay = self._recorded(update.batches)

@@ -7,10 +7,21 @@ from deepnmt.training.config import Schedule, TrainingConfig
 
 
 def learning_rate(step: int, config: TrainingConfig) -> float:
-    """The learning rate of the update after the first `step` updates."""
+    """The learning rate of the update after the first `step` updates.
+
+    Where the model grows, it restarts at its peak, the end of the warm-up (Li et al. 2020, section 3.2).
+    """
+    grown_at = max((at for at in config.grow_at if at <= step), default=None)
+    if grown_at is not None:
+        step = config.warmup_steps + step - grown_at
     if step < config.warmup_steps:
         return config.warmup_start_lr + (config.lr - config.warmup_start_lr) * step / config.warmup_steps
     return SCHEDULES[config.schedule](step, config)
+
+
+def encoder_depth(step: int, config: TrainingConfig) -> int | None:
+    """The encoder's depth for the update after the first `step` updates; None if it never changes."""
+    return config.grow[sum(at <= step for at in config.grow_at)] if config.grow else None
 
 
 def inverse_sqrt(step: int, config: TrainingConfig) -> float:

@@ -62,6 +62,12 @@ class TrainingState(Progress):
             measure=measure,
         )
 
+    def take(self, model: Transformer, config: TrainingConfig, world: World) -> None:
+        """Continue with another model: a new optimiser and moving average, and patience from the start."""
+        self.model, self.optimizer = model, build_optimizer(model, config, world)
+        self.ema = None if config.ema_decay is None else Ema(model, config.ema_decay)
+        self.strikes = self.stale = 0
+
     @property
     def is_best(self) -> bool:
         """Whether the score of this step is among the best; of equal scores the newest counts."""

@@ -9,6 +9,9 @@ from torch import Tensor, nn
 
 from deepnmt.data.batching import StreamState, Update
 from deepnmt.data.loader import Loader
+from deepnmt.model.growing import deepened
+from deepnmt.model.storage import load_config
+from deepnmt.model.transformer import Transformer
 from deepnmt.training.checkpoint import Checkpoints
 from deepnmt.training.config import TrainingConfig
 from deepnmt.training.curves import Curves
@@ -17,7 +20,7 @@ from deepnmt.training.distributed import World
 from deepnmt.training.engine import EagerEngine, Noise
 from deepnmt.training.interruption import Interruption
 from deepnmt.training.optimizer import GradientNorms, apply_update, gradient_norms
-from deepnmt.training.schedule import learning_rate
+from deepnmt.training.schedule import encoder_depth, learning_rate
 from deepnmt.training.state import TrainingState
 from deepnmt.training.validation import Validation, perplexity
 
@@ -56,6 +59,8 @@ def train(state: TrainingState, job: Job) -> str:
 def _train(state: TrainingState, updates: Loader, job: Job) -> str:
     config = job.config
     while (ending := _ending(state, job)) is None:
+        if encoder_depth(state.step, config) not in (None, len(state.model.encoder.layers)):
+            grow(state, job)
         update, state.data = next(updates), updates.state()
         _, norms = step(state, update, job.engine)
         job.speed.tokens += update.num_target_tokens
@@ -76,6 +81,15 @@ def _train(state: TrainingState, updates: Loader, job: Job) -> str:
         save(state, job)
     job.checkpoints.finish()
     return ending
+
+
+def grow(state: TrainingState, job: Job) -> None:
+    """Continue with a deeper encoder. It is made of the weights alone, so a resumed run repeats this exactly."""
+    before, depth = len(state.model.encoder.layers), encoder_depth(state.step, job.config)
+    assert depth is not None
+    _take(deepened(state.model, depth), state, job)
+    job.curves.write("growth", state.step, text=f"the encoder grows from {before} to {depth} layers", depth=depth)
+    job.speed.read()
 
 
 def step(state: TrainingState, update: Update, engine: EagerEngine) -> tuple[Tensor, GradientNorms]:
@@ -189,11 +203,20 @@ def _roll_back(state: TrainingState, job: Job, error: TrainingError) -> None:
     if state.rollbacks >= job.config.rollbacks or path is None:
         raise error
     rollbacks, rate_factor = state.rollbacks + 1, state.rate_factor * job.config.rollback_factor
+    if (before := load_config(path)) != state.model.config:
+        _take(Transformer(before).to(job.world.device).train(), state, job)
     job.checkpoints.load(path, state)
     state.rollbacks, state.rate_factor = rollbacks, rate_factor
     job.curves.rewind(state.step, state.log_lines)
     text = f"{error}; resuming from {path.name} with {rate_factor:g} of the learning rate"
     job.curves.write("rollback", state.step, text=text)
+
+
+def _take(model: Transformer, state: TrainingState, job: Job) -> None:
+    """Train another model from now on."""
+    model.checkpoint_activations(job.config.activation_checkpointing)
+    state.take(model, job.config, job.world)
+    job.engine.take(model)
 
 
 def _stop_if_diverged(state: TrainingState, job: Job) -> None:

@@ -68,6 +68,10 @@ CASES = {
     "epochs": Case(("training.save_every=100", "training.validate_every=5", "training.keep_last=1")),
     "unseen-end": Case(("training.validate_every=100", "training.save_every=7", "training.keep_best=0")),
     "rollbacks": Case(("training.rollbacks=3", "training.rollback_factor=0.5"), fault="diverges"),
+    "growing": Case(
+        ("training.grow=[1,2]", "training.grow_at=[6]", "training.ema_decay=0.9", "training.rollbacks=3"),
+        fault="diverges",
+    ),
     "splits": Case(("batching.tokens_per_batch=96", "training.tokens_per_update=192"), fault="shrinks"),
     "packed-splits": Case(("batching.layout=packed", "batching.tokens_per_batch=256"), fault="shrinks"),
     "early-stopping": Case(

@@ -17,6 +17,7 @@ class Average(Connection):
     """x_{l+1} = 1 / (l + 1) * sum_k y_k (section 6.3 of the paper, without its LayerNorm)."""
 
     Config = AverageConfig
+    grows = True
 
     def read(self, history: History) -> Tensor:
         count = len(history)

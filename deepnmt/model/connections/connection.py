@@ -57,6 +57,7 @@ class Connection(nn.Module):
     """
 
     Config: ClassVar[type[ConnectionConfig]]
+    grows: ClassVar[bool] = False  # `grow_from` is known
     has_shortcuts: ClassVar[bool] = True  # an output reaches more than the next layer, so a layer may be bypassed
 
     def __init__(self, config: Any, shape: StackShape) -> None:
@@ -76,6 +77,12 @@ class Connection(nn.Module):
     def memories(self, history: History) -> list[Tensor]:
         """What the readers of the stack see: one tensor for all of them, or one for each."""
         return [self.read(history)]
+
+    def grow_from(self, shallow: "Connection") -> None:
+        """Take over what the connection of a shallower stack has learned, of which this one has the top layers twice.
+
+        Nothing, where nothing is learned.
+        """
 
     def matrix(self) -> Tensor | None:
         """The weights of y_k (columns) in what follows layer l (rows); None if the scheme has none.

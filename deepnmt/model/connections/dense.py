@@ -20,6 +20,7 @@ class Dense(Connection):
     """
 
     Config = DenseConfig
+    grows = True
 
     def read(self, history: History) -> Tensor:
         return mix(history, history[0].new_ones(len(history), 1).float())

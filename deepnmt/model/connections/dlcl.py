@@ -60,6 +60,7 @@ class Dlcl(Connection):
     """
 
     Config = DlclConfig
+    grows = True
 
     def __init__(self, config: DlclConfig, shape: StackShape) -> None:
         super().__init__(config, shape)
@@ -99,6 +100,14 @@ class Dlcl(Connection):
         if not self.norms_outputs:
             mixed = self.norms[row](mixed)
         return F.dropout(mixed, self.dropout, self.training)
+
+    def grow_from(self, shallow: Connection) -> None:
+        """The rows of the new layers stay at their start; their norms are those of the layers that they repeat."""
+        assert isinstance(shallow, Dlcl)
+        count, added = len(shallow.norms), len(self.norms) - len(shallow.norms)
+        self.weight[:count, :count] = shallow.weight
+        for k, norm in enumerate(self.norms):
+            norm.load_state_dict(shallow.norms[k if k < count else k - added].state_dict())
 
     def matrix(self) -> Tensor:
         return self._effective().detach().float().mean(2).cpu()

@@ -14,4 +14,5 @@ class Residual(Connection):
     """x_{l+1} = y_l (He et al. 2016; figure 2a of the paper)."""
 
     Config = ResidualConfig
+    grows = True
     has_shortcuts = False

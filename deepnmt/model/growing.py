@@ -1,0 +1,54 @@
+"""A deeper model from a shallow one: the top layers of the encoder again, on top of it.
+
+Li et al. 2020, Shallow-to-Deep Training for Neural Machine Translation, https://arxiv.org/abs/2010.03737
+"""
+
+import re
+from dataclasses import replace
+
+import torch
+
+from deepnmt.model.config import ModelConfig
+from deepnmt.model.connections import CONNECTIONS
+from deepnmt.model.transformer import Transformer
+
+SUBLAYERS_THAT_GROW = ("pre", "post")  # the constants, starts or norms of the others depend on the depth
+
+
+def with_depth(config: ModelConfig, num_layers: int) -> ModelConfig:
+    """The config with an encoder of this depth."""
+    return replace(config, encoder=replace(config.encoder, num_layers=num_layers))
+
+
+def check_growth(config: ModelConfig) -> None:
+    """Raise ValueError for an encoder that cannot become deeper."""
+    connection, sublayer = config.encoder.connection.kind, config.sublayer_of(config.encoder).kind
+    if not CONNECTIONS[connection].grows:
+        able = ", ".join(kind for kind, scheme in CONNECTIONS.items() if scheme.grows)
+        raise ValueError(
+            f"training.grow does not know how to deepen encoder.connection = {connection!r}; use one of {able}"
+        )
+    if sublayer not in SUBLAYERS_THAT_GROW:
+        raise ValueError(
+            f"training.grow does not work with encoder.sublayer = {sublayer!r}, which depends on the depth; use one of "
+            f"{', '.join(SUBLAYERS_THAT_GROW)}"
+        )
+
+
+@torch.no_grad()
+def deepened(model: Transformer, num_layers: int) -> Transformer:
+    """A new model on the same device. Its encoder's layer l is layer l of the shallow one, or the one `added` below."""
+    deep = Transformer(with_depth(model.config, num_layers)).to(model.output_weight.device)
+    shallow, depth = dict(model.named_parameters()), len(model.encoder.layers)
+    for name, parameter in deep.named_parameters():
+        if not name.startswith("encoder.connection."):
+            parameter.copy_(shallow[_origin(name, depth, added=num_layers - depth)])
+    deep.encoder.connection.grow_from(model.encoder.connection)
+    return deep.train(model.training)
+
+
+def _origin(name: str, depth: int, added: int) -> str:
+    found = re.match(r"encoder\.layers\.(\d+)\.(.*)", name)
+    if found is None or int(found[1]) < depth:
+        return name
+    return f"encoder.layers.{int(found[1]) - added}.{found[2]}"
