@@ -22,7 +22,7 @@ from processes import Process
 from deepnmt.cli import main
 from deepnmt.training.curves import read_log
 from deepnmt.training.engine import EagerEngine, Objective
-from deepnmt.training.memory import num_cells
+from deepnmt.training.memory import sizes_of
 
 RECIPE = """
 [model]
@@ -126,7 +126,7 @@ def shrinking(accumulate):
 
 def tight(forward):
     def tried(self, batch):
-        if torch.is_grad_enabled() and num_cells(batch) > max(ROOM[0], 60):
+        if torch.is_grad_enabled() and sum(sizes_of(batch)) > max(ROOM[0], 60):
             raise torch.OutOfMemoryError("too large")
         return forward(self, batch)
 

@@ -25,8 +25,8 @@ def test_the_cases_are_what_they_are_called(place):
     assert [line["step"] for line in lines if line["kind"] == "rollback"] == [6, 9, 9]
     lines = read_log(place.uninterrupted("growing"))
     assert [(line["kind"], line["step"]) for line in lines if line["kind"] in ("growth", "rollback")] == [
-        *(("growth", 6), ("rollback", 6), ("growth", 6), ("rollback", 9), ("rollback", 9))
-    ], "the first rollback goes back to the shallow model, which grows again"
+        *(("rollback", 6), ("growth", 6), ("rollback", 9), ("rollback", 9))
+    ], "the first rollback is from the deep model to the shallow one, which grows again"
     for name, part in (("splits", "split_limit"), ("packed-splits", "split_room")):
         states = [read_state(path) for path in list_checkpoints(place.uninterrupted(name) / "checkpoints")]
         assert all(state[part] for state in states)
