@@ -56,6 +56,9 @@ def average(
     """
     run, out = Path(run), Path(out)
     about = read_about(run)
+    for name, count in {"last": last, "best": best, "beam": beam}.items():
+        if count is not None and count < 1:
+            raise InputError(f"{name} = {count} must be at least 1")
     if out.exists():
         raise InputError(f"{out} already exists; choose another --out")
     if steps:

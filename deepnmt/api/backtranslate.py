@@ -63,7 +63,8 @@ def backtranslate(
     shards = [out.with_name(f"{out.name}.shard-{i}-of-{world_size}.{short_digest(job)}") for i in range(world_size)]
     if not shards[rank].exists():
         chunks = _own_chunks(file_chunks(text, size), rank, world_size)
-        _translate_share(translator, str(text), chunks, ResumableFile(shards[rank], job), settings)
+        with ResumableFile(shards[rank], job) as shard:
+            _translate_share(translator, str(text), chunks, shard, settings)
     return _merge_if_last(text, shards, finals, size)
 
 
@@ -110,20 +111,15 @@ def _translate_share(
     if done:
         say(f"resuming after {done:,} lines of this share")
     warnings = LineWarnings(name)
-    try:
-        with progress("backtranslate", unit="lines") as shown:
-            for first, chunk in chunks:
-                if done > 0:
-                    done -= len(chunk)
-                    continue
-                warn = warnings.after(first)
-                translations = translator.translate(decoded(chunk, warn), warn=warn, done=shown.advance, **settings)
-                shard.append("".join(f"{one_line(line)}\n" for line in translations).encode(), len(chunk))
-    except BaseException:
-        shard.close()
-        raise
+    with progress("backtranslate", unit="lines") as shown:
+        for first, chunk in chunks:
+            if done > 0:
+                done -= len(chunk)
+                continue
+            warn = warnings.after(first)
+            translations = translator.translate(decoded(chunk, warn), warn=warn, done=shown.advance, **settings)
+            shard.append("".join(f"{one_line(line)}\n" for line in translations).encode(), len(chunk))
     warnings.summarise()
-    shard.finish()
 
 
 def _own_chunks(chunks: Iterator[list[bytes]], rank: int, world_size: int) -> Iterator[tuple[int, list[bytes]]]:

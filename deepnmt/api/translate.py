@@ -4,10 +4,10 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from deepnmt.decoding.config import TranslationConfig
 from deepnmt.decoding.jobs import ResumableFile, chunk_lines, count_lines, file_chunks, fingerprint, pipe_chunks
@@ -69,13 +69,15 @@ def translate_file(
 ) -> int:
     """Translate a text file (.gz, .xz, .bz2, .zst too) line by line with a MODEL or an ensemble; return its lines.
 
-    Without `source` or `out`, standard input or output. A file appears when it is complete; after an interruption the
-    same call resumes. `prefixes` is a file of forced beginnings, one per line. `scores` adds a column, `as_json` writes
-    one object per line. `settings` are the fields of `TranslationConfig`: with `nbest` the output is line number, score
-    and text; with `alignments` a last column has the links. `chunk` lines are sorted by length and translated together.
+    Without `source` or `out`, or with "-", standard input or output. A file appears when it is complete; after an
+    interruption the same call resumes. `prefixes` is a file of forced beginnings, one per line. `scores` adds a column,
+    `as_json` writes one object per line. `settings` are the fields of `TranslationConfig`: with `nbest` the output is
+    line number, score and text; with `alignments` a last column has the links. `chunk` lines are sorted by length and
+    translated together.
     """
     from_table(TranslationConfig, settings)
-    given, forced, target = (None if path is None else Path(path) for path in (source, prefixes, out))
+    given, target = (None if path is None or str(path) == "-" else Path(path) for path in (source, out))
+    forced = None if prefixes is None else Path(prefixes)
     for path in (given, forced):
         if path is not None and not path.is_file():
             raise InputError(f"{path} is not a file" if path.exists() else f"{path} does not exist")
@@ -93,16 +95,27 @@ def translate_file(
     state = None if forced is None else forced.stat()
     beginnings = None if state is None else [str(forced), state.st_size, state.st_mtime_ns]
     job = {**settings, **asdict(form), "precision": precision, "device": device, "chunk": size, "prefixes": beginnings}
-    job = {"pipe": time.time()} if given is None else fingerprint(folders, given, job)  # a pipe is never resumed
-    with _destination(target, job, given is not None) as destination:
-        return _translate(translator, given, forced, destination, form, size, settings)
+    job = {"pipe": time.time()} if given is None else fingerprint(folders, given, job)
+    destination: AbstractContextManager[ResumableFile | _StandardOutput] = nullcontext(_StandardOutput())
+    if target is not None:
+        destination = ResumableFile(target, job, is_resumable=given is not None)
+    with destination as opened:
+        return _translate(translator, given, forced, opened, form, size, settings)
+
+
+class _StandardOutput:
+    lines = 0
+
+    def append(self, text: bytes, lines: int) -> None:
+        sys.stdout.buffer.write(text)
+        sys.stdout.buffer.flush()
 
 
 def _translate(
     translator: Translator,
     source: Path | None,
     prefixes: Path | None,
-    destination: "_Destination",
+    destination: ResumableFile | _StandardOutput,
     form: LineFormat,
     size: int,
     settings: dict[str, Any],
@@ -131,32 +144,3 @@ def _translate(
             done += len(texts)
     warnings.summarise()
     return done
-
-
-class _Destination(Protocol):
-    lines: int  # of the input that are done already
-
-    def append(self, text: bytes, lines: int) -> None: ...
-
-
-class _StandardOutput:
-    lines = 0
-
-    def append(self, text: bytes, lines: int) -> None:
-        sys.stdout.buffer.write(text)
-        sys.stdout.buffer.flush()
-
-
-@contextmanager
-def _destination(out: Path | None, job: dict[str, Any], resumable: bool) -> "Iterator[_Destination]":
-    """Standard output, or a file that appears when it is complete."""
-    if out is None:
-        yield _StandardOutput()
-        return
-    file = ResumableFile(out, job)
-    try:
-        yield file
-    except BaseException:
-        file.close(resumable)
-        raise
-    file.finish()

@@ -1,11 +1,8 @@
 """`deepnmt backtranslate`: monolingual target text and a reverse model make parallel text for training."""
 
 import argparse
-from pathlib import Path
 
-from deepnmt.commands.options import add_translation_options, settings_in
-from deepnmt.decoding.config import TranslationConfig
-from deepnmt.devices import tune_for_translation, use_threads
+from deepnmt.commands.options import CHUNK, add_options, add_translation_options, for_translation
 from deepnmt.progress import say
 
 EXAMPLE = """deepnmt backtranslate DE-EN-MODEL mono.de --out bt/news
@@ -14,25 +11,23 @@ EXAMPLE = """deepnmt backtranslate DE-EN-MODEL mono.de --out bt/news
 
   On 8 GPUs, each of which translates every eighth chunk of lines (after an interruption, the same command resumes):
   torchrun --nproc-per-node 8 --no-python deepnmt backtranslate DE-EN-MODEL mono.de --out bt/news --precision bf16"""
+OPTIONS = {
+    "model MODEL": "model that translates from the language of the text",
+    "text MONO": "one sentence per line; .gz, .xz, .bz2, .zst too",
+    "--out PREFIX": "write PREFIX.en and PREFIX.de",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", type=Path, metavar="MODEL", help="model that translates from the language of the text")
-    parser.add_argument("text", type=Path, metavar="MONO", help="one sentence per line; .gz, .xz, .bz2, .zst too")
-    parser.add_argument("--out", type=Path, required=True, metavar="PREFIX", help="write PREFIX.en and PREFIX.de")
+    add_options(parser, OPTIONS | CHUNK, "--out")
     add_translation_options(parser, "sampling")
-    parser.add_argument("--chunk", type=int, metavar="N", help="lines sorted by length and translated together")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    tune_for_translation()
+    options = for_translation(arguments)
     from deepnmt.api.backtranslate import backtranslate
 
-    use_threads(arguments.threads)
-    names = ("model", "text", "out", "device", "precision", "chunk")
-    made = backtranslate(
-        **{name: getattr(arguments, name) for name in names}, **settings_in(TranslationConfig, arguments)
-    )
+    made = backtranslate(**options)
     if made is not None:
         lines = "line" if made.left_out == 1 else "lines"
         note = f" ({made.left_out:,} empty {lines} left out)" if made.left_out else ""

@@ -3,43 +3,40 @@
 import argparse
 import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from deepnmt.analysis.config import TrainingTrial, Workload
-from deepnmt.commands.options import add_settings, settings_in
+from deepnmt.commands.options import MACHINE, OVERRIDES, RECIPE, add_options, add_settings, settings_in
 from deepnmt.devices import choose_device, device_name, tune_for_translation, use_threads
 from deepnmt.settings import from_table
 
 EXAMPLE = """deepnmt bench train en-de-pre-dlcl-30l --tokens 32768
   deepnmt bench generate en-de-pre-dlcl-30l --precision int8
   deepnmt bench generate en-de-pre-dlcl-30l --encoder-layers 6 16 20 25 30 --decoder-layers 4 6 8 --json"""
-
-MODES = ("train", "generate")
+TRAIN = {
+    "tokens": "tokens in a batch, on either side",
+    "eager": "plain torch on padded batches, also on a GPU",
+    "steps": "timed updates",
+}
+GENERATE = {
+    "batch": "sentences at once",
+    "beam": "beam size",
+    "length": "subwords of source and target",
+    "workers": "batches at a time, one core each",
+    "repeats": "repetitions, of which the best counts",
+}
+DEPTHS = {"--encoder-layers N+": "depths to compare", "--decoder-layers N+": "depths to compare"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("mode", choices=MODES, metavar="MODE", help=" or ".join(MODES))
-    parser.add_argument("recipe", metavar="RECIPE", help="the name of a bundled preset, or a recipe file (.toml)")
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="section.field=value", help="settings that replace the recipe's"
-    )
-    parser.add_argument("--device", metavar="cpu|cuda", help="default: cuda if available")
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all available cores)")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    add_options(parser, {"mode {train,generate}": "what to measure"} | RECIPE | OVERRIDES)
+    add_options(parser, MACHINE | {"--json": "print the figures as JSON"}, absent=None)
     train = parser.add_argument_group("train")
-    help_of = {"tokens": "tokens in a batch, on either side", "eager": "plain torch on padded batches, also on a GPU"}
-    add_settings(train, TrainingTrial, help_of | {"steps": "timed updates"})
-    train.add_argument("--data", type=Path, metavar="DATASET", help="take the sentence lengths from this dataset")
+    add_settings(train, TrainingTrial, TRAIN)
+    add_options(train, {"--data DATASET": "take the sentence lengths from this dataset"}, absent=None)
     generate = parser.add_argument_group("generate")
-    help_of = {"batch": "sentences at once", "beam": "beam size", "length": "subwords of source and target"}
-    help_of |= {"workers": "batches at a time, one core each", "repeats": "repetitions, of which the best counts"}
-    add_settings(generate, Workload, help_of)
-    generate.add_argument("--precision", default="fp32", metavar="fp32|bf16|fp16|int8", help="(default: %(default)s)")
-    for side in ("encoder", "decoder"):
-        generate.add_argument(
-            f"--{side}-layers", type=int, nargs="+", default=[], metavar="N", help="depths to compare"
-        )
+    add_settings(generate, Workload, GENERATE)
+    add_options(generate, DEPTHS, absent=[])
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -47,6 +44,7 @@ def run(arguments: argparse.Namespace) -> None:
         tune_for_translation()
     use_threads(arguments.threads)
     arguments.device = choose_device(arguments.device)
+    arguments.precision = arguments.precision or "fp32"
     {"train": _train, "generate": _generate}[arguments.mode](arguments)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deepnmt.analysis.config import GradientTrial
-from deepnmt.commands.options import add_settings, settings_in
+from deepnmt.commands.options import OVERRIDES, add_options, add_settings, settings_in
 from deepnmt.errors import InputError
 from deepnmt.files import replacing
 from deepnmt.settings import from_table
@@ -29,32 +29,29 @@ WHAT = {
 }
 
 
+OPTIONS = {
+    "--json": "print JSON instead of a table",
+    "--out FILE": f"write to this file instead; weights and gradients: {' '.join(FIGURES)}",
+    "--data DATASET": "size: of a model with its vocabulary; gradients: on its sentences (default: random ones)",
+}
+WEIGHTS = {
+    "--column K": "also draw the weights of layer K over depth (y10)",
+    "--all": "draw small weights too, which the paper's figure omits",
+}
+GRADIENTS = {
+    "steps": "updates after initialisation",
+    "tokens": "tokens of each update",
+    "width": "width of the models; 0: the recipe's own",
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "; ".join(f"{name}: {summary}" for name, summary in WHAT.items())
     parser.add_argument("what", choices=list(WHAT), metavar="WHAT", help=what)
-    parser.add_argument("model", metavar="MODEL_OR_RECIPE", help="a MODEL folder, a bundled preset or a recipe file")
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="section.field=value", help="settings that replace the recipe's"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help=f"write to this file instead; weights and gradients: {' '.join(FIGURES)}",
-    )
-    parser.add_argument(
-        "--data",
-        type=Path,
-        metavar="DATASET",
-        help="size: of a model with its vocabulary; gradients: on its sentences (default: random ones)",
-    )
-    weights = parser.add_argument_group("weights")
-    weights.add_argument("--column", type=int, metavar="K", help="also draw the weights of layer K over depth (y10)")
-    weights.add_argument("--all", action="store_true", help="draw small weights too, which the paper's figure omits")
-    help_of = {"steps": "updates after initialisation", "tokens": "tokens of each update"}
-    help_of["width"] = "width of the models; 0: the recipe's own"
-    add_settings(parser.add_argument_group("gradients"), GradientTrial, help_of)
+    add_options(parser, {"model MODEL_OR_RECIPE": "a MODEL folder, a bundled preset or a recipe file"} | OVERRIDES)
+    add_options(parser, OPTIONS, absent=None)
+    add_options(parser.add_argument_group("weights"), WEIGHTS, absent=None)
+    add_settings(parser.add_argument_group("gradients"), GradientTrial, GRADIENTS)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -1,4 +1,8 @@
-"""Command-line options made from dataclasses: a default is written in its field, and help shows it from there."""
+"""Command-line options made from tables of help texts.
+
+Options that fill a dataclass take their types and defaults from its fields. Others are written as in a usage line. What
+a user does not give is absent from the parsed arguments, so that a default has its home in the function that is called.
+"""
 
 import argparse
 from collections.abc import Mapping
@@ -8,10 +12,19 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from deepnmt.decoding.config import TranslationConfig
+from deepnmt.devices import tune_for_translation, use_threads
 
 NEGATIONS = {"stop_early": "--no-early-stop"}  # as others call it
 METAVARS = {int: "N", float: "X", str: "NAME", Path: "PATH"}
 
+RECIPE = {"recipe RECIPE": "the name of a bundled preset, or a recipe file (.toml)"}
+OVERRIDES = {"overrides section.field=value*": "settings that replace the recipe's"}
+MACHINE = {
+    "--device cpu|cuda": "default: cuda if available",
+    "--precision fp32|bf16|fp16|int8": "int8: CPU; fp16: GPU (default: fp32)",
+    "--threads N": "CPU threads (default: all available cores)",
+}
+CHUNK = {"--chunk N": "lines sorted by length and translated together"}
 
 SEARCH = {
     "beam": "hypotheses kept per step; 1 is greedy search",
@@ -26,7 +39,7 @@ SEARCH = {
     "max_source_length": "split longer lines into sentences or clauses, with a warning",
     "batch_tokens": "source subwords translated at once",
     "allow_unknown": "allow <unk> in the output",
-    "keep_placeholders": "put back {name}, %s, URLs and e-mail addresses that the model loses",
+    "keep_placeholders": "put back {name}, %%s, URLs and e-mail addresses that the model loses",
     "stop_early": "continue after the best hypotheses are known",
 }
 SAMPLING = {
@@ -46,12 +59,40 @@ def add_translation_options(parser: argparse.ArgumentParser, *omitted: str) -> N
     ):
         chosen = {name: text for name, text in help_of.items() if name not in omitted}
         add_settings(parser.add_argument_group(title), TranslationConfig, chosen, passed_on=False)
-    machine = parser.add_argument_group("machine")
-    machine.add_argument("--device", metavar="cpu|cuda", help="default: cuda if available")
-    machine.add_argument(
-        "--precision", default="fp32", metavar="fp32|bf16|fp16|int8", help="int8: CPU; fp16: GPU (default: %(default)s)"
-    )
-    machine.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all available cores)")
+    add_options(parser.add_argument_group("machine"), MACHINE)
+
+
+def for_translation(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Tune the process, and return the arguments for the function that translates."""
+    given = vars(arguments)
+    tune_for_translation()
+    use_threads(given.pop("threads", None))
+    return given
+
+
+def add_options(group: Any, options: Mapping[str, str], *required: str, absent: Any = argparse.SUPPRESS) -> None:
+    """Options from usage and help: `--tokens N` is a whole number, `--json` a switch; + and * follow repeated values.
+
+    What is not given has the value `absent`, or by default none.
+    """
+    for usage, text in options.items():
+        flag, _, metavar = usage.partition(" ")
+        kind: dict[str, Any] = {"default": absent}
+        if metavar.endswith(("+", "*")):
+            kind["nargs"], metavar = metavar[-1], metavar[:-1]
+        if kind.get("nargs") == "*":
+            kind["default"] = []
+        if metavar in TYPES:
+            kind["type"] = TYPES[metavar]
+        if metavar.startswith("{"):
+            kind["choices"] = metavar[1:-1].split(",")
+        elif metavar:
+            kind["metavar"] = metavar
+        else:
+            kind["action"] = "store_true"
+        if flag in required:
+            kind["required"] = True
+        group.add_argument(flag, help=text, **kind)
 
 
 def add_settings(group: Any, config: type, help_of: Mapping[str, str], *, passed_on: bool = True) -> None:
@@ -102,12 +143,7 @@ def _plain(hint: Any) -> Any:
     return hint
 
 
-def whole_number(least: int) -> Any:
-    """An argparse type: a whole number of at least `least`."""
-
-    def parse(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
-        return int(text)
-
-    return parse
+TYPES: dict[str, Any] = {
+    **{"N": int, "STEP": int, "K": int, "P": int, "S": float, "X": float, "M": float},
+    **dict.fromkeys(("DATASET", "DIR", "FILE", "MODEL", "RUN"), Path),
+}

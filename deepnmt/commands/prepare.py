@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from deepnmt.commands.options import add_settings
+from deepnmt.commands.options import add_options, add_settings
 from deepnmt.data.prepare_settings import PrepareSettings
 from deepnmt.errors import InputError
 
@@ -36,71 +36,60 @@ SUBWORDS = {
 }
 
 
+TEXT = {
+    "--source-lang CODE": "language code, such as en",
+    "--target-lang CODE": "language code, such as de",
+    "--out DATASET": "folder to write",
+    "--overwrite": "replace an existing dataset",
+    "--workers N": "number of processes (default: all cores); never changes the result",
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = parser.add_argument_group("text")
     for prefix, what in (("", "training"), ("valid-", "validation"), ("test-", "test")):
-        for name, content in (
-            ("source", f"{what} text, one sentence per line"),
-            ("target", "its translation, line by line"),
-            ("tsv", f"{what} text in two columns: source, tab, target"),
-        ):
-            text.add_argument(f"--{prefix}{name}", nargs="+", default=[], metavar="FILE", help=content)
-    text.add_argument(
-        "--corpus",
-        nargs=3,
-        action="append",
-        dest="corpora",
-        default=[],
-        metavar=("NAME", "SOURCE", "TARGET"),
-        help="another training corpus",
-    )
+        files = {
+            f"--{prefix}source FILE+": f"{what} text, one sentence per line",
+            f"--{prefix}target FILE+": "its translation, line by line",
+            f"--{prefix}tsv FILE+": f"{what} text in two columns: source, tab, target",
+        }
+        add_options(text, files)
+    several: dict[str, Any] = {"action": "append", "default": []}
+    names = ("NAME", "SOURCE", "TARGET")
+    text.add_argument("--corpus", nargs=3, dest="corpora", metavar=names, help="another training corpus", **several)
     for name, metavar, content in (
         ("weight", "NAME=W", "weight of a corpus in the training mixture (default: 1)"),
         ("tag", "NAME=TAG", "tag put before every source sentence of a corpus"),
     ):
-        text.add_argument(f"--{name}", action="append", dest=f"{name}s", default=[], metavar=metavar, help=content)
-    text.add_argument("--source-lang", required=True, metavar="CODE", help="language code, such as en")
-    text.add_argument("--target-lang", required=True, metavar="CODE", help="language code, such as de")
-    text.add_argument("--out", required=True, type=Path, metavar="DATASET", help="folder to write")
-    text.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
-    text.add_argument(
-        "--workers", type=int, metavar="N", help="number of processes (default: all cores); never changes the result"
-    )
+        text.add_argument(f"--{name}", dest=f"{name}s", metavar=metavar, help=content, **several)
+    add_options(text, TEXT, "--source-lang", "--target-lang", "--out")
     cleaning = parser.add_argument_group("cleaning of the training text (validation and test sets are kept whole)")
     add_settings(cleaning, PrepareSettings, CLEANING, passed_on=False)
     subwords = parser.add_argument_group("words and subwords")
     sharing = subwords.add_mutually_exclusive_group()
-    for option, joint, content in (
-        ("joint", True, "one vocabulary for both languages (default)"),
-        ("separate", False, "one vocabulary for each language"),
-    ):
-        sharing.add_argument(
-            f"--{option}", action="store_const", const=joint, dest="joint", default=argparse.SUPPRESS, help=content
-        )
+    add_options(sharing, {"--joint": "one vocabulary for both languages (default)"})
+    parser.set_defaults(joint=PrepareSettings.joint)
+    content = "one vocabulary for each language"
+    sharing.add_argument("--separate", action="store_false", dest="joint", help=content)
     add_settings(subwords, PrepareSettings, SUBWORDS, passed_on=False)
 
 
 def run(arguments: argparse.Namespace) -> None:
     from deepnmt.api.prepare import prepare
 
-    given = vars(arguments)
     corpora = {name: (source, target) for name, source, target in arguments.corpora}
     if len(corpora) < len(arguments.corpora):
         raise InputError("two corpora have the same name (--corpus NAME SOURCE TARGET)")
-    weights = {name: _number(name, value) for name, value in _named("--weight", arguments.weights).items()}
-    tags = _named("--tag", arguments.tags)
-    dataset = prepare(**{**given, "corpora": corpora, "weights": weights, "tags": tags})
-    show_summary(dataset.meta, arguments.out)
+    arguments.corpora, arguments.tags = corpora, _named("--tag", arguments.tags)
+    arguments.weights = {name: _number(name, text) for name, text in _named("--weight", arguments.weights).items()}
+    show_summary(prepare(**vars(arguments)).meta, arguments.out)
 
 
 def _named(option: str, entries: list[str]) -> dict[str, str]:
-    named = {}
     for entry in entries:
-        name, separator, value = entry.partition("=")
-        if not separator:
+        if "=" not in entry:
             raise InputError(f"{option} {entry!r} must be NAME=VALUE, NAME being a corpus")
-        named[name] = value
-    return named
+    return dict(entry.split("=", 1) for entry in entries)
 
 
 def _number(name: str, text: str) -> float:
@@ -138,32 +127,28 @@ def show_summary(meta: dict[str, Any], out: Path) -> None:
 
 
 def _corpora_table(meta: dict[str, Any]) -> Any:
-    from rich.table import Table
-
-    table = Table(title=f"{meta['source_lang']} to {meta['target_lang']}", title_justify="left")
-    for column in ("corpus", "pairs read", "kept", "source tokens", "target tokens"):
-        table.add_column(column, justify="left" if column == "corpus" else "right")
-    rows = [*meta["train"], *({"name": split, **meta[split]} for split in ("valid", "test") if meta[split])]
-    for row in rows:
-        read = row.get("pairs_read", row["pairs"])
-        table.add_row(
-            row["name"], *(f"{n:,}" for n in (read, row["pairs"], row["source_tokens"], row["target_tokens"]))
-        )
+    table = _table(f"{meta['source_lang']} to {meta['target_lang']}", "corpus")
+    for column in ("pairs read", "kept", "source tokens", "target tokens"):
+        table.add_column(column, justify="right")
+    for row in [*meta["train"], *({"name": split, **meta[split]} for split in ("valid", "test") if meta[split])]:
+        counts = (row.get("pairs_read", row["pairs"]), row["pairs"], row["source_tokens"], row["target_tokens"])
+        table.add_row(row["name"], *(f"{count:,}" for count in counts))
     return table
 
 
 def _dropped_table(meta: dict[str, Any]) -> Any:
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title="dropped from training", title_justify="left")
-    table.add_column("corpus")
-    table.add_column("reason")
+    table = _table("dropped from training", "corpus", "reason")
     table.add_column("pairs", justify="right")
     table.add_column("share", justify="right")
     read = {corpus["name"]: corpus["pairs_read"] for corpus in meta["train"]}
     for name, reasons in meta["cleaning"].items():
         for reason, entry in reasons.items():
             share = 100 * entry["count"] / read[name]
-            table.add_row(escape(name), f"{reason}: {entry['meaning']}", f"{entry['count']:,}", f"{share:.2f} %")
+            table.add_row(name, f"{reason}: {entry['meaning']}", f"{entry['count']:,}", f"{share:.2f} %")
     return table
+
+
+def _table(title: str, *columns: str) -> Any:
+    from rich.table import Table
+
+    return Table(*columns, title=title, title_justify="left")

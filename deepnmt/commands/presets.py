@@ -2,17 +2,16 @@
 
 import argparse
 
+from deepnmt.commands.options import OVERRIDES, add_options
+
 EXAMPLE = """deepnmt presets
   deepnmt presets en-de-pre-dlcl-30l model.encoder.num_layers=25"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "recipe", nargs="?", metavar="RECIPE", help="show all settings of this preset or recipe file (.toml) as TOML"
-    )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="section.field=value", help="settings that replace the recipe's"
-    )
+    text = "show all settings of this preset or recipe file (.toml) as TOML"
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help=text)
+    add_options(parser, OVERRIDES)
 
 
 def run(arguments: argparse.Namespace) -> None:

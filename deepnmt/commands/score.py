@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from deepnmt import __version__
+from deepnmt.commands.options import add_options
 
 if TYPE_CHECKING:
     from deepnmt.evaluation.scores import Scores
@@ -16,48 +17,45 @@ if TYPE_CHECKING:
     Scored = list[tuple[str, Scores]]
 
 EXAMPLE = "deepnmt score --hypothesis test.out.de --reference test.de --source-lang en --target-lang de"
+FILES = {
+    "--hypothesis F+": "raw translations, one per line (-: standard input; .gz, .xz, .bz2 unpacked); the first is the "
+    "baseline",
+    "--reference F+": "one file per reference translation",
+}
+SCORES = {
+    "--source-lang en": "language code of the source",
+    "--target-lang de": "language code of the target: selects the tokenisers",
+    "--lowercase": "only the case-insensitive variant of every score",
+    "--confidence": "add 95 %% intervals by bootstrap resampling",
+}
+OPTIONS = {
+    "--samples N": "number of resamples or trials",
+    "--comet": "add COMET if it is installed; needs --source",
+    "--source F": "the source text, for --comet",
+    "--comet-scores F+": "output of comet-score, one file per hypothesis",
+    "--json": "print everything as JSON",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from deepnmt.evaluation.comet import DEFAULT_MODEL
     from deepnmt.evaluation.scores import TESTS
 
-    parser.add_argument(
-        "--hypothesis",
-        nargs="+",
-        required=True,
-        metavar="F",
-        help="raw translations, one per line (-: standard input; .gz, .xz, .bz2 unpacked); the first is the baseline",
-    )
-    parser.add_argument("--reference", nargs="+", required=True, metavar="F", help="one file per reference translation")
-    add_metric_arguments(parser)
-    parser.add_argument(
-        "--test",
-        choices=[*TESTS, "none"],
-        default="bootstrap",
-        help="how several hypotheses are compared with the first (default: %(default)s)",
-    )
-    parser.add_argument("--samples", type=_samples, metavar="N", help="number of resamples or trials")
-    parser.add_argument("--comet", action="store_true", help="add COMET if it is installed; needs --source")
-    parser.add_argument("--source", metavar="F", help="the source text, for --comet")
-    parser.add_argument("--comet-model", metavar="NAME", help=f"COMET's model (default: {DEFAULT_MODEL})")
-    parser.add_argument(
-        "--comet-scores", nargs="+", default=[], metavar="F", help="output of comet-score, one file per hypothesis"
-    )
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    add_options(parser, FILES, "--hypothesis", "--reference")
+    add_metric_options(parser, absent=None)
+    add_options(parser, OPTIONS, absent=None)
+    add_options(parser, {"--comet-model NAME": f"COMET's model (default: {DEFAULT_MODEL})"}, absent=None)
+    text = "how several hypotheses are compared with the first (default: %(default)s)"
+    parser.add_argument("--test", choices=[*TESTS, "none"], default="bootstrap", help=text)
 
 
-def add_metric_arguments(group: Any) -> None:
+def add_metric_options(group: Any, absent: Any = argparse.SUPPRESS) -> None:
     """What `score` and `evaluate` share."""
     from deepnmt.evaluation.metrics import METRICS
 
-    group.add_argument("--source-lang", metavar="en", help="language code of the source")
-    group.add_argument("--target-lang", metavar="de", help="language code of the target: selects the tokenisers")
-    group.add_argument("--lowercase", action="store_true", help="only the case-insensitive variant of every score")
-    group.add_argument(
-        "--metrics", nargs="+", choices=list(METRICS), metavar="NAME", help=f"only these scores: {', '.join(METRICS)}"
-    )
-    group.add_argument("--confidence", action="store_true", help="add 95 %% intervals by bootstrap resampling")
+    add_options(group, SCORES, absent=absent)
+    text = f"only these scores: {', '.join(METRICS)}"
+    group.add_argument("--metrics", nargs="+", choices=list(METRICS), default=absent, metavar="NAME", help=text)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -138,9 +136,3 @@ def _status() -> "Iterator[Callable[[str], None]]":
 
     with Console(stderr=True).status("scoring") as status:
         yield lambda title: status.update(f"scoring: {title}")
-
-
-def _samples(text: str) -> int:
-    if not text.isdecimal() or int(text) < 2:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 1")
-    return int(text)

@@ -4,6 +4,7 @@ import argparse
 import logging
 import sys
 
+from deepnmt.commands.options import MACHINE, add_options, add_settings, settings_in
 from deepnmt.devices import choose_device, tune_for_translation, use_threads
 from deepnmt.errors import InputError
 from deepnmt.progress import say
@@ -24,41 +25,22 @@ LIMITS = {
 }
 
 
+OPTIONS = {
+    "--host H": "address to listen on (default: 127.0.0.1)",
+    "--port P": "0: any free port (default: 8000)",
+    "--grace S": "seconds to finish requests on shutdown (default: 30)",
+    "--access-log": "log each request to standard error",
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model", nargs="+", metavar="MODEL", help="model folder, or NAME=FOLDER; the first is the default"
-    )
-    parser.add_argument("--host", default="127.0.0.1", metavar="H", help="address to listen on (%(default)s)")
-    parser.add_argument("--port", type=int, default=8000, metavar="P", help="0: any free port (%(default)s)")
-    parser.add_argument("--device", default=None, metavar="cpu|cuda", help="default: cuda if available")
-    parser.add_argument(
-        "--precision",
-        default="fp32",
-        metavar="fp32|bf16|fp16|int8",
-        help="int8: CPU only; fp16: GPU only (%(default)s)",
-    )
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all available cores)")
-    parser.add_argument(
-        "--allow-origin",
-        action="append",
-        default=[],
-        metavar="O",
-        help="let web pages of this origin use the server; * for all (default: none)",
-    )
-    parser.add_argument(
-        "--grace", type=float, default=30.0, metavar="S", help="seconds to finish requests on shutdown (%(default)g)"
-    )
-    parser.add_argument("--access-log", action="store_true", help="log each request to standard error")
-    group = parser.add_argument_group("limits and batching")
-    for name, text in LIMITS.items():
-        default = getattr(Limits, name)
-        group.add_argument(
-            f"--{name.replace('_', '-')}",
-            type=type(default),
-            default=default,
-            metavar="S" if "seconds" in text else "N",
-            help=f"{text} (%(default){'g' if isinstance(default, float) else 's'})",
-        )
+    text = "model folder, or NAME=FOLDER; the first is the default"
+    parser.add_argument("model", nargs="+", metavar="MODEL", help=text)
+    add_options(parser, OPTIONS | MACHINE, absent=None)
+    parser.set_defaults(host="127.0.0.1", port=8000, grace=30.0, precision="fp32")
+    text = "let web pages of this origin use the server; * for all (default: none)"
+    parser.add_argument("--allow-origin", action="append", default=[], metavar="O", help=text)
+    add_settings(parser.add_argument_group("limits and batching"), Limits, LIMITS)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -74,7 +56,7 @@ def run(arguments: argparse.Namespace) -> None:
     from deepnmt.serving.server import create_app
 
     try:
-        limits = Limits(**{name: getattr(arguments, name) for name in LIMITS})
+        limits = Limits(**settings_in(Limits, arguments))
     except ValueError as error:
         raise InputError(str(error)) from error
     if arguments.grace < 0:

@@ -15,6 +15,7 @@ from deepnmt.data.epoch_plan import BatchShape, EpochPlan, Lengths, PackedPlanne
 from deepnmt.data.resampling import Resample, Resampler
 from deepnmt.data.training_pairs import TrainingPairs, with_eos
 from deepnmt.errors import InputError
+from deepnmt.settings import check_bounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,16 +37,10 @@ class BatchingConfig:
         return self.tokens_per_batch, "tokens_per_batch"
 
     def __post_init__(self) -> None:
-        if self.tokens_per_batch < 1:
-            raise ValueError(f"tokens_per_batch must be positive, not {self.tokens_per_batch}")
-        if not 2 <= self.max_shapes < 1 << 16:
-            raise ValueError(f"max_shapes must be between 2 and {(1 << 16) - 1}, not {self.max_shapes}")
-        if self.max_length is not None and self.max_length < 1:
-            raise ValueError(f"max_length must be positive, not {self.max_length}")
-        if not self.temperature > 0:
-            raise ValueError(f"temperature must be above zero, not {self.temperature}")
-        if not 0 <= self.bpe_dropout < 1:
-            raise ValueError(f"bpe_dropout must be at least 0 and below 1, not {self.bpe_dropout}")
+        check_bounds(self, "tokens_per_batch max_length", least=1)
+        check_bounds(self, "max_shapes", least=2, below=1 << 16)
+        check_bounds(self, "temperature", above=0)
+        check_bounds(self, "bpe_dropout", least=0, below=1)
         for name, weight in self.weights.items():
             if not 0 <= weight < float("inf"):
                 raise ValueError(f"weights.{name} must be zero or more, not {weight}")

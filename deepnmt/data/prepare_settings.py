@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from deepnmt.errors import InputError
+from deepnmt.settings import check_bounds
 
 Pretokenizer = Literal["none", "moses", "jieba"]
 Normalization = Literal["nfc", "nfkc", "none"]
@@ -76,15 +77,13 @@ class PrepareSettings(CleaningSettings, SubwordSettings):
         for name in ("vocab_size", "tokenizer", "codes", "pretokenizer"):
             if (count := len(getattr(self, name))) > 2:
                 raise InputError(f"{name} takes one value, or two for source and target, not {count}")
-        for name, least in (("min_frequency", 1), ("tokenizer_lines", 1), ("max_length", 0)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name} = {getattr(self, name)} must be at least {least}")
-        if min(self.vocab_size) < 1:
-            raise InputError(f"vocab_size = {min(self.vocab_size)} must be at least 1")
+        check_bounds(self, "vocab_size min_frequency tokenizer_lines", least=1)
+        check_bounds(self, "max_length", least=0)
+        check_bounds(self, "character_coverage", above=0)
         if self.max_ratio != 0 and self.max_ratio < 1:
             raise InputError(f"max_ratio = {self.max_ratio} must be at least 1, or 0 for no limit")
-        if not 0 < self.character_coverage <= 1:
-            raise InputError(f"character_coverage = {self.character_coverage} must be above 0 and at most 1")
+        if self.character_coverage > 1:
+            raise InputError(f"character_coverage = {self.character_coverage} must be at most 1")
         if self.tokenizer and self.codes:
             raise InputError("tokenizer and codes exclude each other")
 

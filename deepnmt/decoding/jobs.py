@@ -1,6 +1,5 @@
 """Long jobs over lines: chunks from files and pipes, results in order, and files that survive an interruption."""
 
-import codecs
 import fcntl
 import hashlib
 import json
@@ -84,8 +83,6 @@ def _pipe_lines(pipe: BinaryIO) -> Iterator[bytes]:
                 f"line {number:,} of standard input is longer than {MAX_LINE_BYTES:,} bytes; "
                 "is it text with one sentence per line?"
             )
-        if number == 1:
-            line = line.removeprefix(codecs.BOM_UTF8)
         yield line.removesuffix(b"\n").removesuffix(b"\r")
 
 
@@ -121,10 +118,10 @@ class ResumableFile:
     note about it is, so a kill at any instant loses a chunk at most.
     """
 
-    def __init__(self, path: Path, job: dict[str, Any]) -> None:
+    def __init__(self, path: Path, job: dict[str, Any], is_resumable: bool = True) -> None:
         if path.is_dir():
             raise InputError(f"{path} is a folder; name a file for the output")
-        self.path, self.job = path, job
+        self.path, self.job, self.is_resumable = path, job, is_resumable
         self.partial = path.with_name(f".{path.name}.partial")
         self.note = path.with_name(f".{path.name}.partial.json")
         try:
@@ -157,6 +154,15 @@ class ResumableFile:
         os.fsync(self._file.fileno())
         self.lines += lines
         write_json(self.note, {"job": self.job, "lines": self.lines, "bytes": self._file.tell()})
+
+    def __enter__(self) -> "ResumableFile":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        if kind is None:
+            self.finish()
+        else:
+            self.close(self.is_resumable)
 
     def finish(self) -> None:
         self.partial.replace(self.path)

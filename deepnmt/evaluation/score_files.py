@@ -32,6 +32,8 @@ def score_files(
     """
     if [*hypotheses, *references, source].count("-") > 1:
         raise InputError("only one file can be standard input (-)")
+    if samples is not None and samples < 2:
+        raise InputError(f"samples = {samples} must be above 1")
     reference_files = [(path, read_lines(path)) for path in references]
     systems = [(path, read_lines(path)) for path in hypotheses]
     check_lengths(systems, reference_files)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from deepnmt.settings import check_bounds
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
@@ -20,6 +22,10 @@ class Request:
     parallel: int = 1  # runs at a time on one GPU
     device: str | None = None
     keep_checkpoints: bool = False
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "tokens seeds parallel", least=1)
+        check_bounds(self, "minutes stop_after", above=0, below=float("inf"))
 
     def words(self) -> list[str]:
         """The call as a user would type it, without what only concerns one process."""
