@@ -51,7 +51,7 @@ def test_depths_change_one_side_at_a_time():
         (["generate", "en-de-pre-bas"], "did you mean en-de-pre-base"),
         (["generate", "en-de-pre-base", "--beam", "0"], "beam = 0 must be at least 1"),
         (["generate", "en-de-pre-base", "--encoder-layers", "0"], "num_layers = 0 must be at least 1"),
-        (["generat", "en-de-pre-base"], "argument MODE: invalid choice: 'generat'"),
+        (["generat", "en-de-pre-base"], "argument mode: invalid choice: 'generat'"),
     ],
 )
 def test_refusals_are_one_sentence(capsys, arguments, message):
