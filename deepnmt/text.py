@@ -7,10 +7,11 @@ import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BufferedReader, RawIOBase
+from functools import partial
+from io import BufferedReader
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 from deepnmt.errors import InputError
 
@@ -24,21 +25,18 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 def read_lines(path: str | Path) -> list[str]:
     """All lines of a UTF-8 file, or of standard input (`-`); an invalid byte is refused with its line."""
-    name = _name(Path(path))
-    return [_decode(line, name, number) for number, line in enumerate(iterate_lines(Path(path)), start=1)]
+    lines = []
+    for number, line in enumerate(iterate_lines(Path(path)), start=1):
+        try:
+            lines.append(line.decode("utf-8"))
+        except UnicodeDecodeError as error:
+            place = f"{_name(Path(path))}, line {number:,}: not valid UTF-8 at byte {error.start + 1}"
+            raise InputError(f"{place}; convert the file to UTF-8 first") from None
+    return lines
 
 
 def _name(path: Path) -> str:
     return "standard input" if str(path) == "-" else str(path)
-
-
-def _decode(line: bytes, name: str, number: int) -> str:
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{name}, line {number:,}: not valid UTF-8 at byte {error.start + 1}; convert the file to UTF-8 first"
-        ) from None
 
 
 def iterate_lines(path: Path) -> Iterator[bytes]:
@@ -60,43 +58,38 @@ def check_readable(path: Path) -> None:
 
 def _line_blocks(path: Path) -> Iterator[list[bytes]]:
     name = _name(path)
-    with _opened(path) as file, _refusing_damage(name):
-        rest = _first_block(name, file)
+    with _refusing_damage(name):
+        blocks = _blocks(path)
+        rest = _checked_start(name, next(blocks, b""))
         number = 1
-        while True:
-            block = file.read(_BLOCK_BYTES)
-            *lines, rest = (rest + block).split(b"\n")
-            if not block and rest:
+        for block in chain(blocks, [None]):
+            *lines, rest = (rest + (block or b"")).split(b"\n")
+            if block is None and rest:
                 lines.append(rest)
             if max(map(len, lines), default=0) > MAX_LINE_BYTES or len(rest) > MAX_LINE_BYTES:
-                raise InputError(_too_long(name, number, lines))
+                number += next((i for i, line in enumerate(lines) if len(line) > MAX_LINE_BYTES), len(lines))
+                raise InputError(
+                    f"line {number:,} of {name} is longer than {MAX_LINE_BYTES:,} bytes; "
+                    "is it text with one sentence per line?"
+                )
             yield [line[:-1] if line.endswith(b"\r") else line for line in lines]
             number += len(lines)
-            if not block:
-                return
 
 
-def _too_long(name: str, first: int, lines: list[bytes]) -> str:
-    number = first + next((i for i, line in enumerate(lines) if len(line) > MAX_LINE_BYTES), len(lines))
-    return f"line {number:,} of {name} is longer than {MAX_LINE_BYTES:,} bytes; is it text with one sentence per line?"
-
-
-def _first_block(name: str, file: BinaryIO) -> bytes:
-    block = file.read(_SNIFF_BYTES)
+def _checked_start(name: str, block: bytes) -> bytes:
     if not block:
         raise InputError(f"{name} is empty")
     if block.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise InputError(f"{name} is UTF-16; convert it with `iconv -f UTF-16 -t UTF-8`")
-    controls = len(block) - len(block.translate(None, _CONTROL_BYTES))
-    if controls > _MAX_BINARY_SHARE * len(block):
+    start = block[:_SNIFF_BYTES]
+    if len(start) - len(start.translate(None, _CONTROL_BYTES)) > _MAX_BINARY_SHARE * len(start):
         raise InputError(f"{name} is a binary file, not text (many control bytes)")
     return block.removeprefix(BYTE_ORDER_MARK)
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
+def _blocks(path: Path) -> Iterator[bytes]:
     if str(path) == "-":
-        yield sys.stdin.buffer
+        yield from iter(partial(sys.stdin.buffer.read, _BLOCK_BYTES), b"")
         return
     check_readable(path)
     try:
@@ -104,13 +97,42 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
     except PermissionError as error:
         raise InputError(f"{path} cannot be read: permission denied") from error
     with file:
-        start = file.peek(8)
-        for magic, opener in _OPENERS.items():
-            if start.startswith(magic):
-                with opener(path, file) as unpacked:
-                    yield unpacked
-                return
-        yield file
+        yield from unpacked(file, path)
+
+
+def unpacked(file: "BufferedReader[Any]", path: Path) -> Iterator[bytes]:
+    """The content of a file in blocks, decompressed as its first bytes say; `path` is its name in messages."""
+    start = file.peek(8)
+    if start.startswith(b"\x28\xb5\x2f\xfd"):
+        yield from _unpack_zstandard(file, path)
+        return
+    opener: Any = next((opener for magic, opener in _OPENERS.items() if start.startswith(magic)), None)
+    yield from iter(partial((opener(file) if opener else file).read, _BLOCK_BYTES), b"")
+
+
+_OPENERS = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\x00": lzma.open, b"BZh": bz2.open}
+
+
+def _unpack_zstandard(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    """Frames end to end; unlike zstandard's own reader it notices when the last one is cut short."""
+    try:
+        import zstandard
+    except ImportError as error:
+        raise InputError(f"reading {path} needs zstandard: pip install 'deepnmt[zstd]'") from error
+    frame = zstandard.ZstdDecompressor().decompressobj()
+    while packed := file.read(_BLOCK_BYTES // 4):
+        while packed:
+            if frame.eof:
+                frame = zstandard.ZstdDecompressor().decompressobj()
+            try:
+                block = frame.decompress(packed)
+            except zstandard.ZstdError as error:
+                raise zlib.error(str(error)) from error
+            if block:
+                yield block
+            packed = frame.unused_data
+    if not frame.eof:
+        raise EOFError
 
 
 @contextmanager
@@ -125,50 +147,3 @@ def _refusing_damage(name: str) -> Iterator[None]:
         if error.errno is None:  # bz2 has no exception of its own
             raise InputError(f"{name} is damaged: {error}") from error
         raise
-
-
-def _open_zstandard(path: Path, file: BinaryIO) -> BinaryIO:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise InputError(f"reading {path} needs zstandard: pip install 'deepnmt[zstd]'") from error
-    return cast(BinaryIO, BufferedReader(_Zstandard(zstandard, file), _BLOCK_BYTES))
-
-
-class _Zstandard(RawIOBase):
-    """Frames end to end; unlike zstandard's own reader it notices when the last one is cut short."""
-
-    def __init__(self, zstandard: Any, file: BinaryIO) -> None:
-        self._zstandard, self._file = zstandard, file
-        self._frame = zstandard.ZstdDecompressor().decompressobj()
-        self._ready = b""
-        self._packed = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._ready:
-            packed = self._packed or self._file.read(_BLOCK_BYTES // 4)
-            if self._frame.eof and packed:
-                self._frame = self._zstandard.ZstdDecompressor().decompressobj()
-            if not packed:
-                if not self._frame.eof:
-                    raise EOFError
-                return 0
-            try:
-                self._ready = self._frame.decompress(packed)
-            except self._zstandard.ZstdError as error:
-                raise zlib.error(str(error)) from error
-            self._packed = self._frame.unused_data
-        taken, self._ready = self._ready[: len(buffer)], self._ready[len(buffer) :]
-        buffer[: len(taken)] = taken
-        return len(taken)
-
-
-_OPENERS: dict[bytes, Any] = {
-    b"\x1f\x8b": lambda path, file: gzip.GzipFile(fileobj=file),
-    b"\xfd7zXZ\x00": lambda path, file: lzma.LZMAFile(file),  # noqa: SIM115
-    b"BZh": lambda path, file: bz2.BZ2File(file),
-    b"\x28\xb5\x2f\xfd": _open_zstandard,
-}

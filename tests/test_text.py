@@ -136,8 +136,8 @@ def test_chunks_follow_the_files_and_know_their_lines(tmp_path: Path) -> None:
         ParallelFile(written(tmp_path, b"d\tD\ne\tE\n", "3")),
     ]
     chunks = list(parallel_chunks(files, 2))
-    assert [(chunk.first_line, chunk.source, chunk.target) for chunk in chunks] == [
-        (1, [b"a", b"b"], [b"A", b"B"]),
-        (3, [b"c"], [b"C"]),
-        (1, [b"d\tD", b"e\tE"], None),
+    assert [list(chunk.numbered()) for chunk in chunks] == [
+        [(1, [b"a", b"A"]), (2, [b"b", b"B"])],
+        [(3, [b"c", b"C"])],
+        [(1, [b"d", b"D"]), (2, [b"e", b"E"])],
     ]

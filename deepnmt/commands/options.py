@@ -144,6 +144,12 @@ def _plain(hint: Any) -> Any:
 
 
 TYPES: dict[str, Any] = {
-    "N": int, "STEP": int, "K": int, "P": int, "S": float, "X": float, "M": float,
+    "N": int,
+    "STEP": int,
+    "K": int,
+    "P": int,
+    "S": float,
+    "X": float,
+    "M": float,
     **dict.fromkeys(("DATASET", "DIR", "FILE", "MODEL", "RUN"), Path),
 }

@@ -12,7 +12,6 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256 as new_sha256
 from html.parser import HTMLParser
@@ -21,6 +20,7 @@ from typing import Any
 
 from deepnmt.errors import InputError, RunError
 from deepnmt.files import check_out, replacing, sha256, write_json
+from deepnmt.text import unpacked
 
 HOMEASSISTANT = "homeassistant==2026.10.4"
 HOMEASSISTANT_SHA256 = "71843060980a763187d856a8ff170640f1e287a7b741334cd838c81404f1f452"
@@ -42,34 +42,34 @@ class Catalogue:
     parts: Pairs
 
 
-def homeassistant(languages: tuple[str, str], wheel: Path | None = None) -> Catalogue:
-    """The interface strings of Home Assistant, paired by key. The digest of a given wheel is not checked."""
-    if wheel is not None:
-        return read_homeassistant(wheel, languages)
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-        command += ["--python-version", _HOMEASSISTANT_PYTHON, "--dest", folder, HOMEASSISTANT]
-        _call(command, f"pip could not download {HOMEASSISTANT}")
-        (wheel,) = Path(folder).glob("*.whl")
-        found = sha256(wheel)
-        if found != HOMEASSISTANT_SHA256:
-            raise RunError(f"{wheel.name} has SHA-256 {found}, not the expected {HOMEASSISTANT_SHA256}; it is not used")
-        return read_homeassistant(wheel, languages)
+def _download_homeassistant(languages: Sequence[str], folder: Path) -> list[Path]:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    command += ["--python-version", _HOMEASSISTANT_PYTHON, "--dest", str(folder), HOMEASSISTANT]
+    _call(command, f"pip could not download {HOMEASSISTANT}")
+    (wheel,) = folder.glob("*.whl")
+    found = sha256(wheel)
+    if found != HOMEASSISTANT_SHA256:
+        raise RunError(f"{wheel.name} has SHA-256 {found}, not the expected {HOMEASSISTANT_SHA256}; it is not used")
+    return [wheel]
 
 
-def read_homeassistant(wheel: Path, languages: tuple[str, str]) -> Catalogue:
+def read_homeassistant(languages: Sequence[str], wheel: Path) -> Catalogue:
+    """The interface strings of Home Assistant, paired by key."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             names = sorted(archive.namelist())
-            catalogues = [re.fullmatch(r"(?:.*/)?([^/]+)/translations/([^/]+)\.json", name) for name in names]
-            known = {match[2] for match in catalogues if match}
+            found = [re.fullmatch(r"(.*)/translations/([^/]+)\.json", name) for name in names]
+            texts = {(match[1], match[2]): match.string for match in found if match}  # by folder and language
+            known = sorted({language for _, language in texts})
             for language in languages:
                 if language not in known:
-                    raise InputError(f"{wheel.name} has no language {language!r}; it has {', '.join(sorted(known))}")
+                    raise InputError(f"{wheel.name} has no language {language!r}; it has {', '.join(known)}")
             parts = {
-                match[1]: _pair_strings(archive, match.string, languages)
-                for match in catalogues
-                if match and match[2] == languages[1]
+                folder.rpartition("/")[2]: _pair_strings(
+                    *(dict(_leaves(json.loads(archive.read(texts[folder, one])))) for one in languages)
+                )
+                for folder, language in texts
+                if language == languages[1] and (folder, languages[0]) in texts
             }
             licences = [name for name in names if re.search(r"dist-info/(licenses/)?LICENSE[^/]*$", name)]
             text = archive.read(licences[0]).decode("utf-8") if licences else ""
@@ -79,12 +79,7 @@ def read_homeassistant(wheel: Path, languages: tuple[str, str]) -> Catalogue:
     return Catalogue("homeassistant", origin, "Apache-2.0", text, parts)
 
 
-def _pair_strings(archive: zipfile.ZipFile, name: str, languages: tuple[str, str]) -> list[tuple[str, str]]:
-    try:
-        source = dict(_leaves(json.loads(archive.read(name.rpartition("/")[0] + f"/{languages[0]}.json"))))
-    except KeyError:
-        return []
-    target = dict(_leaves(json.loads(archive.read(name))))
+def _pair_strings(source: dict[str, str], target: dict[str, str]) -> list[tuple[str, str]]:
     return [pair for key in source if key in target for pair in _line_pairs(source[key], target[key])]
 
 
@@ -104,25 +99,14 @@ def _line_pairs(source: str, target: str) -> list[tuple[str, str]]:
     return list(zip(*sides, strict=True))
 
 
-def libreoffice(languages: tuple[str, str], *packages: Path) -> Catalogue:
-    """The help of LibreOffice, paragraphs paired by their ids."""
-    if packages:
-        return read_libreoffice(packages, languages)
+def _download_libreoffice(languages: Sequence[str], folder: Path) -> list[Path]:
     names = [f"libreoffice-help-{'en-us' if language == 'en' else language.lower()}" for language in languages]
-    with tempfile.TemporaryDirectory() as folder:
-        _call(["apt-get", "download", *names], f"apt-get could not download {' and '.join(names)}", folder)
-        source, target = (_only(Path(folder), f"{name}_*.deb") for name in names)
-        return read_libreoffice((source, target), languages)
+    _call(["apt-get", "download", *names], f"apt-get could not download {' and '.join(names)}", folder)
+    return [next(folder.glob(f"{name}_*.deb")) for name in names]
 
 
-def _only(folder: Path, pattern: str) -> Path:
-    found = list(folder.glob(pattern))
-    if len(found) != 1:
-        raise RunError(f"apt-get downloaded {len(found)} files {pattern}, not one")
-    return found[0]
-
-
-def read_libreoffice(packages: Sequence[Path], languages: tuple[str, str]) -> Catalogue:
+def read_libreoffice(languages: Sequence[str], *packages: Path) -> Catalogue:
+    """The help of LibreOffice, paragraphs paired by their ids."""
     source, target = (dict(_paragraphs(package)) for package in packages)
     parts: Pairs = {}
     for (page, number), text in source.items():
@@ -174,44 +158,24 @@ class _HelpPage(HTMLParser):
             self._text.append(data)
 
 
-@contextmanager
-def _package_files(package: Path) -> Iterator[tarfile.TarFile]:
+def _package_files(package: Path) -> tarfile.TarFile:
     """The files of a Debian package: an `ar` archive with a compressed tar in it."""
     try:
         content = package.read_bytes()
     except OSError as error:
         raise InputError(f"{package} cannot be read: {error.strerror}") from error
-    for name, member in _archive_members(content, package):
-        if name.startswith("data.tar"):
-            if name.endswith(".zst"):
-                member = _unpack_zstandard(member, package)
-            with tarfile.open(fileobj=io.BytesIO(member)) as files:
-                yield files
-            return
+    position = 8 if content.startswith(b"!<arch>\n") else len(content)
+    while position + 60 <= len(content):
+        name, size = content[position : position + 16], int(content[position + 48 : position + 58])
+        position += 60
+        if name.startswith(b"data.tar"):
+            member = io.BufferedReader(io.BytesIO(content[position : position + size]))
+            return tarfile.open(fileobj=io.BytesIO(b"".join(unpacked(member, package))))
+        position += size + size % 2
     raise InputError(f"{package} is not a Debian package: it has no data.tar")
 
 
-def _archive_members(content: bytes, package: Path) -> Iterator[tuple[str, bytes]]:
-    position = 8
-    if content[:position] != b"!<arch>\n":
-        raise InputError(f"{package} is not a Debian package")
-    while position + 60 <= len(content):
-        header = content[position : position + 60]
-        size = int(header[48:58])
-        yield header[:16].decode("ascii").strip().rstrip("/"), content[position + 60 : position + 60 + size]
-        position += 60 + size + size % 2
-
-
-def _unpack_zstandard(content: bytes, package: Path) -> bytes:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise InputError(f"reading {package} needs zstandard: pip install 'deepnmt[zstd]'") from error
-    with zstandard.ZstdDecompressor().stream_reader(content) as reader:
-        return bytes(reader.read())
-
-
-def _call(command: list[str], failure: str, folder: str | None = None) -> None:
+def _call(command: list[str], failure: str, folder: Path | None = None) -> None:
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
@@ -253,20 +217,21 @@ def worth_translating(source: str, target: str) -> bool:
 
 
 def make_corpus(
-    name: str, languages: tuple[str, str], out: Path, packages: Sequence[Path] = (), overwrite: bool = False
+    name: str, languages: Sequence[str], out: Path, packages: Sequence[Path] = (), overwrite: bool = False
 ) -> tuple[Catalogue, dict[str, int]]:
     """Write a corpus to the folder `out`, from given package files or downloaded ones; returns the numbers of pairs."""
     if languages[0] == languages[1]:
         raise InputError(f"both languages are {languages[0]!r}; a parallel corpus needs two")
-    read, count = _CATALOGUES[name]
+    download, read, count = _CATALOGUES[name]
     if packages and len(packages) != count:
         raise InputError(f"package of {name} takes {count} file{'s'[: count - 1]}, not {len(packages)}")
     check_out(out, overwrite, "a corpus", "corpus.json")
-    catalogue = read(languages, *packages)
+    with tempfile.TemporaryDirectory() as folder:
+        catalogue = read(languages, *(packages or download(languages, Path(folder))))
     return catalogue, _write(catalogue, languages, out)
 
 
-def _write(catalogue: Catalogue, languages: tuple[str, str], out: Path) -> dict[str, int]:
+def _write(catalogue: Catalogue, languages: Sequence[str], out: Path) -> dict[str, int]:
     """Files {train,valid,test}.LANGUAGE with the licence and the origin beside them; returns the numbers of pairs."""
     pairs = split(catalogue.parts)
     counts = {name: len(listed) for name, listed in pairs.items()}
@@ -285,7 +250,7 @@ def _write(catalogue: Catalogue, languages: tuple[str, str], out: Path) -> dict[
     return counts
 
 
-def _readme(catalogue: Catalogue, languages: tuple[str, str], counts: dict[str, int]) -> str:
+def _readme(catalogue: Catalogue, languages: Sequence[str], counts: dict[str, int]) -> str:
     return (
         f"# {catalogue.name}, {languages[0]} and {languages[1]}\n"
         f"Taken from {catalogue.origin}. Licence: {catalogue.licence}, see LICENSE.\n\n"
@@ -295,7 +260,8 @@ def _readme(catalogue: Catalogue, languages: tuple[str, str], counts: dict[str, 
     )
 
 
-_CATALOGUES: dict[str, tuple[Callable[..., Catalogue], int]] = {
-    "homeassistant": (homeassistant, 1),
-    "libreoffice": (libreoffice, 2),
+# How it is downloaded and read, and from how many files.
+_CATALOGUES: dict[str, tuple[Callable[..., list[Path]], Callable[..., Catalogue], int]] = {
+    "homeassistant": (_download_homeassistant, read_homeassistant, 1),
+    "libreoffice": (_download_libreoffice, read_libreoffice, 2),
 }

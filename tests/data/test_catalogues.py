@@ -117,7 +117,7 @@ def test_what_is_worth_translating(source: str, target: str, worth: bool) -> Non
 
 def test_a_language_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no language 'xx'; it has de, en, fr"):
-        catalogues.read_homeassistant(wheel(tmp_path), ("en", "xx"))
+        catalogues.read_homeassistant(("en", "xx"), wheel(tmp_path))
 
 
 def test_a_download_with_another_digest_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,13 +126,13 @@ def test_a_download_with_another_digest_is_not_used(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(catalogues, "_call", download)
     with pytest.raises(RunError, match="has SHA-256"):
-        catalogues.homeassistant(("en", "de"))
+        catalogues.make_corpus("homeassistant", ("en", "de"), tmp_path / "out")
 
 
 def test_a_machine_without_apt_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError, match="there is no apt-get on this machine"):
-        catalogues.libreoffice(("en", "de"))
+        catalogues.make_corpus("libreoffice", ("en", "de"), tmp_path / "out")
 
 
 def test_a_failing_download_ends_with_its_last_line() -> None:
