@@ -119,7 +119,7 @@ class PackedSequences:
     def _seen(self, other: "PackedSequences", causal: bool) -> Visibility:
         if self.ids.is_cuda:
             return PackedVisibility(Reach(*self.bounds_in(other), *other.bounds_in(self)), causal)
-        return RowVisibility(Rows(self.offsets, other.offsets, len(self.ids), len(other.ids), causal))
+        return Rows(self.offsets, other.offsets, len(self.ids), len(other.ids), causal)
 
 
 class PackedVisibility(Visibility):
@@ -130,42 +130,21 @@ class PackedVisibility(Visibility):
         self.causal = causal
 
     def attend(self, query: Tensor, seen: KeysValues, dropout: float) -> Tensor:
-        from deepnmt.model.kernels.packed_attention_triton import packed_cross_attention
-
-        attended, _ = packed_cross_attention(query, *seen, *self.reach, fresh_seed(query.device), dropout)
-        return attended
+        return self._attend([query, *seen], dropout)[0]
 
     def attend_itself(self, projected: Tensor, dropout: float) -> Tensor:
-        from deepnmt.model.kernels.packed_attention_triton import packed_self_attention
-
-        start, end = self.reach.start, self.reach.end
-        attended, _ = packed_self_attention(projected, start, end, fresh_seed(projected.device), self.causal, dropout)
-        return attended
+        return self._attend([projected], dropout)[0]
 
     def attend_relatively(self, projected: Tensor, relative: RelativePositions, dropout: float) -> Tensor:
-        from deepnmt.model.kernels.packed_attention_triton import packed_relative_attention
-
-        seed, sharing = fresh_seed(projected.device), relative.values is not None
         bias = projected[:, 0] @ relative.keys.to(projected.dtype).T
-        attended, _, shares = packed_relative_attention(
-            projected, bias, self.reach.start, self.reach.end, seed, self.causal, dropout, sharing
-        )
-        if relative.values is None:
-            return attended
-        return attended + shares @ relative.values.to(projected.dtype)
+        attended, shares = self._attend([projected], dropout, bias, relative.values is not None)
+        return attended if relative.values is None else attended + shares @ relative.values.to(projected.dtype)
 
+    def _attend(
+        self, parts: list[Tensor], dropout: float, bias: Tensor | None = None, sharing: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        from deepnmt.model.kernels.packed_attention_triton import packed_attention
 
-class RowVisibility(Visibility):
-    """The same on a CPU: sentences that share rows attend together."""
-
-    def __init__(self, rows: Rows) -> None:
-        self.rows = rows
-
-    def attend(self, query: Tensor, seen: KeysValues, dropout: float) -> Tensor:
-        return self.rows.attend(query, *seen, dropout)
-
-    def attend_itself(self, projected: Tensor, dropout: float) -> Tensor:
-        return self.rows.attend_itself(projected, dropout)
-
-    def attend_relatively(self, projected: Tensor, relative: RelativePositions, dropout: float) -> Tensor:
-        return self.rows.attend_relatively(projected, relative, dropout)
+        seed = fresh_seed(parts[0].device)
+        attended, _, shares = packed_attention(parts, bias, list(self.reach), seed, self.causal, dropout, sharing)
+        return attended, shares

@@ -256,44 +256,10 @@ def _constants(query: Tensor, causal: bool, dropout: float, tile: int) -> dict[s
     }
 
 
-def _launch_forward(
-    q: Tensor, k: Tensor, v: Tensor, start: Tensor, end: Tensor, seed: Tensor,
-    causal: bool, dropout: float, bias: Tensor | None = None, shares: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """q, k, v may be slices of packed projections: positions are `stride(0)` apart, heads and dimensions contiguous."""
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-    constants = _constants(q, causal, dropout, tile=64)
-    _forward[(triton.cdiv(len(q), constants["BM"]), q.shape[1])](
-        q, k, v, out if bias is None else bias, start, end, out, lse, out if shares is None else shares, seed,
-        q.stride(0), k.stride(0), v.stride(0), len(q), q.shape[2] ** -0.5, dropout,
-        SPAN=_span(bias), SHARES=shares is not None, **constants,
-    )  # fmt: skip
-    return out, lse
-
-
-def _launch_backward(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, d_out: Tensor, d_q: Tensor, d_k: Tensor, d_v: Tensor,
-    start: Tensor, end: Tensor, back_start: Tensor, back_end: Tensor, seed: Tensor,
-    causal: bool, dropout: float,
-    bias: Tensor | None = None, d_bias: Tensor | None = None,
-    shares: Tensor | None = None, d_shares: Tensor | None = None,
-) -> None:  # fmt: skip
-    d_out = d_out.contiguous()
-    delta = torch.empty_like(lse)
-    constants = _constants(q, causal, dropout, tile=32)
-    scale, span = q.shape[2] ** -0.5, _span(bias)
-    biases, d_biases, sharing, d_sharing = (out if part is None else part for part in (bias, d_bias, shares, d_shares))
-    _backward_queries[(triton.cdiv(len(q), constants["BM"]), q.shape[1])](
-        q, k, v, biases, out, sharing, d_out, d_sharing, start, end, lse, delta, d_q, d_biases, seed,
-        q.stride(0), k.stride(0), v.stride(0), d_q.stride(0), len(q), scale, dropout,
-        SPAN=span, SHARES=shares is not None, ROWS=triton.next_power_of_2(2 * span + 1), **constants,
-    )  # fmt: skip
-    _backward_keys[(triton.cdiv(len(k), constants["BN"]), q.shape[1])](
-        q, k, v, biases, d_out, d_sharing, start, end, back_start, back_end, lse, delta, d_k, d_v, seed,
-        q.stride(0), k.stride(0), v.stride(0), d_k.stride(0), d_v.stride(0), len(q), len(k), scale, dropout,
-        SPAN=span, SHARES=shares is not None, **constants,
-    )  # fmt: skip
+def _split(parts: list[Tensor]) -> tuple[Tensor, ...]:
+    """Queries, keys and values: slices of one packed projection, or each for itself. Positions are `stride(0)` apart,
+    heads and dimensions contiguous."""
+    return parts[0].unbind(1) if len(parts) == 1 else tuple(parts)
 
 
 def _span(bias: Tensor | None) -> int:
@@ -301,136 +267,85 @@ def _span(bias: Tensor | None) -> int:
     return 0 if bias is None else bias.shape[2] // 2
 
 
-# Attention of a packed projection (N, 3, heads, head_dim) with itself: one tensor in, one gradient out, no copies.
-@torch.library.custom_op("deepnmt::packed_self_attention", mutates_args=())
-def packed_self_attention(
-    qkv: Tensor, start: Tensor, end: Tensor, seed: Tensor, causal: bool, dropout: float
-) -> tuple[Tensor, Tensor]:
-    q, k, v = qkv.unbind(1)
-    return _launch_forward(q, k, v, start, end, seed, causal, dropout)
+@torch.library.custom_op("deepnmt::packed_attention", mutates_args=())
+def packed_attention(
+    parts: list[Tensor], bias: Tensor | None, reach: list[Tensor], seed: Tensor,
+    causal: bool, dropout: float, sharing: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """The attention (N, heads, head_dim) of a text to itself or to another, and what the backward pass needs.
 
-
-@packed_self_attention.register_fake
-def _(qkv, start, end, seed, causal, dropout):
-    n, _, heads, head_dim = qkv.shape
-    return qkv.new_empty(n, heads, head_dim), qkv.new_empty(n, heads, dtype=torch.float32)
-
-
-@torch.library.custom_op("deepnmt::packed_self_attention_backward", mutates_args=())
-def packed_self_attention_backward(
-    d_out: Tensor, qkv: Tensor, out: Tensor, lse: Tensor, start: Tensor, end: Tensor, seed: Tensor,
-    causal: bool, dropout: float,
-) -> Tensor:  # fmt: skip
-    d_qkv = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
-    _launch_backward(*qkv.unbind(1), out, lse, d_out, *d_qkv.unbind(1), start, end, start, end, seed, causal, dropout)
-    return d_qkv
-
-
-@packed_self_attention_backward.register_fake
-def _(d_out, qkv, out, lse, start, end, seed, causal, dropout):
-    return qkv.new_empty(qkv.shape)
-
-
-def _save_self(ctx, inputs, output):
-    qkv, start, end, seed, *ctx.options = inputs
-    ctx.save_for_backward(qkv, *output, start, end, seed)
-
-
-def _self_gradient(ctx, d_out, _):
-    d_qkv = packed_self_attention_backward(d_out, *ctx.saved_tensors, *ctx.options)
-    return d_qkv, None, None, None, None, None
-
-
-packed_self_attention.register_autograd(_self_gradient, setup_context=_save_self)
-
-
-# The same with relative positions: bias (N, heads, 2 * span + 1) is added to the products of each query, by distance.
-# The last result has the same shape: the share of its attention that a query gives to each distance, if asked for.
-@torch.library.custom_op("deepnmt::packed_relative_attention", mutates_args=())
-def packed_relative_attention(
-    qkv: Tensor, bias: Tensor, start: Tensor, end: Tensor, seed: Tensor, causal: bool, dropout: float, sharing: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    shares = torch.zeros(bias.shape if sharing else (0,), dtype=bias.dtype, device=bias.device)
-    asked = shares if sharing else None
-    out, lse = _launch_forward(*qkv.unbind(1), start, end, seed, causal, dropout, bias, asked)
+    parts: [queries, keys and values as (N, 3, heads, head_dim)], which takes no copies; or [(N, heads, head_dim),
+    (M, heads, head_dim) twice]. reach: the four of a `Reach`.
+    bias: (N, heads, 2 * span + 1), added to the products of each query, by distance. The last result, if `sharing`, has
+    the same shape: the share of its attention that a query gives to each distance.
+    """
+    q, k, v = _split(parts)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+    shares = torch.zeros(bias.shape if bias is not None and sharing else (0,), dtype=q.dtype, device=q.device)
+    constants = _constants(q, causal, dropout, tile=64)
+    _forward[(triton.cdiv(len(q), constants["BM"]), q.shape[1])](
+        q, k, v, out if bias is None else bias, reach[0], reach[1], out, lse, shares if sharing else out, seed,
+        q.stride(0), k.stride(0), v.stride(0), len(q), q.shape[2] ** -0.5, dropout,
+        SPAN=_span(bias), SHARES=sharing, **constants,
+    )  # fmt: skip
     return out, lse, shares
 
 
-@packed_relative_attention.register_fake
-def _(qkv, bias, start, end, seed, causal, dropout, sharing):
-    n, _, heads, head_dim = qkv.shape
-    shares = bias.new_empty(bias.shape if sharing else (0,))
-    return qkv.new_empty(n, heads, head_dim), qkv.new_empty(n, heads, dtype=torch.float32), shares
+@packed_attention.register_fake
+def _(parts, bias, reach, seed, causal, dropout, sharing):
+    q = _split(parts)[0]
+    shares = q.new_empty(bias.shape if bias is not None and sharing else (0,))
+    return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32), shares
 
 
-@torch.library.custom_op("deepnmt::packed_relative_attention_backward", mutates_args=())
-def packed_relative_attention_backward(
-    d_out: Tensor, d_shares: Tensor, qkv: Tensor, bias: Tensor, out: Tensor, lse: Tensor, shares: Tensor,
-    start: Tensor, end: Tensor, seed: Tensor, causal: bool, dropout: float, sharing: bool,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    d_qkv, d_bias = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device), torch.zeros_like(bias)
-    _launch_backward(
-        *qkv.unbind(1), out, lse, d_out, *d_qkv.unbind(1), start, end, start, end, seed, causal, dropout,
-        bias, d_bias, shares if sharing else None, d_shares.contiguous() if sharing else None,
+@torch.library.custom_op("deepnmt::packed_attention_backward", mutates_args=())
+def packed_attention_backward(
+    d_out: Tensor, d_shares: Tensor, parts: list[Tensor], bias: Tensor | None, out: Tensor, lse: Tensor, shares: Tensor,
+    reach: list[Tensor], seed: Tensor, causal: bool, dropout: float, sharing: bool,
+) -> list[Tensor]:  # fmt: skip
+    """The gradients of the parts, and then that of the bias, if there is one."""
+    gradients = [torch.empty(part.shape, dtype=part.dtype, device=part.device) for part in parts]
+    (q, k, v), (d_q, d_k, d_v) = _split(parts), _split(gradients)
+    d_out, d_shares = d_out.contiguous(), d_shares.contiguous()
+    d_bias = out if bias is None else torch.zeros_like(bias)
+    delta = torch.empty_like(lse)
+    constants = _constants(q, causal, dropout, tile=32)
+    scale, span = q.shape[2] ** -0.5, _span(bias)
+    biases = out if bias is None else bias
+    if not sharing:  # the kernels want an address also of what they do not touch
+        shares = d_shares = out
+    _backward_queries[(triton.cdiv(len(q), constants["BM"]), q.shape[1])](
+        q, k, v, biases, out, shares, d_out, d_shares, reach[0], reach[1], lse, delta, d_q, d_bias, seed,
+        q.stride(0), k.stride(0), v.stride(0), d_q.stride(0), len(q), scale, dropout,
+        SPAN=span, SHARES=sharing, ROWS=triton.next_power_of_2(2 * span + 1), **constants,
     )  # fmt: skip
-    return d_qkv, d_bias
+    _backward_keys[(triton.cdiv(len(k), constants["BN"]), q.shape[1])](
+        q, k, v, biases, d_out, d_shares, *reach, lse, delta, d_k, d_v, seed,
+        q.stride(0), k.stride(0), v.stride(0), d_k.stride(0), d_v.stride(0), len(q), len(k), scale, dropout,
+        SPAN=span, SHARES=sharing, **constants,
+    )  # fmt: skip
+    return gradients if bias is None else [*gradients, d_bias]
 
 
-@packed_relative_attention_backward.register_fake
-def _(d_out, d_shares, qkv, bias, out, lse, shares, start, end, seed, causal, dropout, sharing):
-    return qkv.new_empty(qkv.shape), bias.new_empty(bias.shape)
+@packed_attention_backward.register_fake
+def _(d_out, d_shares, parts, bias, out, lse, shares, reach, seed, causal, dropout, sharing):
+    return [part.new_empty(part.shape) for part in (*parts, *([] if bias is None else [bias]))]
 
 
-def _save_relative(ctx, inputs, output):
-    qkv, bias, start, end, seed, *ctx.options = inputs
-    ctx.save_for_backward(qkv, bias, *output, start, end, seed)
+def _save(ctx, inputs, output):
+    parts, bias, reach, seed, *ctx.options = inputs
+    ctx.num_parts = len(parts)
+    ctx.save_for_backward(*parts, bias, *output, *reach, seed)
 
 
-def _relative_gradient(ctx, d_out, _, d_shares):
-    gradients = packed_relative_attention_backward(d_out, d_shares, *ctx.saved_tensors, *ctx.options)
-    return *gradients, None, None, None, None, None, None
+def _gradient(ctx, d_out, _, d_shares):
+    count = ctx.num_parts
+    parts, (bias, out, lse, shares, *reach, seed) = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+    saved = list(parts), bias, out, lse, shares, reach, seed
+    gradients = packed_attention_backward(d_out, d_shares, *saved, *ctx.options)
+    d_bias = None if bias is None else gradients[count]
+    return gradients[:count], d_bias, [None] * len(reach), None, None, None, None
 
 
-packed_relative_attention.register_autograd(_relative_gradient, setup_context=_save_relative)
-
-
-# Attention of one text's positions (N, heads, head_dim) to another's (M, heads, head_dim).
-@torch.library.custom_op("deepnmt::packed_cross_attention", mutates_args=())
-def packed_cross_attention(
-    q: Tensor, k: Tensor, v: Tensor, start: Tensor, end: Tensor, back_start: Tensor, back_end: Tensor, seed: Tensor,
-    dropout: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return _launch_forward(q, k, v, start, end, seed, False, dropout)
-
-
-@packed_cross_attention.register_fake
-def _(q, k, v, start, end, back_start, back_end, seed, dropout):
-    return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32)
-
-
-@torch.library.custom_op("deepnmt::packed_cross_attention_backward", mutates_args=())
-def packed_cross_attention_backward(
-    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-    start: Tensor, end: Tensor, back_start: Tensor, back_end: Tensor, seed: Tensor, dropout: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    d_q, d_k, d_v = (torch.empty(part.shape, dtype=part.dtype, device=part.device) for part in (q, k, v))
-    _launch_backward(q, k, v, out, lse, d_out, d_q, d_k, d_v, start, end, back_start, back_end, seed, False, dropout)
-    return d_q, d_k, d_v
-
-
-@packed_cross_attention_backward.register_fake
-def _(d_out, q, k, v, out, lse, start, end, back_start, back_end, seed, dropout):
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
-
-
-def _save_cross(ctx, inputs, output):
-    q, k, v, start, end, back_start, back_end, seed, *ctx.options = inputs
-    ctx.save_for_backward(q, k, v, *output, start, end, back_start, back_end, seed)
-
-
-def _cross_gradient(ctx, d_out, _):
-    gradients = packed_cross_attention_backward(d_out, *ctx.saved_tensors, *ctx.options)
-    return *gradients, None, None, None, None, None, None
-
-
-packed_cross_attention.register_autograd(_cross_gradient, setup_context=_save_cross)
+packed_attention.register_autograd(_gradient, setup_context=_save)

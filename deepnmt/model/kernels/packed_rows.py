@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from deepnmt.model.attention import KeysValues, Visibility
 from deepnmt.model.kernels.attention_products import Shares, attend, attend_backward, hiding
 from deepnmt.model.positions import RelativePositions
 
@@ -38,7 +39,7 @@ class Seats(NamedTuple):
     sentence: Integers  # of each slot; -1 if none
 
 
-class Rows:
+class Rows(Visibility):
     """The sentences of two texts in common rows; sentence i of the queries sees sentence i of the keys, and no other.
 
     A sentence has the same first slot among the queries as among the keys, and room for the longer of the two.
@@ -57,26 +58,27 @@ class Rows:
             self.queries = _seat(query_offsets, query_lengths * there, first, sum(widths), num_queries)
         self._plans: dict[tuple[int, int, torch.dtype], Plan] = {}
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, dropout: float) -> Tensor:
+    def attend(self, query: Tensor, seen: KeysValues, dropout: float) -> Tensor:
         """query (N, heads, head_dim), keys, values (M, heads, head_dim) -> like query; who sees nothing gets zero"""
-        attended: Tensor = _Attend.apply(query, keys, values, self._plan(1, query), dropout)
-        return attended
+        plan = self._plan(1, query)
+        slots = plan.queries.move(query), plan.keys.move(seen.keys), plan.keys.move(seen.values)
+        return plan.attended.move(_Attend.apply(plan, dropout, *slots)).view(query.shape)
 
     def attend_itself(self, projected: Tensor, dropout: float) -> Tensor:
         """projected: queries, keys and values (N, 3, heads, head_dim), which are moved at once"""
-        attended: Tensor = _AttendItself.apply(projected, self._plan(3, projected), dropout)
-        return attended
+        plan = self._plan(3, projected)
+        attended = _Attend.apply(plan, dropout, plan.queries.move(projected))
+        return plan.attended.move(attended).view(projected[:, 0].shape)
 
     def attend_relatively(self, projected: Tensor, relative: RelativePositions, dropout: float) -> Tensor:
         """The same where distances count, which in a row are those of the sentence. By torch's own gradients."""
         plan = self._plan(3, projected)
-        parts = plan.queries.spread(projected).unflatten(0, (3, plan.size)).unbind()
+        parts = plan.queries.move(projected).chunk(3)
         slots = [projected.new_zeros(0, projected.shape[-1])]
         for query, keys, values, mask in zip(*map(plan.views, parts), plan.masks, strict=True):
             rows = relative.rows_between(query.shape[1], keys.shape[1], query.device)
             slots.append(relative.attend(query, keys, values, rows, mask, dropout).flatten(0, 1))
-        attended = torch.cat([*slots, slots[0].new_zeros(1, projected.shape[-1])])
-        return attended.index_select(0, plan.attended.place).view(projected[:, 0].shape)
+        return plan.attended.move(torch.cat(slots)).view(projected[:, 0].shape)
 
     def _plan(self, parts: int, x: Tensor) -> "Plan":
         """Made at the first layer, and the same for the next ones."""
@@ -137,37 +139,59 @@ def _seat(offsets: Integers, lengths: Integers, first: Integers, num_slots: int,
     return seats
 
 
-class Move:
-    """Takes (tokens * parts * heads, head_dim) to (parts * slots * heads, head_dim), and gradients back.
+class Route(NamedTuple):
+    """Row i of what is moved becomes row `there[i]` of the result. No two become the same: nothing is added up."""
 
-    A head of a token has one slot at most: nothing is added up, either way.
+    there: "Picks"
+    back: "Picks"  # for the gradient
+
+    def move(self, x: Tensor) -> Tensor:
+        """x: (..., head_dim) -> (rows, head_dim)"""
+        moved: Tensor = _Move.apply(x.reshape(-1, x.shape[-1]), self)
+        return moved
+
+
+class Picks:
+    """Picks rows by number; -1 stands for zeros."""
+
+    def __init__(self, numbers: Integers) -> None:
+        self.rows = torch.from_numpy(np.maximum(numbers, 0))
+        self.zeros = torch.from_numpy(np.flatnonzero(numbers < 0))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not len(x):
+            return x.new_zeros(len(self.rows), x.shape[1])
+        return x.index_select(0, self.rows).index_fill_(0, self.zeros, 0)
+
+
+class _Move(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, route: Route) -> Tensor:
+        ctx.route = route
+        return route.there(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.route.back(gradients[0]), None
+
+
+def _numbers(seats: Seats, parts: int, slots: Integers) -> tuple[Integers, Integers]:
+    """What to pick for the way from (tokens * parts * heads) to (parts * slots * heads), and for the way back.
+
+    slots: (slots, heads), where each head of a slot goes, so that a row of a head is in one piece
     """
+    heads, taken = slots.shape[1], seats.token >= 0
+    there = np.full((parts, slots.size), -1)
+    first = seats.token[taken, None] * parts * heads + np.arange(heads)
+    there[:, slots[taken]] = first + np.arange(parts)[:, None, None] * heads
+    back = np.full(len(seats.place) * parts * heads, -1)
+    back[there[there >= 0]] = np.flatnonzero(there >= 0)
+    return there.ravel(), back
 
-    def __init__(self, seats: Seats, parts: int, slots: Integers) -> None:
-        """slots: (slots, heads), where each head of a slot goes, so that a row of a head is in one piece"""
-        heads = slots.shape[1]
-        part = np.arange(parts)[:, None]
-        source = np.empty(slots.size, dtype=np.int64)
-        source[slots] = np.maximum(seats.token, 0)[:, None] * parts * heads + np.arange(heads)
-        self.source = torch.from_numpy((source + part * heads).ravel())
-        seated = seats.place >= 0
-        place = np.full((len(seated), parts, heads), parts * slots.size)
-        place[seated] = slots[seats.place[seated], None] + part * slots.size
-        self.place = torch.from_numpy(place.ravel())
-        self.vacant = torch.from_numpy(slots[seats.token < 0].ravel())
 
-    def spread(self, x: Tensor) -> Tensor:
-        """x: (tokens, ..., head_dim). What is in slots without a token must not matter."""
-        return x.reshape(-1, x.shape[-1]).index_select(0, self.source)
-
-    def gather(self, slots: Tensor) -> Tensor:
-        """slots: as `room` gives them -> (tokens * parts * heads, head_dim), zero for tokens without a slot"""
-        slots[-1] = 0
-        return slots.index_select(0, self.place)
-
-    def room(self, like: Tensor) -> Tensor:
-        """For the heads of all slots, and for those that have none: (parts * slots * heads + 1, head_dim)"""
-        return like.new_empty(len(self.source) + 1, like.shape[-1])
+def _to_slots(there: Integers, back: Integers) -> Route:
+    """What is in slots without a token does not matter."""
+    return Route(Picks(np.maximum(there, 0)), Picks(back))
 
 
 class Plan:
@@ -180,30 +204,14 @@ class Plan:
         ]
         self.masks = [_mask(rows, block, heads, dtype) for block in rows.blocks]
         slots = _by_head(rows.blocks, heads)
-        self.size = slots.size
-        self.attended = Move(rows.queries, 1, slots)
-        self.queries = self.attended if parts == 1 else Move(rows.queries, parts, slots)
-        self.keys = self.queries if parts > 1 else Move(rows.keys, parts, slots)
+        there, back = _numbers(rows.queries, 1, slots)
+        self.attended = Route(Picks(back), Picks(there))
+        self.queries = _to_slots(*_numbers(rows.queries, parts, slots))
+        self.keys = self.queries if parts > 1 else _to_slots(*_numbers(rows.keys, parts, slots))
 
     def views(self, slots: Tensor) -> list[Tensor]:
         """(slots * heads, head_dim) -> (rows * heads, width, head_dim) for each block"""
         return [slots[block.slots].view(block.rows, block.width, -1) for block in self.blocks]
-
-    def attend(self, inputs: Sequence[Tensor], dropout: float) -> tuple[Tensor, list[Shares]]:
-        """inputs: query, keys, values, each (slots * heads, head_dim) -> (tokens * heads, head_dim)"""
-        slots = self.attended.room(inputs[0])
-        parts = zip(*map(self.views, (*inputs, slots)), self.masks, strict=True)
-        with torch.autocast("cpu", enabled=False):
-            shares = [attend(q, k, v, mask, dropout, out) for q, k, v, out, mask in parts]
-        return self.attended.gather(slots), shares
-
-    def backward(self, gradient: Tensor, inputs: Sequence[Tensor], shares: list[Shares], out: Sequence[Tensor]) -> None:
-        """The gradients of the inputs go into `out`."""
-        slots = self.attended.spread(gradient)
-        slots.index_fill_(0, self.attended.vacant, 0)
-        parts = zip(*map(self.views, (slots, *inputs, *out)), shares, strict=True)
-        for of_attended, q, k, v, of_q, of_k, of_v, share in parts:
-            attend_backward(of_attended, (q, k, v), share, (of_q, of_k, of_v))
 
 
 def _by_head(blocks: list[Block], heads: int) -> Integers:
@@ -226,50 +234,29 @@ def _mask(rows: Rows, block: Block, heads: int, dtype: torch.dtype) -> Tensor:
     return hiding(hidden, dtype).repeat_interleave(heads, 0)
 
 
-class _AttendItself(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, projected: Tensor, plan: Plan, dropout: float) -> Tensor:
-        moved = plan.queries.spread(projected)
-        attended, shares = plan.attend(moved.unflatten(0, (3, plan.size)).unbind(), dropout)
-        ctx.save_for_backward(moved, *_flat(shares))
-        ctx.plan = plan
-        return attended.view(projected[:, 0].shape)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        plan: Plan = ctx.plan
-        moved, *shares = ctx.saved_tensors
-        found = plan.queries.room(moved)
-        inputs, out = (x[: 3 * plan.size].unflatten(0, (3, plan.size)).unbind() for x in (moved, found))
-        plan.backward(gradients[0], inputs, _shares(shares), out)
-        of_projected = plan.queries.gather(found)
-        tokens, *heads = gradients[0].shape
-        return of_projected.view(tokens, 3, *heads), None, None
-
-
 class _Attend(torch.autograd.Function):
+    """slots: query, keys and values, each (slots * heads, head_dim), or all three in one tensor -> like query"""
+
     @staticmethod
-    def forward(ctx: Any, query: Tensor, keys: Tensor, values: Tensor, plan: Plan, dropout: float) -> Tensor:
-        inputs = plan.queries.spread(query), plan.keys.spread(keys), plan.keys.spread(values)
-        attended, shares = plan.attend(inputs, dropout)
-        ctx.save_for_backward(*inputs, *_flat(shares))
-        ctx.plan, ctx.key_shape = plan, keys.shape
-        return attended.view(query.shape)
+    def forward(ctx: Any, plan: Plan, dropout: float, *slots: Tensor) -> Tensor:
+        inputs = _parts(slots)
+        attended = torch.empty_like(inputs[0])
+        rows = zip(*map(plan.views, (*inputs, attended)), plan.masks, strict=True)
+        with torch.autocast("cpu", enabled=False):
+            shares = [attend(q, k, v, mask, dropout, out) for q, k, v, out, mask in rows]
+        ctx.save_for_backward(*slots, *(tensor for pair in shares for tensor in pair))
+        ctx.plan, ctx.num_slots = plan, len(slots)
+        return attended
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        plan: Plan = ctx.plan
-        query, keys, values, *shares = ctx.saved_tensors
-        found = plan.queries.room(query), plan.keys.room(keys), plan.keys.room(values)
-        plan.backward(gradients[0], (query, keys, values), _shares(shares), [x[:-1] for x in found])
-        of_query = plan.queries.gather(found[0]).view(gradients[0].shape)
-        of_keys, of_values = (plan.keys.gather(x).view(ctx.key_shape) for x in found[1:])
-        return of_query, of_keys, of_values, None, None
+        slots, shares = ctx.saved_tensors[: ctx.num_slots], ctx.saved_tensors[ctx.num_slots :]
+        found = tuple(map(torch.empty_like, slots))
+        rows = zip(*map(ctx.plan.views, (gradients[0], *_parts(slots), *_parts(found))), strict=True)
+        for (gradient, q, k, v, *out), plain, noise in zip(rows, shares[::2], shares[1::2], strict=True):
+            attend_backward(gradient, (q, k, v), Shares(plain, noise), tuple(out))
+        return None, None, *found
 
 
-def _flat(shares: list[Shares]) -> list[Tensor | None]:
-    return [tensor for pair in shares for tensor in pair]
-
-
-def _shares(flat: list[Any]) -> list[Shares]:
-    return [Shares(*pair) for pair in zip(flat[::2], flat[1::2], strict=True)]
+def _parts(slots: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return slots if len(slots) == 3 else slots[0].chunk(3)

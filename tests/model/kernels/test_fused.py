@@ -48,14 +48,14 @@ LENGTHS = [5, 17, 30, 1, 64, 9, 100], [7, 12, 33, 2, 70, 3, 90]
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("heads", "head_dim"), [(2, 64), (3, 24), (2, 128)])
 def test_self_attention_equals_its_twin(dtype: torch.dtype, causal: bool, heads: int, head_dim: int) -> None:
-    from deepnmt.model.kernels.packed_attention_triton import packed_self_attention
+    from deepnmt.model.kernels.packed_attention_triton import packed_attention
 
     text = packed(LENGTHS[0], 256, 9)
     ranges = reach(text, text)
     qkv = torch.randn(256, 3, heads, head_dim, device=DEVICE, dtype=dtype, requires_grad=True)
     exact = qkv.detach().double().requires_grad_()
     seed = torch.tensor([3], dtype=torch.int32, device=DEVICE)
-    fused, _ = packed_self_attention(qkv, ranges.start, ranges.end, seed, causal, 0.0)
+    fused, *_ = packed_attention([qkv], None, list(ranges), seed, causal, 0.0, False)
     plain = attend_packed(*exact.unbind(1), ranges, 0.0, causal)
     gradient = torch.randn_like(fused)
     fused.backward(gradient)
@@ -127,14 +127,14 @@ def test_relative_attention_drops_the_same_pairs_forward_and_backward() -> None:
 
 @DTYPES
 def test_cross_attention_equals_its_twin(dtype: torch.dtype) -> None:
-    from deepnmt.model.kernels.packed_attention_triton import packed_cross_attention
+    from deepnmt.model.kernels.packed_attention_triton import packed_attention
 
     ranges = reach(packed(LENGTHS[0], 256, 9), packed(LENGTHS[1], 230, 9))
     q = torch.randn(256, 2, 64, device=DEVICE, dtype=dtype, requires_grad=True)
     kv = torch.randn(230, 2, 2, 64, device=DEVICE, dtype=dtype, requires_grad=True)
     exact_q, exact_kv = (tensor.detach().double().requires_grad_() for tensor in (q, kv))
     seed = torch.tensor([3], dtype=torch.int32, device=DEVICE)
-    fused, _ = packed_cross_attention(q, *kv.unbind(1), *ranges, seed, 0.0)
+    fused, *_ = packed_attention([q, *kv.unbind(1)], None, list(ranges), seed, False, 0.0, False)
     plain = attend_packed(exact_q, *exact_kv.unbind(1), ranges, 0.0)
     gradient = torch.randn_like(fused)
     fused.backward(gradient)
@@ -146,7 +146,7 @@ def test_cross_attention_equals_its_twin(dtype: torch.dtype) -> None:
 
 
 def test_dropout_keeps_its_share_and_its_gradient_follows_it() -> None:
-    from deepnmt.model.kernels.packed_attention_triton import packed_self_attention
+    from deepnmt.model.kernels.packed_attention_triton import packed_attention
 
     text = packed([40, 60, 28], 128, 3)
     ranges = reach(text, text)
@@ -155,7 +155,7 @@ def test_dropout_keeps_its_share_and_its_gradient_follows_it() -> None:
 
     def attend(qkv: Tensor, seed: int) -> Tensor:
         seeds = torch.tensor([seed], dtype=torch.int32, device=DEVICE)
-        return packed_self_attention(qkv, ranges.start, ranges.end, seeds, False, 0.3)[0]
+        return packed_attention([qkv], None, list(ranges), seeds, False, 0.3, False)[0]
 
     kept = attend(qkv, 1)
     assert abs(float(kept.mean()) - 1) < 0.05

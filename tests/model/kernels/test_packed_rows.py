@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from pytest import mark
 from torch import Tensor
 
+from deepnmt.model.attention import KeysValues
 from deepnmt.model.kernels.packed_attention import Reach, attend_packed
 from deepnmt.model.kernels.packed_rows import SHORTEST_ROW, Rows
 from deepnmt.model.sequences import PackedSequences
@@ -58,7 +59,7 @@ def test_of_a_text_to_itself(lengths: list[int], tail: int, causal: bool, dtype:
 def test_of_a_translation_to_its_source(pairs: list[tuple[int, int]], tail: int, dtype: torch.dtype) -> None:
     source, target = packed([a for a, _ in pairs], tail), packed([b for _, b in pairs], 2 * tail)
     inputs = [random(len(text.ids), 2, 4, dtype=dtype) for text in (target, source, source)]
-    found = target.translated(source).attend(inputs[0], (inputs[1], inputs[2]), 0.0)
+    found = target.translated(source).attend(inputs[0], KeysValues(*inputs[1:]), 0.0)
     exact = [exactly(x) for x in inputs]
     if not any(a and b for a, b in pairs):
         assert not found.any()
