@@ -90,6 +90,13 @@ class ModelConfig:
                 f"share_embeddings = true needs one width, but encoder.dim = {self.encoder.dim} "
                 f"and decoder.dim = {self.decoder.dim}"
             )
+        for name, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
+            sublayer = self.sublayer_of(stack).kind
+            if CONNECTIONS[stack.connection.kind].needs_branches and SUBLAYERS[sublayer].placement == "post":
+                raise ValueError(
+                    f"{name}.connection.kind = {stack.connection.kind} needs layers that add to their input, which "
+                    f"sub-layers of kind {sublayer} do not; pre does"
+                )
 
     def sublayer_of(self, stack: StackConfig) -> SublayerConfig:
         """What is around the sub-layers of a stack."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-import torch.nn.functional as F
+import torch
 from torch import Tensor, nn
 
 NewNorm = Callable[[int], nn.Module]  # the norm of this width
@@ -28,6 +28,10 @@ class RmsNorm(nn.RMSNorm):
 NORMS: dict[str, NewNorm] = {"layer": LayerNorm, "rms": RmsNorm}
 
 
-def rms(x: Tensor, eps: float = 1e-6) -> Tensor:
-    """x / sqrt(mean(x^2) + eps), in fp32."""
-    return F.rms_norm(x.float(), x.shape[-1:], eps=eps)
+def inverse_rms(x: Tensor, eps: float = 1e-6) -> Tensor:
+    """1 / sqrt(mean(x^2) + eps) of each position, in fp32: (..., 1).
+
+    A product with rms(x) is one with x, times this: so autograd keeps nothing as wide as x.
+    """
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
+    return (norm.square() / x.shape[-1] + eps).rsqrt()

@@ -19,7 +19,7 @@ from deepnmt.model.connections.dlcl import DlclConfig
 from deepnmt.model.storage import save_model
 from deepnmt.model.transformer import Transformer
 
-LEARNED = [kind for kind in CONNECTIONS if kind in ("dlcl", "fusion", "transparent")]
+LEARNED = [kind for kind in CONNECTIONS if kind not in ("residual", "dense", "average")]
 PNG = b"\x89PNG"
 
 
@@ -159,7 +159,8 @@ def test_json_is_complete(folder, capsys):
 def test_a_scheme_without_learned_weights_is_a_clear_sentence(kind, tmp_path, capsys):
     save_model(tmp_path / "model", model_of(CONNECTIONS[kind].Config()))
     assert call(tmp_path / "model") == 2
-    expected = "its connections have no learned weights to show (transparent, fusion and dlcl have)"
+    *some, last = LEARNED
+    expected = f"its connections have no learned weights to show ({', '.join(some)} and {last} have)"
     assert f"{kind} encoder and {kind} decoder: {expected}" in capsys.readouterr().err
 
 

@@ -10,8 +10,12 @@ from torch import Tensor
 
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections import CONNECTIONS, ConnectionConfig
+from deepnmt.model.connections.attention_residual import AttentionResidualConfig
+from deepnmt.model.connections.denseformer import DenseFormerConfig
 from deepnmt.model.connections.dlcl import DlclConfig
+from deepnmt.model.connections.hyper import HyperConfig
 from deepnmt.model.connections.residual import ResidualConfig
+from deepnmt.model.connections.sparse_dlcl import SparseDlclConfig
 from deepnmt.model.sublayers import SUBLAYERS, SublayerConfig
 from deepnmt.model.sublayers.mix import MixConfig
 from deepnmt.model.transformer import Transformer
@@ -31,6 +35,10 @@ VARIANTS: dict[str, ConnectionConfig] = {kind: scheme.Config() for kind, scheme 
     "dlcl-per-dimension": DlclConfig(groups=DIM),
     "dlcl-window": DlclConfig(window=2),
     "dlcl-dropout": DlclConfig(dropout=0.1),
+    "sparse-dlcl-blocks": SparseDlclConfig(block=2),
+    "denseformer-sparse": DenseFormerConfig(dilation=2, period=2),
+    "attention-residual-blocks": AttentionResidualConfig(blocks=2),
+    "hyper-static": HyperConfig(streams=2, dynamic=False),
 }
 FOREIGN = {  # what models of other toolkits have
     "positions": "sinusoidal-hf",
@@ -49,7 +57,13 @@ POSITIONS: dict[str, dict[str, object]] = {
     "relative-keys": {"positions": "relative", "max_distance": 3, "relative_values": False},
     "rotary": {"positions": "rotary"},
 }
-CASES = [(variant, norm, stack) for variant in VARIANTS for norm in NORMS for stack in STACKS]
+PLAIN_CASES = [
+    (variant, norm)
+    for variant, config in VARIANTS.items()
+    for norm in NORMS
+    if norm == "pre" or not CONNECTIONS[config.kind].needs_branches
+]
+CASES = [(*case, stack) for case in PLAIN_CASES for stack in STACKS]
 CASES += [("foreign", norm, "both") for norm in NORMS]
 CASES += [
     case

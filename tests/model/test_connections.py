@@ -323,6 +323,10 @@ def test_shortcuts_are_what_lets_an_output_bypass_the_next_layer(kind):
     """The embedding reaches the result of a stack whose one layer ignores its input, or it does not."""
     shape = StackShape(num_layers=1, dim=4, norm="pre", num_readers=2)
     connection = CONNECTIONS[kind](CONNECTIONS[kind].Config(), shape).eval()
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in connection.parameters():  # some schemes start as the residual stack
+            parameter.add_(torch.randn_like(parameter))
     embedding = torch.randn(2, 4, requires_grad=True)
     history = connection.begin()
     connection.write(history, embedding)

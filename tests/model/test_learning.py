@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from model_variants import EOS, NORMS, POSITIONS, SUBLAYER_VARIANTS, VARIANTS, tiny_config
+from model_variants import EOS, NORMS, PLAIN_CASES, POSITIONS, SUBLAYER_VARIANTS, VARIANTS, tiny_config
 from pytest import mark
 
 from deepnmt.model.config import StackConfig
@@ -59,7 +59,7 @@ def learn(config, max_steps=400, lr=6e-3, seed=0):
     return accuracy
 
 
-LEARNERS = [(variant, norm) for variant in VARIANTS for norm in NORMS]
+LEARNERS = list(PLAIN_CASES)
 LEARNERS += [("residual", norm) for norm in SUBLAYER_VARIANTS if norm not in NORMS]
 
 

@@ -10,7 +10,7 @@ from deepnmt.model.connections import CONNECTIONS, Connection
 from deepnmt.model.connections.dlcl import DlclConfig
 from deepnmt.model.transformer import Transformer
 
-DIM = 8
+DIM = 64  # wide enough to hide one number for each position and pair of layers
 
 
 class StackingDlcl(Connection):
@@ -60,9 +60,16 @@ SCHEMES = {kind: scheme.Config() for kind, scheme in CONNECTIONS.items()} | {
 }
 
 
-@mark.parametrize("scheme", SCHEMES)
-@mark.parametrize("norm", NORMS)
-def test_kept_activations_grow_linearly_with_depth(norm, scheme):
+@mark.parametrize(
+    ("scheme", "norm"),
+    [
+        (scheme, norm)
+        for scheme, config in SCHEMES.items()
+        for norm in NORMS
+        if norm == "pre" or not CONNECTIONS[config.kind].needs_branches
+    ],
+)
+def test_kept_activations_grow_linearly_with_depth(scheme, norm):
     assert 1.8 < growth(norm=norm, connection=SCHEMES[scheme]) < 2.2
 
 

@@ -58,7 +58,8 @@ class Connection(nn.Module):
 
     Config: ClassVar[type[ConnectionConfig]]
     grows: ClassVar[bool] = False  # `grow_from` is known
-    has_shortcuts: ClassVar[bool] = True  # an output reaches more than the next layer, so a layer may be bypassed
+    has_shortcuts: ClassVar[bool] = True  # an output may reach more than the next layer, so a layer may be bypassed
+    needs_branches: ClassVar[bool] = False  # it uses what a layer adds to its input, y - x
 
     def __init__(self, config: Any, shape: StackShape) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Dynamic linear combination of layers, the paper's contribution, with every option of its ablation and of its code."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -59,7 +59,7 @@ class Dlcl(Connection):
     has no LayerNorm unless asked for.
     """
 
-    Config = DlclConfig
+    Config: ClassVar[type[ConnectionConfig]] = DlclConfig
     grows = True
 
     def __init__(self, config: DlclConfig, shape: StackShape) -> None:

@@ -15,6 +15,11 @@ def mix(outputs: Sequence[Tensor], weights: Tensor) -> Tensor:
     return _Mixture.apply(weights, *outputs)
 
 
+def mix_by_position(outputs: Sequence[Tensor], weights: Tensor) -> Tensor:
+    """sum_k weights[..., k] * outputs[k]: each position has weights of its own. weights: (..., count) in fp32."""
+    return _Mixture.apply(weights.movedim(-1, 0).unsqueeze(-1), *outputs)
+
+
 class _Mixture(torch.autograd.Function):
     """Saves references to the outputs; stacking them would keep a copy of the history at every depth."""
 
@@ -38,8 +43,7 @@ class _Mixture(torch.autograd.Function):
         ]
         to_weights = None
         if needs_weights:
-            rows = [_sum_by_group(gradient * output, weights.shape[1]) for output in outputs]
-            to_weights = torch.stack(rows).to(weights.dtype)
+            to_weights = torch.stack([_sum_like(weights, gradient * output) for output in outputs]).to(weights.dtype)
         return to_weights, *to_outputs
 
 
@@ -82,13 +86,19 @@ def _accumulation_type(output: Tensor) -> torch.dtype:
 
 
 def _factors(weights: Tensor, output: Tensor) -> tuple[Tensor, ...]:
-    """One factor per output: a scalar, or a vector as wide as the output where the weights come in groups."""
+    """One factor per output: a scalar, a vector as wide as the output where the weights come in groups, or a number
+    for each position."""
     weights = weights.to(_accumulation_type(output))
+    if weights.ndim > 2:
+        return weights.unbind()
     groups = weights.shape[1]
     if groups == 1:
         return weights[:, 0].unbind()
     return weights.repeat(1, output.shape[-1] // groups).unbind()
 
 
-def _sum_by_group(product: Tensor, groups: int) -> Tensor:
+def _sum_like(weights: Tensor, product: Tensor) -> Tensor:
+    if weights.ndim > 2:
+        return product.sum(-1, keepdim=True)
+    groups = weights.shape[1]
     return product.reshape(-1, product.shape[-1] // groups, groups).sum((0, 1))

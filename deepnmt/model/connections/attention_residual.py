@@ -1,0 +1,88 @@
+"""Attention residuals: every position attends over what the layers so far have added, with a query for each layer."""
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from deepnmt.model.connections.connection import Connection, ConnectionConfig, History, StackShape
+from deepnmt.model.kernels.mixture import mix_by_position
+from deepnmt.model.norms import inverse_rms
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionResidualConfig(ConnectionConfig):
+    kind: str = field(default="attention-residual", init=False)
+    blocks: int | None = None  # about so many sums of layers to attend to, instead of every layer
+
+    def __post_init__(self) -> None:
+        if self.blocks is not None and self.blocks < 1:
+            raise ValueError(f"connection.blocks = {self.blocks} must be at least 1")
+
+
+class BranchHistory(History):
+    """The branches: the embedding v_0, then v_l = y_l - x_l, in blocks; with the scores that each row gives them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depth = 0
+        self.given: Tensor | None = None  # x_l
+        self.scores: list[Tensor] = []  # (..., rows) each
+
+
+class AttentionResidual(Connection):
+    """x_{l+1} = sum_i softmax_i(w_l . rms(v_i) + b[l,i]) v_i over v_0, the embedding, and the layers' branches v_i.
+
+    Kimi Team 2026, Attention Residuals. In the block form the branches of a block are summed, the last block's as far
+    as it has come. With w = 0 and b = 0 it starts as the mean of the branches.
+    """
+
+    Config = AttentionResidualConfig
+    needs_branches = True
+
+    def __init__(self, config: AttentionResidualConfig, shape: StackShape) -> None:
+        super().__init__(config, shape)
+        self.block = 1 if config.blocks is None else -(-shape.num_layers // config.blocks)
+        self.num_layers = shape.num_layers
+        num_sources = 1 + -(-shape.num_layers // self.block)
+        self.query = nn.Parameter(torch.zeros(shape.num_layers, shape.dim))  # of rows 1, 2, ...: row 0 has no choice
+        self.bias = nn.Parameter(torch.zeros(shape.num_layers, num_sources))
+
+    def begin(self) -> BranchHistory:
+        return BranchHistory()
+
+    def write(self, history: History, output: Tensor) -> None:
+        assert isinstance(history, BranchHistory)
+        branch = output
+        if history.given is not None:
+            wide = torch.promote_types(output.dtype, torch.float32)  # the difference cancels
+            branch = (output.to(wide) - history.given.to(wide)).to(output.dtype)
+        if history.depth == 0 or (history.depth - 1) % self.block == 0:
+            history.append(branch)
+            history.scores.append(branch)
+        else:
+            history[-1] = history[-1] + branch
+        history.scores[-1] = F.linear(history[-1], self.query) * inverse_rms(history[-1])
+        history.depth += 1
+
+    def read(self, history: History) -> Tensor:
+        assert isinstance(history, BranchHistory)
+        row = history.depth - 2
+        history.given = history[0] if row < 0 else self._attend(history, row)
+        return history.given
+
+    def _attend(self, history: BranchHistory, row: int) -> Tensor:
+        scores = torch.stack([scores[..., row] for scores in history.scores], -1)
+        return mix_by_position(history, (scores + self.bias[row, : len(history)]).softmax(-1))
+
+    def matrix(self) -> Tensor:
+        """The weights of the branches (not of outputs) where the scores are zero; a block's for each of its layers."""
+        depth = torch.arange(self.num_layers + 1)
+        source = (depth + self.block - 1) // self.block
+        weights = torch.zeros(len(depth), len(depth))
+        weights[0, 0] = 1
+        for row in range(1, len(depth)):
+            shares = self.bias[row - 1, : source[row] + 1].detach().float().cpu().softmax(0)
+            weights[row, : row + 1] = shares[source[: row + 1]]
+        return weights

@@ -1,0 +1,54 @@
+"""DenseFormer: a learned weighted sum of all outputs so far, which starts as the residual stack."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from deepnmt.model.connections.connection import Connection, ConnectionConfig, History, StackShape, lower_triangle
+from deepnmt.model.connections.dlcl import DlclHistory
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseFormerConfig(ConnectionConfig):
+    kind: str = field(default="denseformer", init=False)
+    dilation: int = 1  # a row sees every such output, counted back from the last
+    period: int = 1  # there is a mixture after every such layer; elsewhere the stack is residual
+
+    def __post_init__(self) -> None:
+        for name in ("dilation", "period"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"connection.{name} = {getattr(self, name)} must be at least 1")
+
+
+class DenseFormer(Connection):
+    """x_{l+1} = sum_k a[l,k] y_k, with a = identity at the start (Pagliardini et al. 2024,
+    https://arxiv.org/abs/2402.02622). The embedding enters the first layer as it is."""
+
+    Config = DenseFormerConfig
+
+    def __init__(self, config: DenseFormerConfig, shape: StackShape) -> None:
+        super().__init__(config, shape)
+        depth = torch.arange(shape.num_layers + 1)
+        mixes = (depth > 0) & (depth % config.period == 0)
+        seen = (depth[:, None] - depth) % config.dilation == 0
+        self.register_buffer("connected", mixes[:, None] & seen & lower_triangle(len(depth)), persistent=False)
+        self.weight = nn.Parameter(torch.eye(len(depth)))
+
+    def begin(self) -> DlclHistory:
+        return DlclHistory(self._effective().unsqueeze(2), None)
+
+    def write(self, history: History, output: Tensor) -> None:
+        assert isinstance(history, DlclHistory)
+        history.append(history.tape.enter(output, nn.Identity()))
+
+    def read(self, history: History) -> Tensor:
+        assert isinstance(history, DlclHistory)
+        return history.tape.mix(history, len(history) - 1)
+
+    def matrix(self) -> Tensor:
+        return self._effective().detach().cpu()
+
+    def _effective(self) -> Tensor:
+        identity = torch.eye(len(self.weight), device=self.weight.device)
+        return torch.where(self.get_buffer("connected"), self.weight.float(), identity)

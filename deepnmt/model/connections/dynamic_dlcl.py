@@ -1,0 +1,46 @@
+"""Dynamic DLCL: a part of the weights of the linear combination is found by every position for itself."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from deepnmt.model.connections.connection import ConnectionConfig, History, StackShape
+from deepnmt.model.connections.dynamic_dense import DynamicDense
+from deepnmt.model.kernels.mixture import mix
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicDlclConfig(ConnectionConfig):
+    kind: str = field(default="dynamic-dlcl", init=False)
+
+
+class DynamicDlcl(DynamicDense):
+    """Pre-norm: x_{l+1} = sum_k (W[l,k] + d_k) z_k with z_k = LN_k(y_k) and d = U_l gelu(V_l rms(z_l)).
+    Post-norm: x_{l+1} = LN_l(sum_k (W[l,k] + d_k) y_k), with z = y.
+
+    U = 0 at the start, so that it starts as DLCL; with U = 0 throughout it is DLCL.
+    """
+
+    Config = DynamicDlclConfig
+
+    def __init__(self, config: DynamicDlclConfig, shape: StackShape) -> None:
+        super().__init__(config, shape)
+        new_norms = [shape.new_norm if k else nn.Identity for k in range(shape.num_layers + 1)]
+        self.norms = nn.ModuleList(new_norm(shape.dim) for new_norm in new_norms)
+        self.norms_outputs = shape.norm == "pre"
+
+    @staticmethod
+    def start(count: int) -> Tensor:
+        rows = torch.ones(count, count).tril()
+        return rows / rows.sum(1, keepdim=True)
+
+    def write(self, history: History, output: Tensor) -> None:
+        history.append(self.norms[len(history)](output) if self.norms_outputs else output)
+
+    def read(self, history: History) -> Tensor:
+        row = len(history) - 1
+        if row == 0:
+            return mix(history, self.weight[:1, :1].float())
+        mixed = self.mix(history)
+        return mixed if self.norms_outputs else self.norms[row](mixed)

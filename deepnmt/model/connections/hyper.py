@@ -1,0 +1,143 @@
+"""Hyper-connections: several residual streams, which layers read, write and mix with learned weights."""
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from deepnmt.model.connections.connection import Connection, ConnectionConfig, History, StackShape
+from deepnmt.model.kernels.mixture import mix, mix_by_position
+from deepnmt.model.norms import inverse_rms
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyperConfig(ConnectionConfig):
+    kind: str = field(default="hyper", init=False)
+    streams: int = 4
+    dynamic: bool = True  # weights that depend on the streams, beside those that do not
+
+    def __post_init__(self) -> None:
+        check_streams(self.streams)
+
+
+def check_streams(streams: int) -> None:
+    if streams < 2:
+        raise ValueError(f"connection.streams = {streams} must be at least 2")
+
+
+@dataclass(frozen=True)
+class StreamWeights:
+    """How a layer uses n streams, at each position."""
+
+    read: Tensor  # (..., n): its input x = sum_i read_i H_i
+    write: Tensor  # (..., n): what it adds to stream j, write_j v
+    carry: Tensor  # (..., n, n): and what stream j becomes otherwise, sum_i carry_ij H_i
+
+
+class StreamHistory(History):
+    """The streams H_1, ..., H_n as they are now."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depth = -1  # layers written
+        self.given: Tensor | None = None  # the input of the layer that writes next
+        self.weights: StreamWeights | None = None  # and how it uses the streams
+
+
+class Streams(Connection):
+    """n streams, all the embedding at first. Layer l reads x = sum_i read_i H_i, adds v = y - x, and the streams become
+    H_j <- sum_i carry_ij H_i + write_j v. The result is their sum."""
+
+    needs_branches = True
+
+    def __init__(self, num_streams: int, shape: StackShape) -> None:
+        super().__init__(None, shape)
+        self.num_streams, self.num_layers = num_streams, shape.num_layers
+
+    def weights_of(self, layer: int, streams: list[Tensor]) -> StreamWeights:
+        """layer: from 0"""
+        raise NotImplementedError
+
+    def static_weights(self, layer: int) -> StreamWeights:
+        """Those that no position changes."""
+        raise NotImplementedError
+
+    def begin(self) -> StreamHistory:
+        return StreamHistory()
+
+    def write(self, history: History, output: Tensor) -> None:
+        assert isinstance(history, StreamHistory)
+        if history.weights is None:
+            history[:] = [output] * self.num_streams
+        else:
+            history[:] = self._advance(history, history.weights, output)
+        history.depth += 1
+
+    def _advance(self, history: StreamHistory, weights: StreamWeights, output: Tensor) -> list[Tensor]:
+        assert history.given is not None
+        wide = torch.promote_types(output.dtype, torch.float32)  # the difference cancels
+        branch = (output.to(wide) - history.given.to(wide)).to(output.dtype)
+        parts = [*history, branch]
+        columns = torch.cat([weights.carry, weights.write.unsqueeze(-2)], -2).unbind(-1)
+        return [mix_by_position(parts, column) for column in columns]
+
+    def read(self, history: History) -> Tensor:
+        assert isinstance(history, StreamHistory)
+        if history.depth == self.num_layers:
+            return mix(history, history[0].new_ones(self.num_streams, 1).float())
+        history.weights = self.weights_of(history.depth, history)
+        history.given = mix_by_position(history, history.weights.read)
+        return history.given
+
+    def matrix(self) -> Tensor:
+        """The weight of each branch (not of each output) in each input and in the result, without the dynamic part."""
+        count = self.num_layers + 1
+        rows, streams = torch.zeros(count, count), torch.zeros(self.num_streams, count)
+        streams[:, 0] = 1
+        for layer in range(self.num_layers):
+            weights = self.static_weights(layer)
+            rows[layer] = weights.read @ streams
+            streams = weights.carry.T @ streams
+            streams[:, layer + 1] += weights.write
+        rows[-1] = streams.sum(0)
+        return rows
+
+
+class Hyper(Streams):
+    """read = A_m + s tanh(rms(H) W_m), write = B + s' tanh(rms(H) W_b), carry = A_r + s tanh(rms(H) W_r).
+
+    Zhu et al. 2025, https://arxiv.org/abs/2409.19606. It starts as the residual stack: A_m = e_{l mod n}, A_r = I, B =
+    1, W = 0; s = s' = .01.
+    """
+
+    Config = HyperConfig
+
+    def __init__(self, config: HyperConfig, shape: StackShape) -> None:
+        super().__init__(config.streams, shape)
+        n, layers = config.streams, range(shape.num_layers)
+        read = F.one_hot(torch.tensor([layer % n for layer in layers]), n).float()
+        # Columns: read, write, and carry into each stream. Rows: the streams.
+        start = torch.cat([read.unsqueeze(2), torch.ones(len(layers), n, 1), torch.eye(n).expand(len(layers), n, n)], 2)
+        self.weight = nn.Parameter(start)  # (layers, n, 2 + n)
+        self.is_dynamic = config.dynamic
+        if config.dynamic:
+            self.projection = nn.Parameter(torch.zeros(len(layers), 2 + n, shape.dim))
+            self.scale = nn.Parameter(torch.full((len(layers), 2), 0.01))  # of read and carry, and of write
+
+    def weights_of(self, layer: int, streams: list[Tensor]) -> StreamWeights:
+        if not self.is_dynamic:
+            shape = *streams[0].shape[:-1], *self.weight.shape[1:]
+            return _parted(self.weight[layer].to(streams[0].dtype).expand(shape))
+        found = [F.linear(stream, self.projection[layer]) * inverse_rms(stream) for stream in streams]
+        dynamic = torch.stack(found, -2).tanh()  # (..., n, 2 + n)
+        others, write = self.scale[layer].to(dynamic.dtype).unbind()
+        scale = torch.stack([others, write, *[others] * self.num_streams])
+        return _parted(self.weight[layer].to(dynamic.dtype) + scale * dynamic)
+
+    def static_weights(self, layer: int) -> StreamWeights:
+        return _parted(self.weight[layer].detach().float().cpu())
+
+
+def _parted(weights: Tensor) -> StreamWeights:
+    return StreamWeights(weights[..., 0], weights[..., 1], weights[..., 2:])

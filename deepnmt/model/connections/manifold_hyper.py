@@ -1,0 +1,69 @@
+"""Manifold-constrained hyper-connections: the streams are mixed by doubly stochastic matrices, so none can explode."""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from deepnmt.model.connections.connection import ConnectionConfig, StackShape
+from deepnmt.model.connections.hyper import Streams, StreamWeights, check_streams
+from deepnmt.model.norms import inverse_rms
+
+ROUNDS = 20
+FAR = -8.0  # the logit of another stream at the start: its share is about exp(FAR)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManifoldHyperConfig(ConnectionConfig):
+    kind: str = field(default="manifold-hyper", init=False)
+    streams: int = 4
+
+    def __post_init__(self) -> None:
+        check_streams(self.streams)
+
+
+class ManifoldHyper(Streams):
+    """read = sigmoid, write = 2 sigmoid, carry = Sinkhorn of exp, of logits a (rms(H) P) + b, where rms is of all
+    streams of a position as one vector, and a = .01 is learned.
+
+    Xie et al. 2025, https://arxiv.org/abs/2512.24880. It starts nearly as the residual stack: P = 0, and b so that a
+    layer reads the mean of the streams, writes to each what it adds, and each stream carries itself.
+    """
+
+    Config = ManifoldHyperConfig
+
+    def __init__(self, config: ManifoldHyperConfig, shape: StackShape) -> None:
+        super().__init__(config.streams, shape)
+        n, layers = config.streams, shape.num_layers
+        carry = torch.full((n, n), FAR).fill_diagonal_(0.0)
+        start = torch.cat([torch.full((n,), -math.log(n - 1)), torch.zeros(n), carry.flatten()])
+        self.bias = nn.Parameter(start.repeat(layers, 1))  # (layers, 2n + n^2)
+        self.projection = nn.Parameter(torch.zeros(layers, n, 2 * n + n * n, shape.dim))
+        self.scale = nn.Parameter(torch.full((layers, 3), 0.01))  # of read, write and carry
+
+    def weights_of(self, layer: int, streams: list[Tensor]) -> StreamWeights:
+        n = self.num_streams
+        products = [F.linear(stream, part) for stream, part in zip(streams, self.projection[layer], strict=True)]
+        mean_square = torch.stack([inverse_rms(stream).pow(-2) for stream in streams]).mean(0)
+        dynamic = torch.stack(products).sum(0) * mean_square.rsqrt()
+        read, write, carry = self.scale[layer].to(dynamic.dtype).unbind()
+        scale = torch.cat([read.expand(n), write.expand(n), carry.expand(n * n)])
+        return self._parted(self.bias[layer].to(dynamic.dtype) + scale * dynamic)
+
+    def static_weights(self, layer: int) -> StreamWeights:
+        return self._parted(self.bias[layer].detach().float().cpu())
+
+    def _parted(self, logits: Tensor) -> StreamWeights:
+        n = self.num_streams
+        read, write, carry = logits.split([n, n, n * n], -1)
+        return StreamWeights(read.sigmoid(), 2 * write.sigmoid(), sinkhorn(carry.unflatten(-1, (n, n))).mT)
+
+
+def sinkhorn(logits: Tensor) -> Tensor:
+    """exp(logits), its columns and rows normalised in turn until both sum to one; in logarithms. (..., n, n)"""
+    for _ in range(ROUNDS):
+        logits = logits - logits.logsumexp(-2, keepdim=True)
+        logits = logits - logits.logsumexp(-1, keepdim=True)
+    return logits.exp()

@@ -1,0 +1,62 @@
+"""Sparse DLCL: blocks of residual layers, and dynamic linear combination between the blocks."""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from deepnmt.model.connections.connection import ConnectionConfig, History, StackShape
+from deepnmt.model.connections.dlcl import Dlcl, DlclConfig, DlclHistory
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseDlclConfig(ConnectionConfig):
+    kind: str = field(default="sparse-dlcl", init=False)
+    block: int = 6  # layers
+
+    def __post_init__(self) -> None:
+        if self.block < 1:
+            raise ValueError(f"connection.block = {self.block} must be at least 1")
+
+
+class SparseHistory(DlclHistory):
+    """Holds the outputs of whole blocks; inside a block, also the last output."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        super().__init__(matrix, None)
+        self.depth = 0
+        self.inside: Tensor | None = None
+
+
+class SparseDlcl(Dlcl):
+    """DLCL whose rows and columns are the ends of blocks: y_0, y_g, y_2g, ..., y_N. Inside a block, x_{l+1} = y_l.
+
+    Li et al. 2020, https://arxiv.org/abs/2010.03737
+    """
+
+    Config = SparseDlclConfig
+
+    def __init__(self, config: SparseDlclConfig, shape: StackShape) -> None:
+        ends = [*range(0, shape.num_layers, config.block), shape.num_layers]
+        super().__init__(DlclConfig(), replace(shape, num_layers=len(ends) - 1))
+        self.ends = ends
+
+    def begin(self) -> SparseHistory:
+        return SparseHistory(self._effective())
+
+    def write(self, history: History, output: Tensor) -> None:
+        assert isinstance(history, SparseHistory)
+        history.inside = None if history.depth in self.ends else output
+        if history.inside is None:
+            super().write(history, output)
+        history.depth += 1
+
+    def read(self, history: History) -> Tensor:
+        assert isinstance(history, SparseHistory)
+        return super().read(history) if history.inside is None else history.inside
+
+    def matrix(self) -> Tensor:
+        whole = torch.eye(self.ends[-1] + 1)
+        ends = torch.tensor(self.ends)
+        whole[ends[:, None], ends] = super().matrix()
+        return whole
