@@ -26,6 +26,7 @@ from deepnmt.files import sha256
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections import CONNECTIONS
 from deepnmt.model.storage import load_model, save_model
+from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.model.transformer import Transformer
 
 for package in onnx.NEEDS:
@@ -40,7 +41,6 @@ KINDS = [kind for kind in CONNECTIONS if kind not in DIGITS]
 # Every other scheme once, in two stacks of each model; what is rare in a model comes with one of them.
 RARE = [
     {
-        "norm": "post",
         "positions": "learned",
         "max_positions": 9,
         "activation": "gelu",
@@ -49,11 +49,22 @@ RARE = [
         "output_bias": True,
         "start_id": 0,
     },
-    {"norm": "pre", "positions": "relative", "tie_output": False, "activation": "swiglu"},
+    {"positions": "relative", "tie_output": False, "activation": "swiglu"},
 ]
 PAIRS = zip_longest(KINDS[::2], KINDS[1::2], fillvalue="residual")
-CASES = [(*pair, RARE[number % len(RARE)]) for number, pair in enumerate(PAIRS)]
-CASES.append(("residual", "residual", {"norm": "pre", "positions": "rotary"}))
+AROUND = [  # the sub-layers of both stacks; the last connections cannot do with post-norm
+    ("post", "post"),
+    ("pre", "deepnorm"),
+    ("admin", "b2t"),
+    ("peri", "sub-ln"),
+    ("scaled", "layer-scale"),
+    ("mix", "rezero"),
+]
+CASES = [
+    (*pair, {**RARE[number % len(RARE)], "around": around})
+    for number, (pair, around) in enumerate(zip(PAIRS, AROUND, strict=True))
+]
+CASES.append(("residual", "residual", {"positions": "rotary"}))
 
 
 def scrambled(encoder: str, decoder: str, settings: dict) -> Transformer:
@@ -62,9 +73,24 @@ def scrambled(encoder: str, decoder: str, settings: dict) -> Transformer:
     # One layer has two outputs to mix already, and tracing takes seconds a layer; transparent attention needs readers.
     layers = (1, 2) if encoder == "transparent" else (1, 1)
     stacks = {
-        side: StackConfig(num_layers=count, dim=dim, ffn_dim=20, num_heads=4, connection=CONNECTIONS[kind].Config())
-        for side, kind, count, dim in zip(("encoder", "decoder"), (encoder, decoder), layers, (16, 24), strict=True)
+        side: StackConfig(
+            num_layers=count,
+            dim=dim,
+            ffn_dim=20,
+            num_heads=4,
+            connection=CONNECTIONS[kind].Config(),
+            sublayer=SUBLAYERS[around].Config(),
+        )
+        for side, kind, around, count, dim in zip(
+            ("encoder", "decoder"),
+            (encoder, decoder),
+            settings.get("around", ("pre", "pre")),
+            layers,
+            (16, 24),
+            strict=True,
+        )
     }
+    settings = {name: value for name, value in settings.items() if name != "around"}
     model = Transformer(ModelConfig(source_vocab_size=14, target_vocab_size=14, **stacks, **settings)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -122,7 +148,7 @@ def check_steps(model, folder, tolerance=1e-5):
 
 def test_every_scheme_and_norm_is_among_the_cases():
     assert {kind for *pair, _ in CASES for kind in pair} | set(DIGITS) == set(CONNECTIONS)
-    assert {settings["norm"] for *_, settings in CASES} == {"pre", "post"}
+    assert {kind for pair in AROUND for kind in pair} == set(SUBLAYERS)
 
 
 def test_the_folder_says_what_it_is(exported, digits_model):
