@@ -35,6 +35,7 @@ class SparseDlcl(Dlcl):
     """
 
     Config = SparseDlclConfig
+    grows = False
 
     def __init__(self, config: SparseDlclConfig, shape: StackShape) -> None:
         ends = [*range(0, shape.num_layers, config.block), shape.num_layers]
