@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import json
+import tomllib
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -80,25 +81,29 @@ def set_override(table: dict[str, Any], override: str) -> None:
         table = inner
     if field == "kind":
         table.clear()  # the options of another kind
-    table[field] = _toml_value(text.strip())
+    try:
+        table[field] = tomllib.loads(f"value = {text.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        table[field] = text.strip()
 
 
 def _value(hint: Any, metadata: Mapping[str, Any], value: Any, where: str) -> Any:
     if "variants" in metadata:
         return _variant(metadata["variants"], value, where)
-    if dataclasses.is_dataclass(hint):
-        if not isinstance(value, Mapping):
-            raise InputError(f"{where} is a section, not a value: {value!r}")
-        return from_table(typing.cast(type[Any], hint), value, where)
-    origin = get_origin(hint)
+    origin, args = get_origin(hint), get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return _optional(hint, metadata, value, where)
+        (inner,) = (arg for arg in args if arg is not type(None))
+        return None if value is None else _value(inner, metadata, value, where)
     if origin is typing.Literal:
-        return _choice(get_args(hint), value, where)
+        return _choice(args, value, where)
     if origin is tuple:
-        return _sequence(get_args(hint), value, where)
+        return _sequence(args, value, where)
+    if (origin is dict or dataclasses.is_dataclass(hint)) and not isinstance(value, Mapping):
+        raise InputError(f"{where} is a section, not a value: {value!r}")
     if origin is dict:
-        return _named(get_args(hint)[1], value, where)
+        return {name: _value(args[1], {}, item, _dotted(where, name)) for name, item in value.items()}
+    if dataclasses.is_dataclass(hint):
+        return from_table(typing.cast(type[Any], hint), value, where)
     if hint is float and type(value) is int:
         return float(value)
     if hint is Path and isinstance(value, str | Path):
@@ -119,11 +124,6 @@ def _variant(variants: Mapping[str, type[Any]], value: Any, where: str) -> Any:
     return from_table(variants[kind], {name: value for name, value in table.items() if name != "kind"}, where)
 
 
-def _optional(hint: Any, metadata: Mapping[str, Any], value: Any, where: str) -> Any:
-    (inner,) = (arg for arg in get_args(hint) if arg is not type(None))
-    return None if value is None else _value(inner, metadata, value, where)
-
-
 def _choice(choices: tuple[Any, ...], value: Any, where: str) -> Any:
     if value in choices:
         return value
@@ -138,21 +138,6 @@ def _sequence(args: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
     if len(args) != len(value):
         raise InputError(f"{where} must have {len(args)} entries, not {len(value)}")
     return tuple(_value(arg, {}, item, f"{where}[{i}]") for i, (arg, item) in enumerate(zip(args, value, strict=True)))
-
-
-def _named(hint: Any, value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        raise InputError(f"{where} is a section, not a value: {value!r}")
-    return {name: _value(hint, {}, item, _dotted(where, name)) for name, item in value.items()}
-
-
-def _toml_value(text: str) -> Any:
-    import tomllib
-
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def did_you_mean(name: Any, names: Iterable[Any]) -> str:

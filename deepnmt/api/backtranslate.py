@@ -9,13 +9,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from deepnmt.api.translate import translate_chunks
 from deepnmt.decoding.config import TranslationConfig
 from deepnmt.decoding.jobs import ResumableFile, chunk_lines, file_chunks, fingerprint, short_digest
-from deepnmt.decoding.lines import LineWarnings, decoded, one_line
+from deepnmt.decoding.lines import one_line
 from deepnmt.decoding.translator import Translator
 from deepnmt.errors import InputError
 from deepnmt.files import replacing
-from deepnmt.progress import progress, say
+from deepnmt.progress import say
 from deepnmt.settings import from_table
 from deepnmt.text import check_readable
 
@@ -62,9 +63,11 @@ def backtranslate(
     job = fingerprint([model], text, {**settings, "precision": precision, "chunk": size})
     shards = [out.with_name(f"{out.name}.shard-{i}-of-{world_size}.{short_digest(job)}") for i in range(world_size)]
     if not shards[rank].exists():
-        chunks = _own_chunks(file_chunks(text, size), rank, world_size)
         with ResumableFile(shards[rank], job) as shard:
-            _translate_share(translator, str(text), chunks, shard, settings)
+            if shard.lines:
+                say(f"resuming after {shard.lines:,} lines of this share")
+            chunks = _own_chunks(text, size, rank, world_size, shard.lines)
+            translate_chunks(translator, str(text), chunks, shard, title="backtranslate", **settings)
     return _merge_if_last(text, shards, finals, size)
 
 
@@ -99,35 +102,14 @@ def _finals(out: Path, text: Path, translator: Translator) -> tuple[Path, Path]:
     return finals
 
 
-def _translate_share(
-    translator: Translator,
-    name: str,
-    chunks: Iterator[tuple[int, list[bytes]]],
-    shard: ResumableFile,
-    settings: dict[str, Any],
-) -> None:
-    """Translate a rank's chunks to its shard, those that an earlier call has done excepted."""
-    done = shard.lines
-    if done:
-        say(f"resuming after {done:,} lines of this share")
-    warnings = LineWarnings(name)
-    with progress("backtranslate", unit="lines") as shown:
-        for first, chunk in chunks:
-            if done > 0:
-                done -= len(chunk)
-                continue
-            warn = warnings.after(first)
-            translations = translator.translate(decoded(chunk, warn), warn=warn, done=shown.advance, **settings)
-            shard.append("".join(f"{one_line(line)}\n" for line in translations).encode(), len(chunk))
-    warnings.summarise()
-
-
-def _own_chunks(chunks: Iterator[list[bytes]], rank: int, world_size: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Every world_size-th chunk, and the number of lines before it."""
+def _own_chunks(text: Path, size: int, rank: int, world_size: int, done: int) -> Iterator[tuple[int, list[bytes]]]:
+    """Every world_size-th chunk after `done` lines of these, and the number of lines of the text before it."""
     first = 0
-    for number, chunk in enumerate(chunks):
+    for number, chunk in enumerate(file_chunks(text, size)):
         if number % world_size == rank:
-            yield first, chunk
+            if done <= 0:
+                yield first, chunk
+            done -= len(chunk)
         first += len(chunk)
 
 

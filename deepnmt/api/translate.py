@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -100,7 +100,21 @@ def translate_file(
     if target is not None:
         destination = ResumableFile(target, job, is_resumable=given is not None)
     with destination as opened:
-        return _translate(translator, given, forced, opened, form, size, settings)
+        done = opened.lines
+        if done:
+            say(f"resuming after line {done:,} of {given}")
+        chunks = pipe_chunks(sys.stdin.buffer, size) if given is None else file_chunks(given, size, done)
+        total = None if given is None else count_lines(given)
+        return translate_chunks(
+            translator,
+            "standard input" if given is None else str(given),
+            _numbered(chunks, done),
+            opened,
+            form,
+            prefixes=forced,
+            total=None if total is None else max(total - done, 0),
+            **settings,
+        )
 
 
 class _StandardOutput:
@@ -111,36 +125,42 @@ class _StandardOutput:
         sys.stdout.buffer.flush()
 
 
-def _translate(
+def _numbered(chunks: Iterable[list[bytes]], first: int) -> Iterator[tuple[int, list[bytes]]]:
+    for chunk in chunks:
+        yield first, chunk
+        first += len(chunk)
+
+
+def translate_chunks(
     translator: Translator,
-    source: Path | None,
-    prefixes: Path | None,
+    name: str,
+    chunks: Iterable[tuple[int, list[bytes]]],
     destination: ResumableFile | _StandardOutput,
-    form: LineFormat,
-    size: int,
-    settings: dict[str, Any],
+    form: LineFormat = LineFormat(),  # noqa: B008 (frozen)
+    *,
+    title: str = "translate",
+    prefixes: Path | None = None,
+    total: int | None = None,
+    **settings: Any,
 ) -> int:
-    done = destination.lines
-    if done:
-        say(f"resuming after line {done:,} of {source}")
-    chunks = pipe_chunks(sys.stdin.buffer, size) if source is None else file_chunks(source, size, done)
-    beginnings = None if prefixes is None else file_chunks(prefixes, 1, done)
-    total = None if source is None else count_lines(source)
-    warnings = LineWarnings("standard input" if source is None else str(source))
-    with progress("translate", total=None if total is None else max(total - done, 0), unit="lines") as shown:
-        for chunk in chunks:
-            warn = warnings.after(done)
+    """Translate chunks of the text `name`, each with the number of lines before it; return the number of its lines."""
+    warnings, done, beginnings = LineWarnings(name), destination.lines, None
+    if prefixes is not None:
+        beginnings = file_chunks(prefixes, 1, done)
+    with progress(title, total=total, unit="lines") as shown:
+        for first, chunk in chunks:
+            warn = warnings.after(first)
             texts = decoded(chunk, warn)
             forced = None
             if beginnings is not None:
                 forced = [line.decode(errors="replace") for _ in texts for line in next(beginnings, [])]
                 if len(forced) < len(texts):
-                    raise InputError(f"{prefixes} has fewer lines than the input: {done + len(forced):,}")
+                    raise InputError(f"{prefixes} has fewer lines than the input: {first + len(forced):,}")
             found = translator.translate_nbest(texts, prefixes=forced, warn=warn, done=shown.advance, **settings)
             shown.advance(sum(1 for text in texts if not text.strip()))
-            rows = zip(range(done + 1, done + 1 + len(texts)), texts, found, strict=True)
+            done = first + len(texts)
+            rows = zip(range(first + 1, done + 1), texts, found, strict=True)
             lines = (line for row in rows for line in form.lines(*row))
             destination.append("".join(f"{line}\n" for line in lines).encode(), len(texts))
-            done += len(texts)
     warnings.summarise()
     return done

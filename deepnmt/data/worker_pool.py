@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,26 +39,23 @@ class WorkerPool:
         if self._pool is None:
             yield from map(make(*arguments), tasks)
             return
+        flying: deque[Future[Result]] = deque()
         # Through a file, since the arguments may be large: each worker reads it once.
         with tempfile.NamedTemporaryFile(prefix="deepnmt-") as file:
             pickle.dump((make, arguments), file)
             file.flush()
-            yield from self._in_order(self._pool, file.name, tasks)
-
-    def _in_order(self, pool: ProcessPoolExecutor, made: str, tasks: Iterable[Any]) -> Iterator[Any]:
-        flying: deque[Future[Any]] = deque()
-        try:
-            for task in tasks:
-                flying.append(pool.submit(_work, made, task))
-                if len(flying) > 2 * self.num_workers:
+            try:
+                for task in tasks:
+                    flying.append(self._pool.submit(_work, file.name, task))
+                    if len(flying) > 2 * self.num_workers:
+                        yield flying.popleft().result()
+                while flying:
                     yield flying.popleft().result()
-            while flying:
-                yield flying.popleft().result()
-        except BrokenProcessPool as error:
-            raise RunError(_DIED) from error
-        finally:
-            for future in flying:
-                future.cancel()
+            except BrokenProcessPool as error:
+                raise RunError(_DIED) from error
+            finally:
+                for future in flying:
+                    future.cancel()
 
     def __enter__(self) -> "WorkerPool":
         return self
@@ -71,17 +69,15 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the pool
 
 
-_function: tuple[str, Callable[[Any], Any]] = ("", lambda task: None)
+@lru_cache(maxsize=1)
+def _function(stored: str) -> Any:
+    """In a worker: made at the first task of a pass, and kept for the following ones."""
+    make, arguments = pickle.loads(Path(stored).read_bytes())
+    return make(*arguments)
 
 
-def _work(made: str, task: Any) -> Any:
-    """In a worker: make the function of a pass at its first task, and keep it for the following ones."""
-    global _function
-    if _function[0] != made:
-        with Path(made).open("rb") as file:
-            make, arguments = pickle.load(file)
-        _function = (made, make(*arguments))
-    return _function[1](task)
+def _work(stored: str, task: Any) -> Any:
+    return _function(stored)(task)
 
 
 def apart(function: Callable[..., Result], *arguments: Any, waiting: Callable[[], None]) -> Result:
