@@ -7,6 +7,7 @@ import pytest
 import torch
 from digits import WORDS, padded, reversed_digits, tiny_model
 
+from deepnmt.data.prepare_settings import SubwordSettings
 from deepnmt.data.sentence_pieces import SentencePieces, train
 from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import EOS
@@ -225,13 +226,8 @@ def test_an_ensemble_listens_to_both(digits_model, random_model, translator):
 def test_an_ensemble_of_strangers_is_refused_by_name(digits_model, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(digits_model, other)
-    model = train(
-        {"hello": 9, "world": 5},
-        vocab_size=20,
-        subwords="bpe",
-        byte_fallback=False,
-        character_coverage=1.0,
-    )
+    settings = SubwordSettings(byte_fallback=False, character_coverage=1.0)
+    model = train({"hello": 9, "world": 5}, settings, vocab_size=20)
     tokenizer = Tokenizer(SentencePieces(model), Preprocessor("en"))
     TokenizerPair(TokenizerPair.load(digits_model).source, tokenizer).save(other)
     with pytest.raises(InputError, match=r"other and .*digits have different target vocabularies"):

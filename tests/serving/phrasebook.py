@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from deepnmt.data.prepare_settings import SubwordSettings
 from deepnmt.data.sentence_pieces import SentencePieces, train
 from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import EOS, PAD
@@ -43,7 +44,7 @@ def phrase_tokenizers() -> TokenizerPair:
     for pair in phrases(600, seed=0):
         for text in pair:
             words.update(text.split())
-    model = train(dict(words), vocab_size=420, subwords="bpe", byte_fallback=True, character_coverage=1.0)
+    model = train(dict(words), SubwordSettings(character_coverage=1.0), vocab_size=420)
     return TokenizerPair(*(Tokenizer(SentencePieces(model), Preprocessor(language)) for language in ("en", "de")))
 
 
