@@ -11,7 +11,7 @@ import torch
 from deepnmt import __version__
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.data.vocabulary import EOS
-from deepnmt.decoding.export import ctranslate2, onnx
+from deepnmt.decoding.export import ctranslate2, huggingface, onnx
 from deepnmt.decoding.export.comparison import Agreement, Tell, random_sources
 from deepnmt.decoding.translator import check_vocabularies
 from deepnmt.errors import InputError
@@ -44,7 +44,7 @@ class Format(Protocol):
         """Run what was written and raise RunError where it parts from the model. sources: ids with their end."""
 
 
-FORMATS: dict[str, Format] = {"onnx": onnx, "ctranslate2": ctranslate2}
+FORMATS: dict[str, Format] = {"onnx": onnx, "ctranslate2": ctranslate2, "huggingface": huggingface}
 
 
 def export(

@@ -20,6 +20,7 @@ from deepnmt.data.tokenizer import Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import BOS, EOS, UNK
 from deepnmt.decoding.export.comparison import TOLERANCE, Agreement, Tell, batches, longest, num_steps, padded
 from deepnmt.decoding.export.expressible import mixed_stacks, odd_sublayers, other_settings, refuse
+from deepnmt.decoding.export.folding import folded, folded_config
 from deepnmt.errors import RunError
 from deepnmt.files import write_json
 from deepnmt.model.config import ModelConfig, StackConfig
@@ -45,6 +46,7 @@ Variables = dict[str, np.ndarray | str]  # an alias is the name of another varia
 
 
 def check(config: ModelConfig, tokenizers: TokenizerPair) -> None:
+    config = folded_config(config)
     mixed = mixed_stacks(config)
     obstacles = [
         f"it passes on the last layer's output only, and this model has {' and '.join(mixed)} (export it --to onnx or "
@@ -54,7 +56,7 @@ def check(config: ModelConfig, tokenizers: TokenizerPair) -> None:
 
 
 def write(model: Transformer, tokenizers: TokenizerPair, folder: Path, tell: Tell) -> dict[str, Any]:
-    variables = dict(_variables(model))
+    variables = dict(_variables(folded(model)))
     with (folder / "model.bin").open("wb") as file:
         _write_model(file, variables)
     vocabularies = {
