@@ -1,8 +1,9 @@
 """A tokeniser as one SentencePiece model that normalises by itself, for programs that know SentencePiece only.
 
 Unicode normalisation, case and spaces become rewriting rules, each of which replaces the longest spelling it knows.
-They know every spelling of every composed character, whatever the order of its marks, so they differ from full
-normalisation only where text piles up marks that no character combines; and lowercasing makes no final sigma.
+They know every spelling of every composed character, whatever the order of its marks, also with one more mark of its
+block between them. So they differ from full normalisation only where text piles up marks of several scripts; and
+lowercasing makes no final sigma.
 """
 
 import io
@@ -44,10 +45,11 @@ def _rules(normalization: str, lowercase: bool) -> Iterator[tuple[str, str]]:
             continue
         if character == SPACE or character.isspace():
             yield character, " "
-        elif (rewriting := rewritten(character)) != character:
-            yield character, rewriting
-        if normalization != "none" and not unicodedata.is_normalized("NFD", character):
-            yield from ((spelling, rewritten(spelling)) for spelling in _spellings(character))
+            continue
+        composed = normalization != "none" and not unicodedata.is_normalized("NFD", character)
+        for spelling in (character, *(_spellings(character) if composed else ())):
+            if (rewriting := rewritten(spelling)) != spelling:
+                yield spelling, rewriting
 
 
 def _spellings(composed: str) -> Iterator[str]:
@@ -59,6 +61,12 @@ def _spellings(composed: str) -> Iterator[str]:
             spelling = start + "".join(order[combined:])
             if len(start) == 1 and unicodedata.normalize("NFC", spelling) == composed:
                 yield spelling
+    block = range(ord(base) & ~0xFF, (ord(base) & ~0xFF) + 0x100)
+    for other in filter(
+        unicodedata.combining, map(chr, block)
+    ):  # such as vowels between an Arabic letter and its hamza
+        if not unicodedata.is_normalized("NFD", spelling := base + "".join(marks) + other):
+            yield unicodedata.normalize("NFD", spelling)
 
 
 @cache

@@ -128,6 +128,7 @@ def _marian(model: Transformer) -> tuple[dict[str, Any], Tensors]:
     tensors = dict(_bart_layers(model))
     places = torch.arange(longest(config) or MAX_POSITIONS)
     for side, embedding in (("encoder", model.source_embedding), ("decoder", model.target_embedding)):
+        assert embedding.positions is not None
         tensors[f"model.{side}.embed_positions.weight"] = embedding.positions(places + embedding.first_position)
         if not shared:
             tensors[f"model.{side}.embed_tokens.weight"] = embedding.tokens.weight

@@ -7,19 +7,27 @@ from digits import digit_tokenizers, train_tiny
 
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.model.config import ModelConfig, StackConfig
+from deepnmt.model.connections.residual import ResidualConfig
 from deepnmt.model.storage import save_model
 from deepnmt.model.transformer import Transformer
 
 
-def random_model(dims=(16, 16), connections=(None, None), layers=(2, 1), **settings) -> Transformer:
+def random_model(dims=(16, 16), connections=(None, None), sublayer=None, **settings) -> Transformer:
     """For the vocabulary of the digits. Nothing is at a special value, so that every weight matters."""
     torch.manual_seed(0)
-    stacks = {}
-    for side, count, dim, heads, connection in zip(
-        ("encoder", "decoder"), layers, dims, (4, 2), connections, strict=True
-    ):
-        chosen = {} if connection is None else {"connection": connection}
-        stacks[side] = StackConfig(num_layers=count, dim=dim, ffn_dim=20, num_heads=heads, **chosen)
+    stacks = {
+        side: StackConfig(
+            num_layers=layers,
+            dim=dim,
+            ffn_dim=20,
+            num_heads=heads,
+            connection=connection or ResidualConfig(),
+            sublayer=sublayer,
+        )
+        for side, layers, heads, dim, connection in zip(
+            ("encoder", "decoder"), (2, 1), (4, 2), dims, connections, strict=True
+        )
+    }
     config = {"source_vocab_size": 57, "target_vocab_size": 57, **stacks, **settings}
     model = Transformer(ModelConfig(**config)).eval()
     with torch.no_grad():

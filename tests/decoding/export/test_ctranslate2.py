@@ -15,10 +15,12 @@ from deepnmt.decoding import export as exporting
 from deepnmt.decoding.export import ctranslate2 as writing
 from deepnmt.decoding.export.argos import SUFFIX
 from deepnmt.decoding.export.comparison import random_sources
+from deepnmt.decoding.export.folding import PLAIN
 from deepnmt.decoding.translator import Translator
 from deepnmt.errors import RunError
 from deepnmt.model.connections import CONNECTIONS
 from deepnmt.model.storage import load_model
+from deepnmt.model.sublayers import SUBLAYERS
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="pip install ctranslate2")
 
@@ -40,6 +42,20 @@ def test_log_probabilities_of_every_shape_are_the_models(shape, tmp_path):
     agreement = exporting.export(save(tmp_path / "MODEL", random_model(**shape)), tmp_path / "OUT", "ctranslate2")
     assert agreement.positions > 150
     assert 0 < agreement.max_difference < 1e-5
+
+
+@pytest.mark.parametrize("kind", SUBLAYERS)
+def test_a_scheme_around_sublayers_is_folded_or_refused(kind, tmp_path, capsys):
+    model = save(tmp_path / "MODEL", random_model(sublayer=SUBLAYERS[kind].Config()))
+    status = main(["export", str(model), "--to", "ctranslate2", "--out", str(tmp_path / "OUT")])
+    told = capsys.readouterr()
+    if kind in ("pre", "post", *PLAIN):
+        assert status == 0 and "log probabilities within" in told.out
+    else:
+        assert status == 2 and not (tmp_path / "OUT").exists()
+        assert (
+            f"it has nothing for encoder.sublayer = {kind} (export it --to onnx, or train with pre or post)" in told.err
+        )
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
