@@ -72,7 +72,7 @@ def made_once(tmp_path_factory) -> Callable[[str, Callable[[Path], object]], Pat
 LONGEST = (
     "test_tutorial.py",
     "test_soak.py",
-    "test_onnx.py",
+    "test_export_onnx.py",
     "test_study.py",
     "test_train_command.py",
     "test_learning.py",
