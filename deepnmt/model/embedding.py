@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from deepnmt.model.kernels.embedding import look_up
+from deepnmt.model.kernels.lookup import look_up
 
 
 class SinusoidalPositions(nn.Module):

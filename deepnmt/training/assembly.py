@@ -33,7 +33,7 @@ from deepnmt.training.checkpoint import STATE, Checkpoints, read_json, read_stat
 from deepnmt.training.config import TrainingConfig
 from deepnmt.training.curves import Curves, JsonLines, Sink, TensorBoard, WeightsAndBiases, require_wandb
 from deepnmt.training.diagnosis import Diagnosis
-from deepnmt.training.display import open_display
+from deepnmt.training.display import Display
 from deepnmt.training.distributed import World, is_sharded, shard
 from deepnmt.training.engine import EagerEngine, Noise, Objective, zero_gradients
 from deepnmt.training.graph_engine import GraphEngine
@@ -74,18 +74,16 @@ def open_run(
             held.enter_context(hold_lock(out, LOCK_WAIT_SECONDS if world.size > 1 else 0))
         stored = folder.read_recipe(out) if is_resumed else None
         recipe = settle(recipe, dataset, world, stored)
+        start = check(recipe, dataset, out, stored, start)
         checkpoints = Checkpoints(out / folder.CHECKPOINTS, world, recipe)
         newest = checkpoints.newest() if is_resumed else None
-        if stored is not None:
-            start = check_resumed(out, recipe, stored, dataset, start)
-        elif start is not None:
-            check_start(start, first_model(recipe), dataset)
         stream = open_stream(recipe, dataset, world, read_json(newest / STATE)["data"] if newest else None)
-        measure = score_measure(recipe, dataset, metrics)
         if newest is None:
-            state, engine = build_training(recipe, world, first_model(recipe), measure, start, stream)
+            state, engine = build_training(recipe, world, first_model(recipe), start, stream)
         else:
-            state, engine = build_training(recipe, world, load_config(newest), measure)
+            state, engine = build_training(recipe, world, load_config(newest))
+        state.measure = score_measure(recipe, dataset, metrics)
+        if newest is not None:
             checkpoints.load(newest, state)
         validate = build_validator(recipe, dataset, engine.objective, world, metrics)
 
@@ -95,7 +93,7 @@ def open_run(
                 held.enter_context(hold_lock(out))
                 folder.check_folder(out, resume=False)  # again, now that nobody else can write
             folder.write_folder(out, recipe, dataset.folder, start)
-            say_what_is_new(stream, newest, measure)
+            say_what_is_new(stream, newest, state.measure)
         world.agree(None)
         if newest is not None and newest.name.startswith("epoch") and is_save_due(state, recipe.training):
             checkpoints.save(state)  # the run was killed between the two checkpoints of one step
@@ -135,11 +133,15 @@ def first_model(recipe: Recipe) -> ModelConfig:
     return recipe.model if depth is None else with_depth(recipe.model, depth)
 
 
-def check_resumed(out: Path, recipe: Recipe, stored: Recipe, dataset: Dataset, start: Path | None) -> Path | None:
-    """Refuse to resume a run with another recipe, subwords or model to start from; returns the latter."""
-    folder.check_recipe(out, to_table(stored), to_table(recipe))
-    folder.check_tokenizers(out, dataset.tokenizers, dataset.folder)
-    return folder.initial_model(out, start)
+def check(recipe: Recipe, dataset: Dataset, out: Path, stored: Recipe | None, start: Path | None) -> Path | None:
+    """Refuse what does not fit the run that is resumed, or the MODEL that a new one starts from; returns the MODEL."""
+    if stored is not None:
+        folder.check_recipe(out, to_table(stored), to_table(recipe))
+        folder.check_tokenizers(out, dataset.tokenizers, dataset.folder)
+        return folder.initial_model(out, start)
+    if start is not None:
+        check_start(start, first_model(recipe), dataset)
+    return start
 
 
 def check_start(start: Path, model: ModelConfig, dataset: Dataset) -> None:
@@ -165,19 +167,14 @@ def say_what_is_new(stream: BatchStream, newest: Path | None, measure: str) -> N
 
 
 def build_training(
-    recipe: Recipe,
-    world: World,
-    model: ModelConfig,
-    measure: str = "",
-    start: Path | None = None,
-    stream: BatchStream | None = None,
+    recipe: Recipe, world: World, model: ModelConfig, start: Path | None = None, stream: BatchStream | None = None
 ) -> tuple[TrainingState, EagerEngine]:
     """A model, initialised by the seed or from `start`, its optimiser, and the engine that computes its gradients.
 
     Some schemes around sub-layers start from what they find in the first batch of `stream`.
     """
     objective = build_objective(recipe.training, world, model, start, stream)
-    state = TrainingState.start(objective, recipe.training, world, measure)
+    state = TrainingState.start(objective, recipe.training, world)
     optimizer_tensors(state.model, state.optimizer)  # takes its memory before batches are tried for size
     # A recording has one shape for all batches; in a sampled softmax shapes depend on the batch.
     is_recordable = recipe.batching.layout == "packed" and not recipe.training.sampled_softmax
@@ -187,15 +184,11 @@ def build_training(
 
 
 def build_objective(
-    config: TrainingConfig,
-    world: World,
-    model_config: ModelConfig,
-    start: Path | None = None,
-    stream: BatchStream | None = None,
+    config: TrainingConfig, world: World, shape: ModelConfig, start: Path | None, stream: BatchStream | None
 ) -> Objective:
     """The model and its loss; sharded if the recipe says so."""
     torch.manual_seed(config.seed)
-    model = Transformer(model_config)
+    model = Transformer(shape)
     if start is not None:
         fill(weights(model), read_tensors(start / WEIGHTS), start / WEIGHTS)
     model.to(world.device)
@@ -252,7 +245,7 @@ def open_curves(recipe: Recipe, out: Path, state: TrainingState, world: World) -
             say("no TensorBoard curves: pip install 'deepnmt[tensorboard]'")
     if config.wandb_project is not None:
         sinks.append(WeightsAndBiases(out, config.wandb_project, to_table(config)))
-    curves = Curves([*sinks, open_display(state.step, config.max_steps)])
+    curves = Curves([*sinks, Display(state.step, config.max_steps)])
     try:
         yield curves
     finally:

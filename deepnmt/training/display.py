@@ -10,14 +10,25 @@ from deepnmt.training.curves import Sink
 
 
 class Display(Sink):
-    """Prints the lines of the log. `open_display` picks the live version on a terminal."""
+    """On a terminal, training lines update a bar and all others are printed above it."""
 
     def __init__(self, step: int, max_steps: int) -> None:
         self.max_steps, self.is_first = max_steps, True
         self._count_from(step)
+        self.bar = open_bar(step, max_steps) if sys.stderr.isatty() else None
 
     def write(self, line: Mapping[str, Any]) -> None:
-        self.show(line, self._left(line["step"]))
+        left = self._left(line["step"])
+        if self.bar is None:
+            print(describe(line, self.max_steps, left), file=sys.stderr, flush=True)
+        elif line["kind"] == "train":
+            text = (
+                f"{line['step']:,}/{self.max_steps:,} loss {line['loss']:.3f} ppl {line['ppl']:.2f} "
+                f"lr {line['lr']:.1e} {line['tokens_per_second']:,.0f} tokens/s eta {'?' if left is None else left}"
+            )
+            self.bar.update(self.bar.task_ids[0], completed=line["step"], description=text)
+        else:
+            self.bar.console.print(describe(line, self.max_steps, left), highlight=False, markup=False)
         if self.is_first:  # compiling, which happens once, must not count in the estimate
             self.is_first = False
             self._count_from(line["step"])
@@ -25,8 +36,9 @@ class Display(Sink):
     def rewind(self, step: int, lines: int | None) -> None:
         self._count_from(step)
 
-    def show(self, line: Mapping[str, Any], left: timedelta | None) -> None:
-        print(describe(line, self.max_steps, left), file=sys.stderr, flush=True)
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
 
     def _count_from(self, step: int) -> None:
         self.started, self.first_step = time.monotonic(), step
@@ -39,35 +51,15 @@ class Display(Sink):
         return timedelta(seconds=round(seconds))
 
 
-class LiveDisplay(Display):
-    """Training lines update a bar; all others are printed above it."""
+def open_bar(step: int, max_steps: int) -> Any:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
 
-    def __init__(self, step: int, max_steps: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn
-
-        super().__init__(step, max_steps)
-        columns = (BarColumn(bar_width=10), TextColumn("{task.description}"))
-        self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
-        self.task = self.bar.add_task("starting", total=max_steps, completed=step)
-        self.bar.start()
-
-    def show(self, line: Mapping[str, Any], left: timedelta | None) -> None:
-        if line["kind"] == "train":
-            text = (
-                f"{line['step']:,}/{self.max_steps:,} loss {line['loss']:.3f} ppl {line['ppl']:.2f} "
-                f"lr {line['lr']:.1e} {line['tokens_per_second']:,.0f} tokens/s eta {'?' if left is None else left}"
-            )
-            self.bar.update(self.task, completed=line["step"], description=text)
-        else:
-            self.bar.console.print(describe(line, self.max_steps, left), highlight=False, markup=False)
-
-    def close(self) -> None:
-        self.bar.stop()
-
-
-def open_display(step: int, max_steps: int) -> Display:
-    return LiveDisplay(step, max_steps) if sys.stderr.isatty() else Display(step, max_steps)
+    columns = (BarColumn(bar_width=10), TextColumn("{task.description}"))
+    bar = Progress(*columns, console=Console(stderr=True), transient=True)
+    bar.add_task("starting", total=max_steps, completed=step)
+    bar.start()
+    return bar
 
 
 def describe(line: Mapping[str, Any], max_steps: int, left: timedelta | None) -> str:

@@ -50,7 +50,7 @@ class TrainingState(Progress):
     splitter: Splitter = field(default_factory=Splitter)  # how batches are cut since one did not fit
 
     @classmethod
-    def start(cls, objective: Objective, config: TrainingConfig, world: World, measure: str = "") -> "TrainingState":
+    def start(cls, objective: Objective, config: TrainingConfig, world: World) -> "TrainingState":
         model = objective.model
         return cls(
             model=model,
@@ -59,7 +59,6 @@ class TrainingState(Progress):
             ema=None if config.ema_decay is None else Ema(model, config.ema_decay),
             window=torch.zeros(4, dtype=torch.float64, device=world.device),
             failed_at=torch.tensor(-1, device=world.device),
-            measure=measure,
         )
 
     def take(self, model: Transformer, config: TrainingConfig, world: World) -> None:

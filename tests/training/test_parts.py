@@ -18,7 +18,7 @@ from deepnmt.model.transformer import Transformer
 from deepnmt.settings import from_table, to_table, to_toml
 from deepnmt.training.config import TrainingConfig
 from deepnmt.training.diagnosis import STRIKES, Diagnosis, TrainingError, depth_ratio
-from deepnmt.training.display import Display, LiveDisplay, describe
+from deepnmt.training.display import Display, describe
 from deepnmt.training.folder import check_folder, check_recipe, write_recipe
 from deepnmt.training.memory import largest_share
 from deepnmt.training.mixed_precision import LossScale, product_type
@@ -266,7 +266,7 @@ def test_display_estimates_the_time_left_and_the_live_one_draws_a_bar(capsys, mo
     monkeypatch.setattr("sys.stderr", terminal)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(terminal, "isatty", lambda: True)
-    live = LiveDisplay(step=0, max_steps=2000)
+    live = Display(step=0, max_steps=2000)
     live.write(LINE)
     live.bar.refresh()
     live.close()

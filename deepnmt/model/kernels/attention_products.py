@@ -3,6 +3,7 @@
 In bf16 the backward pass of torch's fused attention is much slower there.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -88,33 +89,44 @@ def attend_by_products(query: Tensor, keys: Tensor, values: Tensor, hidden: Tens
     mask = hiding(hidden, query.dtype)
     if mask.shape[0] > 1 or mask.shape[1] > 1:
         mask = mask.expand(query.shape[0], query.shape[2], -1, -1)
-    attended: Tensor = _AttendByProducts.apply(query, keys, values, mask.flatten(0, 1), dropout)
+    by_head = [x.transpose(1, 2).flatten(0, 1).contiguous() for x in (query, keys, values)]
+    attended = attend_blocks(lambda x: [x], [mask.flatten(0, 1)], dropout, *by_head)
+    return attended.unflatten(0, (-1, query.shape[2])).transpose(1, 2)
+
+
+Views = Callable[[Tensor], list[Tensor]]
+
+
+def attend_blocks(views: Views, masks: list[Tensor], dropout: float, *parts: Tensor) -> Tensor:
+    """`attend` block by block, with its gradient; `views` shows a tensor's blocks, for each of which there is a mask.
+
+    parts: query, keys and values, or one tensor of all three, one after the other -> like query
+    """
+    attended: Tensor = _AttendBlocks.apply(views, masks, dropout, *parts)
     return attended
 
 
-class _AttendByProducts(torch.autograd.Function):
+class _AttendBlocks(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, dropout: float) -> Tensor:
-        inputs = _by_head(query), _by_head(keys), _by_head(values)
+    def forward(ctx: Any, views: Views, masks: list[Tensor], dropout: float, *parts: Tensor) -> Tensor:
+        inputs = _split(parts)
         attended = torch.empty_like(inputs[0])
+        blocks = zip(*map(views, (*inputs, attended)), masks, strict=True)
         with torch.autocast("cpu", enabled=False):
-            shares = attend(*inputs, mask, dropout, attended)
-        ctx.save_for_backward(*inputs, *shares)
-        ctx.num_heads = query.shape[2]
-        return _by_position(attended, ctx.num_heads)
+            shares = [attend(q, k, v, mask, dropout, out) for q, k, v, out, mask in blocks]
+        ctx.save_for_backward(*parts, *(tensor for pair in shares for tensor in pair))
+        ctx.views, ctx.num_parts = views, len(parts)
+        return attended
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        *inputs, shares, noise = ctx.saved_tensors
-        found = tuple(map(torch.empty_like, inputs))
-        attend_backward(_by_head(gradients[0]), tuple(inputs), Shares(shares, noise), found)
-        return *(_by_position(x, ctx.num_heads) for x in found), None, None
+        parts, shares = ctx.saved_tensors[: ctx.num_parts], ctx.saved_tensors[ctx.num_parts :]
+        found = tuple(map(torch.empty_like, parts))
+        blocks = zip(*map(ctx.views, (gradients[0], *_split(parts), *_split(found))), strict=True)
+        for (gradient, q, k, v, *out), plain, noise in zip(blocks, shares[::2], shares[1::2], strict=True):
+            attend_backward(gradient, (q, k, v), Shares(plain, noise), tuple(out))
+        return None, None, None, *found
 
 
-def _by_head(x: Tensor) -> Tensor:
-    """(B, T, heads, head_dim) -> (B * heads, T, head_dim)"""
-    return x.transpose(1, 2).flatten(0, 1).contiguous()
-
-
-def _by_position(x: Tensor, num_heads: int) -> Tensor:
-    return x.unflatten(0, (-1, num_heads)).transpose(1, 2)
+def _split(parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return parts if len(parts) == 3 else parts[0].chunk(3)

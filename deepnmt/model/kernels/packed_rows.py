@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deepnmt.model.attention import KeysValues, Visibility
-from deepnmt.model.kernels.attention_products import Shares, attend, attend_backward, hiding
+from deepnmt.model.kernels.attention_products import attend_blocks, hiding
 from deepnmt.model.positions import RelativePositions
 
 SHORTEST_ROW = 64  # shorter ones see fewer pairs in vain, and take as long: the products get too small
@@ -62,12 +62,12 @@ class Rows(Visibility):
         """query (N, heads, head_dim), keys, values (M, heads, head_dim) -> like query; who sees nothing gets zero"""
         plan = self._plan(1, query)
         slots = plan.queries.move(query), plan.keys.move(seen.keys), plan.keys.move(seen.values)
-        return plan.attended.move(_Attend.apply(plan, dropout, *slots)).view(query.shape)
+        return plan.attended.move(attend_blocks(plan.views, plan.masks, dropout, *slots)).view(query.shape)
 
     def attend_itself(self, projected: Tensor, dropout: float) -> Tensor:
         """projected: queries, keys and values (N, 3, heads, head_dim), which are moved at once"""
         plan = self._plan(3, projected)
-        attended = _Attend.apply(plan, dropout, plan.queries.move(projected))
+        attended = attend_blocks(plan.views, plan.masks, dropout, plan.queries.move(projected))
         return plan.attended.move(attended).view(projected[:, 0].shape)
 
     def attend_relatively(self, projected: Tensor, relative: RelativePositions, dropout: float) -> Tensor:
@@ -232,31 +232,3 @@ def _mask(rows: Rows, block: Block, heads: int, dtype: torch.dtype) -> Tensor:
     seen = query[:, :, None] == key[:, None, :]
     hidden = ~(seen.tril() if rows.causal else seen)
     return hiding(hidden, dtype).repeat_interleave(heads, 0)
-
-
-class _Attend(torch.autograd.Function):
-    """slots: query, keys and values, each (slots * heads, head_dim), or all three in one tensor -> like query"""
-
-    @staticmethod
-    def forward(ctx: Any, plan: Plan, dropout: float, *slots: Tensor) -> Tensor:
-        inputs = _parts(slots)
-        attended = torch.empty_like(inputs[0])
-        rows = zip(*map(plan.views, (*inputs, attended)), plan.masks, strict=True)
-        with torch.autocast("cpu", enabled=False):
-            shares = [attend(q, k, v, mask, dropout, out) for q, k, v, out, mask in rows]
-        ctx.save_for_backward(*slots, *(tensor for pair in shares for tensor in pair))
-        ctx.plan, ctx.num_slots = plan, len(slots)
-        return attended
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        slots, shares = ctx.saved_tensors[: ctx.num_slots], ctx.saved_tensors[ctx.num_slots :]
-        found = tuple(map(torch.empty_like, slots))
-        rows = zip(*map(ctx.plan.views, (gradients[0], *_parts(slots), *_parts(found))), strict=True)
-        for (gradient, q, k, v, *out), plain, noise in zip(rows, shares[::2], shares[1::2], strict=True):
-            attend_backward(gradient, (q, k, v), Shares(plain, noise), tuple(out))
-        return None, None, *found
-
-
-def _parts(slots: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return slots if len(slots) == 3 else slots[0].chunk(3)

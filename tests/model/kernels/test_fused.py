@@ -227,7 +227,7 @@ def test_cross_entropy_equals_its_twin(dtype: torch.dtype, size: int) -> None:
 @pytest.mark.parametrize("dim", [24, 128, 200])
 def test_the_gradient_of_a_table_equals_torchs_and_repeats(dim: int) -> None:
     """With numbers that come once, often, very often and never, and padding, which gets none."""
-    from deepnmt.model.kernels.embedding_triton import sum_rows
+    from deepnmt.model.kernels.lookup_triton import sum_rows
 
     size, padding = 50, 1
     numbers = torch.cat([torch.full((150,), 2), torch.full((33,), padding), torch.randint(3, 40, (300,))])

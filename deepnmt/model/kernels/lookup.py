@@ -30,7 +30,7 @@ class _LookUp(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        from deepnmt.model.kernels.embedding_triton import sum_rows
+        from deepnmt.model.kernels.lookup_triton import sum_rows
 
         (numbers,) = ctx.saved_tensors
         flat = gradient.reshape(-1, ctx.shape[1]).contiguous()
