@@ -26,6 +26,14 @@ class Recipe:
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
 
     def __post_init__(self) -> None:
+        stacks = (("encoder", self.model.encoder), ("decoder", self.model.decoder))
+        for setting in ("layer_dropout", "sublayer_dropout"):
+            for name, stack in stacks:
+                if getattr(stack, setting) and self.training.parallel == "fsdp":
+                    raise ValueError(
+                        f"model.{name}.{setting} lets ranks leave out different layers, which does not work with "
+                        'training.parallel = "fsdp"; use "ddp"'
+                    )
         if self.training.grow:
             check_growth(self.model)
             last, depth = self.training.grow[-1], self.model.encoder.num_layers

@@ -11,6 +11,7 @@ from deepnmt.model.config import ModelConfig
 from deepnmt.model.kernels.dropout import Dropout
 from deepnmt.model.norms import NORMS
 from deepnmt.model.positions import RelativePositions
+from deepnmt.model.skipping import Skip
 from deepnmt.model.sublayers import SUBLAYERS, Place, Sublayer
 from deepnmt.model.sublayers.sublayer import Function
 
@@ -86,6 +87,13 @@ class Layer(nn.Module):
         if is_decoder:
             self.around_cross_attention = around(scheme, replace(place, is_cross_attention=True))
         self.around_feed_forward = around(scheme, replace(place, ends_layer=True))
+        count = 3 if is_decoder else 2
+        # The i-th sub-layer of the stack is skipped with probability i / their number * P: the higher, the oftener.
+        step = stack.sublayer_dropout / (count * stack.num_layers)
+        skips = [Skip(step * (count * (number - 1) + i)) for i in range(1, count + 1)]
+        self.skip_attention, self.skip_feed_forward = skips[0], skips[-1]
+        if is_decoder:
+            self.skip_cross_attention = skips[1]
 
     def sublayers(self) -> list[tuple[Sublayer, Function]]:
         """In the order in which they compute."""
@@ -98,8 +106,8 @@ class EncoderLayer(Layer):
 
     def forward(self, x: Tensor, visibility: Visibility) -> Tensor:
         """x: (..., dim) -> (..., dim)"""
-        z = self.around_attention(x, lambda z: self.attention(z, visibility), x)
-        return self.around_feed_forward(z, self.feed_forward, x)
+        z = self.around_attention(x, self.skip_attention(lambda z: self.attention(z, visibility)), x)
+        return self.around_feed_forward(z, self.skip_feed_forward(self.feed_forward), x)
 
 
 class DecoderLayer(Layer):
@@ -108,9 +116,10 @@ class DecoderLayer(Layer):
 
     def forward(self, x: Tensor, visibility: Visibility, memory: KeysValues, memory_visibility: Visibility) -> Tensor:
         """x: (..., dim) -> (..., dim); memory: the keys and values made of the encoder's result."""
-        z = self.around_attention(x, lambda z: self.attention(z, visibility), x)
-        z = self.around_cross_attention(z, lambda z: self.cross_attention(z, memory, memory_visibility), x)
-        return self.around_feed_forward(z, self.feed_forward, x)
+        z = self.around_attention(x, self.skip_attention(lambda z: self.attention(z, visibility)), x)
+        attend = self.skip_cross_attention(lambda z: self.cross_attention(z, memory, memory_visibility))
+        z = self.around_cross_attention(z, attend, x)
+        return self.around_feed_forward(z, self.skip_feed_forward(self.feed_forward), x)
 
     def sublayers(self) -> list[tuple[Sublayer, Function]]:
         attention, feed_forward = super().sublayers()

@@ -19,6 +19,7 @@ from deepnmt.model.layers import DecoderLayer, EncoderLayer
 from deepnmt.model.norms import NORMS
 from deepnmt.model.positions import Rotation
 from deepnmt.model.sequences import PaddedSequences, Sequences
+from deepnmt.model.skipping import unless_dropped
 from deepnmt.model.sublayers import SUBLAYERS
 
 
@@ -40,6 +41,7 @@ class Stack(nn.Module):
         self.connection: Connection = CONNECTIONS[stack.connection.kind](stack.connection, shape)
         norms_result = around.placement == "pre" and around.norms_result
         self.final_norm = new_norm(stack.dim) if norms_result else nn.Identity()
+        self.layer_dropout = stack.layer_dropout
         self.checkpoints_activations = False
 
     def forward(self, x: Tensor, arguments: list[tuple[Any, ...]]) -> list[Tensor]:
@@ -51,6 +53,12 @@ class Stack(nn.Module):
         return [self.final_norm(memory) for memory in connection.memories(history)]
 
     def _run(self, layer: nn.Module, x: Tensor, given: tuple[Any, ...]) -> Tensor:
+        """LayerDrop (Fan et al. 2020, https://arxiv.org/abs/1909.11556): a dropped layer returns its input."""
+        if self.training and self.layer_dropout:
+            return unless_dropped(self.layer_dropout, lambda: self._compute(layer, x, given), x)
+        return self._compute(layer, x, given)
+
+    def _compute(self, layer: nn.Module, x: Tensor, given: tuple[Any, ...]) -> Tensor:
         if self.checkpoints_activations and self.training:
             return checkpoint(layer, x, *given, use_reentrant=False)
         return layer(x, *given)

@@ -31,6 +31,7 @@ class TrainingConfig:
     matrix_lr: float | None = None  # of the matrices that muon updates, on the schedule of lr; default: lr
     clip_norm: float | None = None
     label_smoothing: float = 0.1
+    r_drop: float = 0.0  # weight of the divergence of two passes with different dropout; 0: one pass
     sampled_softmax: int = 0  # symbols besides the batch's own in the softmax; 0: the whole vocabulary
 
     schedule: Schedule = "inverse_sqrt"
@@ -77,7 +78,9 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         counts = "max_steps tokens_per_update log_every validate_every save_every keep_last validation_beam"
         check_bounds(self, f"{counts} max_epochs patience average_last decay_steps", least=1)
-        unsigned = "warmup_steps keep_best keep_epochs rollbacks sampled_softmax weight_decay warmup_start_lr min_lr"
+        unsigned = (
+            "warmup_steps keep_best keep_epochs rollbacks sampled_softmax r_drop weight_decay warmup_start_lr min_lr"
+        )
         check_bounds(self, unsigned, least=0)
         check_bounds(self, "label_smoothing rollback_factor betas momentum ema_decay", least=0, below=1)
         check_bounds(self, "lr matrix_lr eps clip_norm", above=0)
@@ -85,6 +88,9 @@ class TrainingConfig:
             raise ValueError(f'matrix_lr = {self.matrix_lr} needs optimizer = "muon", not "{self.optimizer}"')
         if self.optimizer == "muon" and self.parallel == "fsdp":
             raise ValueError('optimizer = "muon" needs whole matrices, which parallel = "fsdp" divides; use "ddp"')
+        if self.r_drop and (self.sampled_softmax or self.parallel == "fsdp"):
+            other = "sampled_softmax" if self.sampled_softmax else 'parallel = "fsdp"'
+            raise ValueError(f"r_drop = {self.r_drop} does not work with {other}")
         if self.schedule == "warmup_stable_decay" and self.decay_steps is None:
             raise ValueError('schedule = "warmup_stable_decay" needs decay_steps, the length of the decay')
         if self.schedule in ("cosine", "warmup_stable_decay") and self.warmup_steps >= self.max_steps:

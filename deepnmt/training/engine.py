@@ -47,11 +47,15 @@ class Objective(nn.Module):
         """The sums of loss and nll over the batch's real targets."""
         config, pad_id = self.config, self.model.config.pad_id
         with self.autocast(batch.source.device):
-            features = self.model.features(*_sequences(batch))
-            given = features, self.model.output_weight, batch.target_output, config.label_smoothing, pad_id
+            features, targets = self.model.features(*_sequences(batch)), batch.target_output
+            r_drop = config.r_drop if self.model.training else 0.0
+            if r_drop:  # two passes with different dropout, side by side
+                features = torch.stack([features, self.model.features(*_sequences(batch))], dim=-2)
+                targets = targets.repeat_interleave(2, dim=-1)
+            given = features, self.model.output_weight, targets, config.label_smoothing, pad_id
             if self.model.training and config.sampled_softmax:
                 return sampled_loss(*given, config.sampled_softmax, bias=self.model.output_bias)
-            return chunked_loss(*given, bias=self.model.output_bias)
+            return chunked_loss(*given, bias=self.model.output_bias, r_drop=r_drop)
 
     def autocast(self, device: torch.device) -> torch.autocast:
         return torch.autocast(device.type, dtype=self.dtype, enabled=self.dtype is not torch.float32)

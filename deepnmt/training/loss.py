@@ -63,13 +63,16 @@ def chunked_loss(
     chunk: int | None = None,
     counts: Tensor | None = None,
     bias: Tensor | None = None,
+    r_drop: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """`label_smoothed_loss` of `features @ weight.T + bias`: (..., d), (V, d) and (V,); targets (...).
 
     Matrix products run in autocast's precision, the softmax and the sums in fp32. Only `loss` has a gradient.
-    `counts` (V,) makes a column of the softmax count for several symbols.
+    `counts` (V,) makes a column of the softmax count for several symbols. With `r_drop`, rows 2i and 2i + 1 are two
+    passes over one target (`_consistency_`).
     """
     chunk = chunk or max(128, (CHUNK_ELEMENTS if weight.is_cuda else CPU_CHUNK_ELEMENTS) // weight.shape[0])
+    chunk += chunk % 2 if r_drop else 0  # pairs stay together
     differentiate = torch.is_grad_enabled() and (features.requires_grad or weight.requires_grad)
     flat, targets = features.reshape(-1, features.shape[-1]), targets.reshape(-1)
     if not flat.is_cuda:  # on a GPU their number would have to be waited for
@@ -80,6 +83,8 @@ def chunked_loss(
         from deepnmt.model.kernels.cross_entropy_triton import cross_entropy_
 
         cross_entropy = partial(cross_entropy_, smoothing=smoothing, pad_id=pad_id)
+    if r_drop:
+        cross_entropy = partial(_consistency_, cross_entropy=cross_entropy, weight=r_drop, pad_id=pad_id)
     apply: Callable[..., tuple[Tensor, Tensor]] = _ChunkedLoss.apply
     return apply(flat, weight, bias, targets, chunk, cross_entropy, differentiate)
 
@@ -167,3 +172,22 @@ def _cross_entropy_(
         )
         block.copy_(p.mul_(lift) if lift != 1 else p)
     return loss, nll
+
+
+def _consistency_(
+    logits: Tensor, targets: Tensor, *, cross_entropy: CrossEntropy, weight: float, pad_id: int, lift: float
+) -> tuple[Tensor, Tensor]:
+    """R-Drop (Liang et al. 2021, https://arxiv.org/abs/2106.14448) of rows in pairs: p and q are two passes over one
+    target. Half of the sum of their losses and of `weight` / 2 * (KL(p, q) + KL(q, p)): half of the paper's, so that
+    equal passes have the loss of one. The gradient of KL(p, q) is p (log p / q - KL) for p's logits, q - p for q's.
+    """
+    exact = torch.promote_types(logits.dtype, torch.float32)
+    log_p, log_q = (logits[turn::2].to(exact).log_softmax(-1) for turn in (0, 1))
+    p, q, ratio = log_p.exp(), log_q.exp(), log_p - log_q
+    kl_p, kl_q = (p * ratio).sum(-1, keepdim=True), -(q * ratio).sum(-1, keepdim=True)
+    real = (targets[::2] != pad_id).unsqueeze(-1)
+    of_p, of_q = p * (ratio - kl_p) + p - q, q * (-ratio - kl_q) + q - p
+    loss, nll = cross_entropy(logits, targets, lift=lift)
+    for turn, gradient in enumerate((of_p, of_q)):
+        logits[turn::2] = logits[turn::2].to(exact) / 2 + gradient.where(real, 0.0) * (lift * weight / 4)
+    return loss / 2 + weight / 4 * (kl_p + kl_q).where(real, 0.0).sum(), nll / 2

@@ -55,6 +55,15 @@ def test_two_ranks_give_the_losses_of_one_with_dropout(tmp_path, one_rank):
     assert losses(tmp_path) == pytest.approx(losses(one_rank), abs=1e-5)
 
 
+def test_ranks_skip_the_layers_that_one_would_and_grow_when_it_would(tmp_path):
+    encoder = replace(CONFIG_MODEL.encoder, layer_dropout=0.3, sublayer_dropout=0.5)
+    model = replace(CONFIG_MODEL, encoder=encoder)
+    config = replace(FEW, max_steps=8, grow=(1, 2), grow_at=(5,), r_drop=5.0)
+    train_alone(tmp_path / "1", config, model)
+    train_ranks(2, tmp_path / "2", config, model)
+    assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "1"), abs=1e-5)
+
+
 def test_two_and_four_ranks_give_the_losses_of_one(tmp_path):
     train_alone(tmp_path / "1", LONG, without_dropout())
     for size in (2, 4):

@@ -109,6 +109,15 @@ def test_a_model_to_start_from_has_the_first_depth(tmp_path):
             "training.grow ends with 19 layers, but model.encoder.num_layers = 20",
         ),
         (
+            ["training.r_drop=5.0", "training.parallel=fsdp"],
+            'training: r_drop = 5.0 does not work with parallel = "fsdp"',
+        ),
+        (["training.r_drop=5.0", "training.sampled_softmax=9"], "r_drop = 5.0 does not work with sampled_softmax"),
+        (
+            ["model.encoder.layer_dropout=0.1", "training.parallel=fsdp"],
+            "model.encoder.layer_dropout lets ranks leave out different layers, which does not work",
+        ),
+        (
             ["training.grow=[10,20]", "training.grow_at=[9]", "model.encoder.connection=fusion"],
             "training.grow does not know how to deepen encoder.connection = 'fusion'; use one of residual",
         ),

@@ -166,3 +166,33 @@ def test_the_normaliser_of_a_sampled_softmax_is_unbiased():
     error = torch.stack(draws).std() / len(draws) ** 0.5
     assert abs(torch.stack(draws).mean() - whole) < 4 * error
     assert error < 0.02 * whole
+
+
+@pytest.mark.parametrize("chunk", [1, 6, 100])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-11), (torch.float32, 2e-5)])
+def test_r_drop_is_its_equation(chunk, dtype, tolerance):
+    """Half of L(p) + L(q) + alpha / 2 * (KL(p, q) + KL(q, p)), p and q of rows 2i and 2i + 1 (Liang et al. 2021)."""
+    features, weight, targets = problem(n=38, dtype=dtype)
+    targets = targets[:19].repeat_interleave(2)
+    smooth, nll = reference(features, weight, targets, 0.1)
+    log = (features.double() @ weight.double().T).log_softmax(-1)
+    divergence = sum(
+        (log[a].exp() * (log[a] - log[b])).sum()
+        for i in range(0, 38, 2)
+        for a, b in ((i, i + 1), (i + 1, i))
+        if targets[i] != PAD
+    )
+    expected = (smooth + 5 / 2 * divergence) / 2
+    found, found_nll = chunked_loss(features, weight, targets, 0.1, PAD, chunk, r_drop=5.0)
+    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=0)
+    torch.testing.assert_close(found_nll.double(), nll / 2, rtol=tolerance, atol=0)
+    wanted = torch.autograd.grad(expected, (features, weight))
+    for one, other in zip(torch.autograd.grad(found, (features, weight)), wanted, strict=True):
+        torch.testing.assert_close(one, other.to(dtype), rtol=tolerance, atol=tolerance)
+
+
+def test_r_drop_of_equal_passes_is_the_plain_loss():
+    features, weight, targets = problem(dtype=torch.float64)
+    twice = features.repeat_interleave(2, dim=0)
+    found = chunked_loss(twice, weight, targets.repeat_interleave(2), 0.1, PAD, r_drop=5.0)
+    torch.testing.assert_close(found, chunked_loss(features, weight, targets, 0.1, PAD), rtol=1e-12, atol=0)

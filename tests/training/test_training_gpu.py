@@ -55,6 +55,43 @@ def test_graph_of_packed_batches_learns_like_plain_torch(tmp_path):
     assert graphed[-1] < graphed[0] - 0.5
 
 
+SKIPPING = replace(
+    CONFIG_MODEL,
+    encoder=replace(CONFIG_MODEL.encoder, layer_dropout=0.3),
+    decoder=replace(CONFIG_MODEL.decoder, sublayer_dropout=0.5),
+)
+PROCEDURES = {
+    "growing": ({"grow": (1, 2), "grow_at": (11,)}, CONFIG_MODEL),
+    "skipping": ({}, SKIPPING),
+    "r-drop": ({"r_drop": 5.0}, CONFIG_MODEL),
+    "relative positions": ({}, replace(CONFIG_MODEL, positions="relative", attention_dropout=0.1)),
+    "rotary positions": ({}, replace(CONFIG_MODEL, positions="rotary")),
+}
+
+
+@pytest.mark.parametrize("name", PROCEDURES)
+def test_procedures_in_a_graph_learn_and_resume_to_the_last_bit(tmp_path, name):
+    """Stopped at the step at which the model grows."""
+    settings, model = PROCEDURES[name]
+    config = replace(CONFIG, **settings)
+    whole = run_on("cuda", tmp_path / "whole", config, "bf16", "packed", model)
+    run_on("cuda", tmp_path / "parts", replace(config, max_steps=11), "bf16", "packed", model)
+    assert run_on("cuda", tmp_path / "parts", config, "bf16", "packed", model) == whole
+    assert whole[-1] < whole[0]
+
+
+def test_a_replayed_pass_draws_anew_what_it_leaves_out():
+    from deepnmt.training.graph_engine import GraphEngine
+
+    device, config = torch.device("cuda"), replace(TRAINING, precision="fp32", compile=False)
+    stream = BatchStream({"train": corpus()}, replace(PACKED, tokens_per_batch=512), seed=1, tokens_per_update=512)
+    objective = Objective(Transformer(replace(SKIPPING, dropout=0.0)).to(device), config, device)
+    engine, update = GraphEngine(objective, config, World(0, 1, device)), stream.update(0, 0)
+    scale = torch.ones((), device=device)
+    losses = [engine.accumulate(update, scale, Noise(seed))[0].item() for seed in (1, 2, 3, 4, 5, 6, 1)]
+    assert losses[0] == losses[-1] and len(set(losses)) > 2
+
+
 DEEP = replace(
     CONFIG_MODEL,
     dropout=0.0,
