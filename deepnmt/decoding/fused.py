@@ -137,20 +137,20 @@ class FusedStep:
         from deepnmt.decoding.kernels.step_triton import attend_past
 
         state, slots = self.state, KeysValues(*self.slots[depth])
-        projected = layer.attention.input(x)
+        projected = layer.attention.project(x)
         if self.rotation is not None:
             place = state.position.repeat_interleave(self.shape.config.beam)
             rotation = Rotation(*(part[place] for part in self.rotation))
-            projected = rotation.turn_projected(projected.unflatten(-1, (3, *slots.keys.shape[-2:]))).flatten(-3)
+            projected = rotation.turn_projected(projected)
         relative = layer.attention.relative
-        attended = attend_past(projected, slots, state.lineage, state.position, state.done, relative)
+        attended = attend_past(projected.flatten(-3), slots, state.lineage, state.position, state.done, relative)
         return layer.attention.output(attended)
 
     def _attend_memory(self, depth: int, layer: DecoderLayer, x: Tensor) -> Tensor:
         from deepnmt.decoding.kernels.step_triton import attend_memory
 
         memory = KeysValues(*self.memory[depth])
-        query = layer.cross_attention.query(x)
+        query = layer.cross_attention.queries(x).flatten(-2)
         return layer.cross_attention.output(attend_memory(query, memory, self.source_lengths, self.shape.config.beam))
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from deepnmt.model.kernels.attention_products import attend_by_products, hiding
+from deepnmt.model.norms import RmsNorm
 from deepnmt.model.positions import RelativePositions, Rotation
 
 # Not cuDNN's: a small model's eager step on ever new shapes took 456 ms with it, and 32 ms without.
@@ -59,12 +60,19 @@ def rotated(visibility: Visibility, rotation: Rotation | None) -> Visibility:
 
 
 class _Attention(nn.Module):
-    def __init__(self, dim: int, num_heads: int, dropout: float, inner_norm: nn.Module | None = None) -> None:
+    """With `qk_norm`, queries and keys are divided by their RMS head by head, and have gains (after Henry et al. 2020,
+    https://arxiv.org/abs/2010.04245)."""
+
+    def __init__(
+        self, dim: int, num_heads: int, dropout: float, inner_norm: nn.Module | None = None, qk_norm: bool = False
+    ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.dropout = dropout
         self.output = nn.Linear(dim, dim)
         self.inner_norm = inner_norm or nn.Identity()
+        new_norm = RmsNorm if qk_norm else nn.Identity
+        self.query_norm, self.key_norm = new_norm(dim // num_heads), new_norm(dim // num_heads)
 
     def _split(self, x: Tensor, parts: int) -> Tensor:
         """(..., parts * dim) -> (..., parts, heads, head_dim)"""
@@ -84,13 +92,22 @@ class SelfAttention(_Attention):
         dropout: float,
         inner_norm: nn.Module | None = None,
         relative: RelativePositions | None = None,
+        qk_norm: bool = False,
     ) -> None:
-        super().__init__(dim, num_heads, dropout, inner_norm)
+        super().__init__(dim, num_heads, dropout, inner_norm, qk_norm)
         self.input = nn.Linear(dim, 3 * dim)
         self.relative = relative
 
-    def forward(self, x: Tensor, visibility: Visibility) -> Tensor:
+    def project(self, x: Tensor) -> Tensor:
+        """Queries, keys and values: (..., 3, heads, head_dim)"""
         projected = self._split(self.input(x), 3)
+        if isinstance(self.query_norm, nn.Identity):
+            return projected
+        query, keys, values = projected.unbind(-3)
+        return torch.stack([self.query_norm(query), self.key_norm(keys), values], -3)
+
+    def forward(self, x: Tensor, visibility: Visibility) -> Tensor:
+        projected = self.project(x)
         if self.relative is None:
             attended = visibility.attend_itself(projected, self._dropout())
         else:
@@ -104,18 +121,23 @@ class SelfAttention(_Attention):
 class CrossAttention(_Attention):
     """Queries from the decoder, keys and values from the encoder's result, which may have another width."""
 
-    def __init__(self, dim: int, memory_dim: int, num_heads: int, dropout: float) -> None:
-        super().__init__(dim, num_heads, dropout)
+    def __init__(self, dim: int, memory_dim: int, num_heads: int, dropout: float, qk_norm: bool = False) -> None:
+        super().__init__(dim, num_heads, dropout, qk_norm=qk_norm)
         self.query = nn.Linear(dim, dim)
         self.key_value = nn.Linear(memory_dim, 2 * dim)
 
     def project(self, memory: Tensor) -> KeysValues:
         """Once for a source sentence, however many steps look at it."""
-        return KeysValues(*self._split(self.key_value(memory), 2).unbind(-3))
+        keys, values = self._split(self.key_value(memory), 2).unbind(-3)
+        return KeysValues(self.key_norm(keys), values)
+
+    def queries(self, x: Tensor) -> Tensor:
+        """(..., dim) -> (..., heads, head_dim)"""
+        queries: Tensor = self.query_norm(self._split(self.query(x), 1).squeeze(-3))
+        return queries
 
     def forward(self, x: Tensor, memory: KeysValues, visibility: Visibility) -> Tensor:
-        query = self._split(self.query(x), 1).squeeze(-3)
-        attended = visibility.attend(query, memory, self._dropout())
+        attended = visibility.attend(self.queries(x), memory, self._dropout())
         return self.output(self.inner_norm(attended.flatten(-2)))
 
     def branch_weights(self) -> list[Tensor]:

@@ -48,6 +48,7 @@ class ModelConfig:
     target_vocab_size: int
     norm: NormPlacement = "pre"  # around the sub-layers of a stack that has no `sublayer` of its own
     norm_kind: Literal["layer", "rms"] = "layer"
+    qk_norm: bool = False  # queries and keys are normalised, head by head
     encoder: StackConfig = field(default_factory=StackConfig)
     decoder: StackConfig = field(default_factory=StackConfig)
     share_embeddings: bool = False  # one table for source and target

@@ -74,11 +74,11 @@ class Layer(nn.Module):
         if config.positions == "relative":
             relative = RelativePositions(stack.head_dim, config.max_distance, config.relative_values)
         self.attention = SelfAttention(
-            stack.dim, stack.num_heads, config.attention_dropout, new_inner_norm(stack.dim), relative
+            stack.dim, stack.num_heads, config.attention_dropout, new_inner_norm(stack.dim), relative, config.qk_norm
         )
         if is_decoder:
             self.cross_attention = CrossAttention(
-                stack.dim, config.encoder.dim, stack.num_heads, config.attention_dropout
+                stack.dim, config.encoder.dim, stack.num_heads, config.attention_dropout, config.qk_norm
             )
         self.feed_forward = FeedForward(
             stack.dim, stack.ffn_dim, config.ffn_dropout, config.activation, inner_norm=new_inner_norm(stack.ffn_dim)

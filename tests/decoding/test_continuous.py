@@ -3,6 +3,7 @@
 
 import os
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from deepnmt.decoding.search import Found, beam_search
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections.dlcl import DlclConfig
 from deepnmt.model.connections.residual import ResidualConfig
+from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.model.transformer import Transformer
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -94,6 +96,12 @@ class TestAgreement:
         assert can_fuse(model)
         check(model, SearchConfig(beam=4))
 
+    @pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
+    def test_normed_queries_and_keys(self, positions: str) -> None:
+        model = small_model(qk_norm=True, positions=positions)
+        assert can_fuse(model)
+        check(model, SearchConfig(beam=4))
+
     @pytest.mark.parametrize(("beam", "nbest"), [(2, 1), (3, 3), (4, 4), (5, 2)])
     @pytest.mark.parametrize("options", [{}, {"stop_early": False}, {"patience": 2.0}], ids=str)
     def test_every_search(self, beam: int, nbest: int, options: dict[str, object]) -> None:
@@ -169,3 +177,10 @@ def test_what_cannot_be_fused_is_left_to_the_search() -> None:
     model = small_model()
     config = replace(model.config, decoder=replace(model.config.decoder, connection=DlclConfig(groups=4)))
     assert not can_fuse(Transformer(config))
+
+
+@pytest.mark.parametrize("kind", SUBLAYERS)
+def test_only_plain_sublayers_are_fused(kind: str) -> None:
+    model = small_model(connection="residual")
+    config = replace(model.config, decoder=replace(model.config.decoder, sublayer=SUBLAYERS[kind].Config()))  # type: ignore[call-arg]
+    assert can_fuse(Transformer(config)) == (kind in ("pre", "post") and find_spec("triton") is not None)

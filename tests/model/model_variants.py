@@ -57,6 +57,10 @@ POSITIONS: dict[str, dict[str, object]] = {
     "relative-keys": {"positions": "relative", "max_distance": 3, "relative_values": False},
     "rotary": {"positions": "rotary"},
 }
+OPTIONS: dict[str, dict[str, object]] = {
+    "rms": {"norm_kind": "rms", "encoder": DlclConfig(), "decoder": DlclConfig()},
+    "qk-norm": {"qk_norm": True},
+}
 PLAIN_CASES = [
     (variant, norm)
     for variant, config in VARIANTS.items()
@@ -72,6 +76,7 @@ CASES += [
     for case in (("residual", kind, "encoder"), ("dlcl", kind, "encoder"), ("dlcl", kind, "decoder"))
 ]
 CASES += [(positions, "pre", "both") for positions in POSITIONS]
+CASES += [(option, norm, "both") for option in OPTIONS for norm in NORMS]
 CASE_IDS = ["-".join(case) for case in CASES]
 
 
@@ -95,8 +100,8 @@ def tiny_config(
 
 
 def case_config(variant: str, norm: str, stack: str) -> ModelConfig:
-    whole = POSITIONS | {"foreign": FOREIGN}
-    return tiny_config(norm=norm, **(whole.get(variant) or {stack: VARIANTS[variant]}))
+    whole = POSITIONS | OPTIONS | {"foreign": FOREIGN}
+    return tiny_config(norm=norm, **(whole.get(variant) or {stack: VARIANTS[variant]}))  # type: ignore[arg-type]
 
 
 def scrambled(config: ModelConfig, dtype: torch.dtype = torch.float64, seed: int = 0) -> Transformer:

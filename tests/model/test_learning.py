@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from model_variants import EOS, NORMS, PLAIN_CASES, POSITIONS, SUBLAYER_VARIANTS, VARIANTS, tiny_config
+from model_variants import EOS, NORMS, OPTIONS, PLAIN_CASES, POSITIONS, SUBLAYER_VARIANTS, VARIANTS, tiny_config
 from pytest import mark
 
 from deepnmt.model.config import StackConfig
@@ -74,6 +74,13 @@ def test_every_variant_learns_to_reverse_digits(variant, norm):
         sublayer=SUBLAYER_VARIANTS[norm],
     )
     assert learn(replace(tiny_config(), encoder=stack, decoder=stack)) > 0.9
+
+
+@mark.parametrize("option", OPTIONS)
+def test_options_learn_to_reverse_digits(option):
+    stack = StackConfig(num_layers=2, dim=DIM, ffn_dim=64, num_heads=4)
+    options = {name: value for name, value in OPTIONS[option].items() if name not in ("encoder", "decoder")}
+    assert learn(replace(tiny_config(**options), encoder=stack, decoder=stack)) > 0.9
 
 
 @mark.parametrize("positions", POSITIONS)

@@ -281,3 +281,24 @@ def test_admin_starts_with_the_root_of_the_variance_below():
             torch.testing.assert_close(unit.weight, torch.full_like(unit.weight, expected))
             assert unit.weight.requires_grad == (number > 0)
         assert len(units) == len(branches[decoder])
+
+
+def test_qk_norm_normalises_queries_and_keys_head_by_head():
+    model = scrambled(tiny_config(qk_norm=True))
+    x, memory = torch.randn(2, 5, DIM, dtype=torch.float64).unbind()
+    layer = model.decoder.layers[0]
+
+    def normed(norm, part):
+        return norm.weight * part / (part.square().mean(-1, keepdim=True) + norm.eps).sqrt()
+
+    own, cross = layer.attention, layer.cross_attention
+    query, keys, values = (part.unflatten(-1, (4, -1)) for part in own.input(x).chunk(3, -1))
+    expected = torch.stack([normed(own.query_norm, query), normed(own.key_norm, keys), values], -3)
+    torch.testing.assert_close(own.project(x), expected)
+    torch.testing.assert_close(cross.queries(x), normed(cross.query_norm, cross.query(x).unflatten(-1, (4, -1))))
+    keys, values = (part.unflatten(-1, (4, -1)) for part in cross.key_value(memory).chunk(2, -1))
+    torch.testing.assert_close(cross.project(memory).keys, normed(cross.key_norm, keys))
+    torch.testing.assert_close(cross.project(memory).values, values)
+    assert not any(
+        "_norm" in name for name, _ in Transformer(tiny_config()).decoder.layers[0].attention.named_parameters()
+    )

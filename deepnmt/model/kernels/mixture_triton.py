@@ -165,7 +165,11 @@ class FusedMixtureTape:
         self.columns_ahead: Tensor | None = None  # (AHEAD, rows): what it found of their gradients
 
     def enter(self, output: Tensor, norm: nn.Module) -> Tensor:
-        gain, bias = (norm.weight, norm.bias) if isinstance(norm, nn.LayerNorm) else (None, None)
+        gain, bias = None, None
+        if isinstance(norm, nn.LayerNorm):
+            gain, bias = norm.weight, norm.bias
+        else:
+            output = norm(output)
         entered: Tensor = _Enter.apply(output, gain, bias, self.columns[self.entered], self, getattr(norm, "eps", 0.0))
         self.entered += 1
         return entered

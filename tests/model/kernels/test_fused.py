@@ -1,6 +1,7 @@
 """Every fused kernel agrees with its plain twin. Needs a GPU, or Triton's interpreter (TRITON_INTERPRET=1)."""
 
 import os
+from collections.abc import Callable
 from copy import deepcopy
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from deepnmt.model.attention import attend_padded_relatively
 from deepnmt.model.kernels.mixture import MixtureTape
 from deepnmt.model.kernels.packed_attention import Reach, attend_packed
-from deepnmt.model.norms import LayerNorm
+from deepnmt.model.norms import LayerNorm, RmsNorm
 from deepnmt.model.positions import RelativePositions
 from deepnmt.model.sequences import PackedSequences, PackedVisibility
 
@@ -174,16 +175,18 @@ def test_dropout_keeps_its_share_and_its_gradient_follows_it() -> None:
 
 
 @DTYPES
-@pytest.mark.parametrize("normed", [True, False])
+@pytest.mark.parametrize("new_norm", [LayerNorm, RmsNorm, nn.Identity])
 @pytest.mark.parametrize(("dim", "depth"), [(48, 5), (48, 2), (40, 14), (512, 9)])
-def test_mixture_equals_its_twin(dtype: torch.dtype, normed: bool, dim: int, depth: int) -> None:
+def test_mixture_equals_its_twin(
+    dtype: torch.dtype, new_norm: Callable[[int], nn.Module], dim: int, depth: int
+) -> None:
     from deepnmt.model.kernels.mixture_triton import FusedMixtureTape
 
     count = 37
     start = torch.randn(count, dim, device=DEVICE, dtype=dtype)
     matrix = torch.randn(depth + 1, depth + 1, device=DEVICE).tril()
     layers = [nn.Linear(dim, dim).to(DEVICE) for _ in range(depth)]
-    plain_norms: list[nn.Module] = [LayerNorm(dim).to(DEVICE) if normed else nn.Identity() for _ in range(depth + 1)]
+    plain_norms = [new_norm(dim).to(DEVICE) for _ in range(depth + 1)]
     for parameter in (p for norm in plain_norms for p in norm.parameters()):
         nn.init.normal_(parameter)
 
