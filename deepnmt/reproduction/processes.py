@@ -18,7 +18,7 @@ from types import FrameType
 from deepnmt.errors import RunError
 from deepnmt.progress import progress, say
 from deepnmt.reproduction.runs import PlannedRun
-from deepnmt.reproduction.steps import Setup, do_run, is_done, share_compiled_layers
+from deepnmt.reproduction.steps import Setup, do_run, next_step, share_compiled_layers
 from deepnmt.reproduction.study import Study
 
 POLL_SECONDS = 1.0
@@ -34,13 +34,10 @@ def work(runs: Sequence[PlannedRun], setup: Setup, stop_after: float | None = No
             say(f"{stop_after:g} minutes have passed, so no further run starts; the same command resumes the study")
             return
         folder = setup.study.runs / run.name
-        if is_done(run, folder):
-            continue
         with _claim(folder) as mine:
-            if not mine or is_done(run, folder):
-                continue
-            say(f"run {number} of {len(runs)}: {run.name} ({run.purpose})")
-            do_run(run, setup)
+            if mine and next_step(run, folder):
+                say(f"run {number} of {len(runs)}: {run.name} ({run.purpose})")
+                do_run(run, setup)
 
 
 @contextmanager
@@ -107,5 +104,5 @@ def _wait(workers: Sequence["subprocess.Popen[bytes]"], runs: Sequence[PlannedRu
         working = True
         while working:
             working = any(worker.poll() is None for worker in workers)
-            shown.advance(sum(is_done(run, folder / run.name) for run in runs) - shown.done)
+            shown.advance(sum(not next_step(run, folder / run.name) for run in runs) - shown.done)
             time.sleep(POLL_SECONDS if working else 0)

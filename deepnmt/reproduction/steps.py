@@ -6,7 +6,6 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from deepnmt.config import Recipe, change_recipe
 from deepnmt.data.dataset import Dataset
 from deepnmt.decoding.translator import Translator
 from deepnmt.files import replacing, write_json
-from deepnmt.model.config import ModelConfig
 from deepnmt.model.storage import load_model
 from deepnmt.reproduction.runs import PlannedRun, count_parameters
 from deepnmt.reproduction.scales import Scale
@@ -57,34 +55,25 @@ class Setup:
 def do_run(run: PlannedRun, setup: Setup) -> None:
     """Do all steps of a run that are not done yet."""
     folder = setup.study.runs / run.name
-    folder.mkdir(parents=True, exist_ok=True)
+    makers = {TRAIN: _train, DECODE: _decode, WEIGHTS: _read_weights, SPEED: _measure_speed}
     try:
-        if run.trains:
-            trained = _once(folder / TRAIN, lambda: _train(run, folder, setup))
-            if trained["status"] == "done":
-                _make_model(folder, setup)
-                _once(folder / DECODE, lambda: _decode(run, folder, setup))
-                if "weights" in run.measures:
-                    _once(folder / WEIGHTS, lambda: list(map(asdict, learned_weights(load_model(folder / MODEL)))))
-            if not setup.keep_checkpoints:
-                shutil.rmtree(folder / TRAINING / "checkpoints", ignore_errors=True)
-                shutil.rmtree(folder / TRAINING / "model", ignore_errors=True)
-        if "speed" in run.measures:
-            _once(folder / SPEED, lambda: _measure_speed(run.recipe.model, setup))
+        while step := next_step(run, folder):
+            write_json(folder / step, makers[step](run, folder, setup))
+        if not setup.keep_checkpoints:
+            shutil.rmtree(folder / TRAINING / "checkpoints", ignore_errors=True)
+            shutil.rmtree(folder / TRAINING / "model", ignore_errors=True)
     finally:
         free_memory(torch.device(setup.device))  # for the next model
 
 
-def is_done(run: PlannedRun, folder: Path) -> bool:
-    """Whether nothing is left to do but scoring, which needs no device."""
-    needed = [SPEED] if "speed" in run.measures else []
-    if run.trains:
-        train = read_step(folder / TRAIN)
-        if train is None:
-            return False
-        if train["status"] == "done":
-            needed += [DECODE, *([WEIGHTS] if "weights" in run.measures else [])]
-    return all((folder / name).exists() for name in needed)
+def next_step(run: PlannedRun, folder: Path) -> str | None:
+    """The file of the next step; None if nothing is left to do but scoring, which needs no device."""
+    needed = [TRAIN] if run.trains else []
+    if run.trains and (trained := read_step(folder / TRAIN)) and trained["status"] == "done":
+        needed += [DECODE, WEIGHTS] if "weights" in run.measures else [DECODE]
+    if "speed" in run.measures:
+        needed.append(SPEED)
+    return next((name for name in needed if not (folder / name).exists()), None)
 
 
 def share_compiled_layers() -> None:
@@ -92,12 +81,6 @@ def share_compiled_layers() -> None:
     import torch._dynamo.config  # slow to load, and only needed where layers are compiled
 
     torch._dynamo.config.recompile_limit = COMPILED_VARIANTS
-
-
-def _once(path: Path, make: Callable[[], Any]) -> Any:
-    if not path.exists():
-        write_json(path, make())
-    return read_step(path)
 
 
 def _train(run: PlannedRun, folder: Path, setup: Setup) -> dict[str, Any]:
@@ -129,9 +112,10 @@ def _train(run: PlannedRun, folder: Path, setup: Setup) -> dict[str, Any]:
 def _timed_recipe(run: PlannedRun, folder: Path, setup: Setup) -> Recipe:
     """The recipe with as many updates as fit into its seconds, by the speed of a short run that is thrown away."""
     assert run.seconds is not None
-    measured = _once(folder / "calibration.json", lambda: _calibrate(run, folder, setup))
-    per_update = measured["seconds_per_update"]
-    steps = max(round(run.seconds / per_update), 1)
+    measured = folder / "calibration.json"
+    if not measured.exists():
+        write_json(measured, _calibrate(run, folder, setup))
+    steps = max(round(run.seconds / read_step(measured)["seconds_per_update"]), 1)
     before = run.recipe.training
     share = before.warmup_steps / before.max_steps
     scaled = {
@@ -193,8 +177,6 @@ def _thin(lines: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
 
 def _make_model(folder: Path, setup: Setup) -> None:
     """The mean of the last checkpoints: of epochs in full, as the paper does; else of evenly spaced steps."""
-    if (folder / MODEL).is_dir():
-        return
     training = folder / TRAINING
     there = all_checkpoints(training)
     of_kind = [path for path in there if path.name.startswith("epoch" if setup.scale.is_full else "step")]
@@ -202,6 +184,8 @@ def _make_model(folder: Path, setup: Setup) -> None:
 
 
 def _decode(run: PlannedRun, folder: Path, setup: Setup) -> dict[str, Any]:
+    if not (folder / MODEL).is_dir():
+        _make_model(folder, setup)
     decoding = run.recipe.decoding
     translator = Translator(folder / MODEL, setup.device, setup.precision)
     found = {}
@@ -215,8 +199,13 @@ def _decode(run: PlannedRun, folder: Path, setup: Setup) -> dict[str, Any]:
     return {"beam": decoding.beam, "length_penalty": decoding.length_penalty, "tests": found}
 
 
-def _measure_speed(model: ModelConfig, setup: Setup) -> dict[str, Any]:
+def _read_weights(run: PlannedRun, folder: Path, setup: Setup) -> list[dict[str, Any]]:
+    return [asdict(weights) for weights in learned_weights(load_model(folder / MODEL))]
+
+
+def _measure_speed(run: PlannedRun, folder: Path, setup: Setup) -> dict[str, Any]:
     """Generation as in the paper's figure 5 and table 5."""
+    model = run.recipe.model
     workload = Workload() if setup.device == "cuda" else Workload(batch=4, length=8, repeats=1)
     found = measure_generation(model, workload, device=setup.device, precision=setup.precision)
     return {

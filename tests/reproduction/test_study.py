@@ -16,7 +16,7 @@ from deepnmt.cli import main
 from deepnmt.reproduction import steps
 from deepnmt.reproduction.runs import PlannedRun
 from deepnmt.reproduction.scales import SCALES
-from deepnmt.reproduction.steps import Setup, do_run, is_done
+from deepnmt.reproduction.steps import Setup, do_run, next_step
 from deepnmt.reproduction.study import Study, TestSet, read_step
 from deepnmt.training.curves import read_log
 from deepnmt.training.diagnosis import TrainingError
@@ -234,7 +234,7 @@ def test_a_run_that_diverges_is_done_and_failed(tmp_path, fake_setup):
     do_run(run, place)
     found = read_step(tmp_path / "runs" / "run" / "train.json")
     assert (found["status"], found["reason"]) == ("failed", "diverged at step 7")
-    assert is_done(run, tmp_path / "runs" / "run")
+    assert next_step(run, tmp_path / "runs" / "run") is None
 
 
 def test_a_run_that_was_told_to_stop_is_not_done(tmp_path, fake_setup):
@@ -245,7 +245,7 @@ def test_a_run_that_was_told_to_stop_is_not_done(tmp_path, fake_setup):
     place, run = fake_setup(stops), run_of_recipe()
     with raises(SystemExit):
         do_run(run, place)
-    assert not is_done(run, tmp_path / "runs" / "run")
+    assert next_step(run, tmp_path / "runs" / "run") == "train.json"
     assert (tmp_path / "runs" / "run" / "training" / "checkpoints").is_dir()
 
 
