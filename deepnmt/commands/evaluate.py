@@ -5,7 +5,7 @@ import json
 import sys
 
 from deepnmt.commands.options import add_options, add_translation_options, for_translation
-from deepnmt.commands.score import add_metric_options
+from deepnmt.commands.score import metric_options
 
 EXAMPLE = "deepnmt evaluate MODEL --source newstest2014.en --reference newstest2014.de --output newstest2014.out.de"
 OPTIONS = {
@@ -19,7 +19,7 @@ OPTIONS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, OPTIONS, "--source", "--reference")
-    add_metric_options(parser.add_argument_group("scores (languages: by default the model's)"))
+    add_options(parser.add_argument_group("scores (languages: by default the model's)"), metric_options())
     add_translation_options(parser)
 
 

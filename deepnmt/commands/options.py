@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from deepnmt.decoding.config import TranslationConfig
 from deepnmt.devices import tune_for_translation, use_threads
 
 NEGATIONS = {"stop_early": "--no-early-stop"}  # as others call it
-METAVARS = {int: "N", float: "X", str: "NAME", Path: "PATH"}
+METAVARS = {bool: "", int: "N", float: "X", str: "NAME", Path: "PATH"}
 
 RECIPE = {"recipe RECIPE": "the name of a bundled preset, or a recipe file (.toml)"}
 OVERRIDES = {"overrides section.field=value*": "settings that replace the recipe's"}
@@ -80,14 +80,13 @@ def add_options(group: Any, options: Mapping[str, str], *required: str, absent: 
         kind: dict[str, Any] = {"default": absent}
         if metavar.endswith(("+", "*")):
             kind["nargs"], metavar = metavar[-1], metavar[:-1]
-        if kind.get("nargs") == "*":
-            kind["default"] = []
-        if metavar in TYPES:
-            kind["type"] = TYPES[metavar]
+            kind["default"] = [] if kind["nargs"] == "*" else absent
         if metavar.startswith("{"):
             kind["choices"] = metavar[1:-1].split(",")
+            if "nargs" in kind:  # argparse would list the choices twice: let the help do it
+                kind["metavar"] = "NAME"
         elif metavar:
-            kind["metavar"] = metavar
+            kind |= {"metavar": metavar, "type": TYPES.get(metavar, str)}
         else:
             kind["action"] = "store_true"
         if flag in required:
@@ -100,31 +99,26 @@ def add_settings(group: Any, config: type, help_of: Mapping[str, str], *, passed
 
     With `passed_on` false an option that is not given is absent, so that the default can come from elsewhere.
     """
-    hints, by_name = get_type_hints(config), {field.name: field for field in fields(config)}
+    hints, defaults = get_type_hints(config), {field.name: field.default for field in fields(config)}
     for name, text in help_of.items():
-        default = by_name[name].default
-        hint = _plain(hints[name])
-        flag = f"--{name.replace('_', '-')}"
+        default, hint, flag = defaults[name], hints[name], f"--{name.replace('_', '-')}"
         absent = default if passed_on and default is not MISSING else argparse.SUPPRESS
-        if hint is bool:
-            flag = NEGATIONS.get(name, f"--no-{flag[2:]}") if default else flag
-            action = "store_false" if default else "store_true"
-            group.add_argument(flag, dest=name, action=action, default=absent, help=text)
+        if get_origin(hint) in (Union, UnionType):  # with None
+            (hint,) = (arg for arg in get_args(hint) if arg is not type(None))
+        if hint is bool and default:
+            flag = NEGATIONS.get(name, f"--no-{flag[2:]}")
+            group.add_argument(flag, dest=name, action="store_false", default=absent, help=text)
             continue
-        kind: dict[str, Any] = {}
-        if get_origin(hint) is tuple:
-            hint, kind = get_args(hint)[0], {"nargs": "+"}
-        if get_origin(hint) is Literal:
-            if kind:  # argparse would list the choices twice
-                kind["metavar"], text = "NAME", f"{text}: {' '.join(get_args(hint))}"
-            kind["choices"] = get_args(hint)
-        elif hint in METAVARS:
-            kind |= {"type": hint, "metavar": METAVARS[hint]}
-        group.add_argument(flag, dest=name, default=absent, help=(text + _shown(default)).lstrip(), **kind)
+        several = "+" if get_origin(hint) is tuple else ""
+        hint = get_args(hint)[0] if several else hint
+        metavar = METAVARS[hint] if hint in METAVARS else f"{{{','.join(get_args(hint))}}}"
+        if several and hint not in METAVARS:
+            text = f"{text}: {' '.join(get_args(hint))}"
+        add_options(group, {f"{flag} {metavar}{several}".rstrip(): text + _shown(default)}, absent=absent)
 
 
 def _shown(default: Any) -> str:
-    if default is None or default is MISSING or default == ():
+    if default is None or default is MISSING or default is False or default == ():
         return ""
     values = default if isinstance(default, tuple) else (default,)
     return f" (default: {' '.join(f'{value:g}' if isinstance(value, float) else str(value) for value in values)})"
@@ -136,20 +130,8 @@ def settings_in(config: type, arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in vars(arguments).items() if name in names}
 
 
-def _plain(hint: Any) -> Any:
-    """`int | None` is `int`."""
-    if get_origin(hint) in (Union, UnionType):
-        (hint,) = (arg for arg in get_args(hint) if arg is not type(None))
-    return hint
-
-
-TYPES: dict[str, Any] = {
-    "N": int,
-    "STEP": int,
-    "K": int,
-    "P": int,
-    "S": float,
-    "X": float,
-    "M": float,
-    **dict.fromkeys(("DATASET", "DIR", "FILE", "MODEL", "RUN"), Path),
+TYPES: dict[str, type] = {
+    **dict.fromkeys(("N", "STEP", "K", "P"), int),
+    **dict.fromkeys(("X", "S", "M"), float),
+    **dict.fromkeys(("DATASET", "DIR", "FILE", "MODEL", "PATH", "RUN"), Path),
 }

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from deepnmt.columns import aligned
 from deepnmt.commands.options import add_options, add_settings
 from deepnmt.data.prepare_settings import PrepareSettings
 from deepnmt.errors import InputError
@@ -101,54 +102,31 @@ def _number(name: str, text: str) -> float:
 
 def show_summary(meta: dict[str, Any], out: Path) -> None:
     """The tables of what was kept and dropped, the warnings about valid and test, and what to do next."""
-    from rich.console import Console
-
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(_corpora_table(meta))
-    dropped = _dropped_table(meta)
-    console.print(dropped if dropped.row_count else "No pair was dropped.")
+    print(f"{meta['source_lang']} to {meta['target_lang']}:")
+    rows = [["corpus", "pairs read", "kept", "source tokens", "target tokens"]]
+    for corpus in [*meta["train"], *({"name": split, **meta[split]} for split in ("valid", "test") if meta[split])]:
+        read = corpus.get("pairs_read", corpus["pairs"])
+        counts = (read, corpus["pairs"], corpus["source_tokens"], corpus["target_tokens"])
+        rows.append([corpus["name"], *(f"{count:,}" for count in counts)])
+    print(aligned(rows))
+    rows = [["corpus", "reason", "pairs", "share"]]
+    for corpus in meta["train"]:
+        for reason, entry in meta["cleaning"][corpus["name"]].items():
+            share = f"{100 * entry['count'] / corpus['pairs_read']:.2f} %"
+            rows.append([corpus["name"], f"{reason}: {entry['meaning']}", f"{entry['count']:,}", share])
+    print("\ndropped from training:\n" + aligned(rows, slice(2, None)) if len(rows) > 1 else "No pair was dropped.")
+    print()
     for split in ("valid", "test"):
         for reason in (meta[split] or {}).get("noted", {}).values():
             kept = "1 pair" if reason["count"] == 1 else f"{reason['count']:,} pairs"
-            console.print(f"{split}: {kept} kept although {reason['meaning']}", style="yellow")
+            print(f"{split}: {kept} kept although {reason['meaning']}")
     if meta["valid"] is None:
-        console.print("There is no validation set: training cannot pick its best checkpoint.", style="yellow")
+        print("There is no validation set: training cannot pick its best checkpoint.")
     sizes = f"{meta['source_vocab_size']:,} symbols"
     if not meta["shared_vocabulary"]:
         sizes = f"{sizes} (source) and {meta['target_vocab_size']:,} (target)"
-    pairs = sum(corpus["pairs_read"] for corpus in meta["train"])
-    seconds = max(meta["seconds"], 0.1)
-    console.print(
-        f"{'Shared vocabulary' if meta['shared_vocabulary'] else 'Vocabularies'}: {sizes}. "
-        f"{pairs:,} pairs in {seconds:,.1f} s, {2 * pairs / seconds:,.0f} sentences/s."
-    )
-    console.print(f"Examples of what was dropped: {out / 'dataset.json'}", markup=False)
-    console.print(f"Next: deepnmt train RECIPE.toml --data {out} --out RUN", markup=False)
-
-
-def _corpora_table(meta: dict[str, Any]) -> Any:
-    table = _table(f"{meta['source_lang']} to {meta['target_lang']}", "corpus")
-    for column in ("pairs read", "kept", "source tokens", "target tokens"):
-        table.add_column(column, justify="right")
-    for row in [*meta["train"], *({"name": split, **meta[split]} for split in ("valid", "test") if meta[split])]:
-        counts = (row.get("pairs_read", row["pairs"]), row["pairs"], row["source_tokens"], row["target_tokens"])
-        table.add_row(row["name"], *(f"{count:,}" for count in counts))
-    return table
-
-
-def _dropped_table(meta: dict[str, Any]) -> Any:
-    table = _table("dropped from training", "corpus", "reason")
-    table.add_column("pairs", justify="right")
-    table.add_column("share", justify="right")
-    read = {corpus["name"]: corpus["pairs_read"] for corpus in meta["train"]}
-    for name, reasons in meta["cleaning"].items():
-        for reason, entry in reasons.items():
-            share = 100 * entry["count"] / read[name]
-            table.add_row(name, f"{reason}: {entry['meaning']}", f"{entry['count']:,}", f"{share:.2f} %")
-    return table
-
-
-def _table(title: str, *columns: str) -> Any:
-    from rich.table import Table
-
-    return Table(*columns, title=title, title_justify="left")
+    pairs, seconds = sum(corpus["pairs_read"] for corpus in meta["train"]), max(meta["seconds"], 0.1)
+    print(f"{'Shared vocabulary' if meta['shared_vocabulary'] else 'Vocabularies'}: {sizes}. ", end="")
+    print(f"{pairs:,} pairs in {seconds:,.1f} s, {2 * pairs / seconds:,.0f} sentences/s.")
+    print(f"Examples of what was dropped: {out / 'dataset.json'}")
+    print(f"Next: deepnmt train RECIPE.toml --data {out} --out RUN")

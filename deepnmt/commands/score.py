@@ -42,40 +42,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from deepnmt.evaluation.scores import TESTS
 
     add_options(parser, FILES, "--hypothesis", "--reference")
-    add_metric_options(parser, absent=None)
-    add_options(parser, OPTIONS, absent=None)
+    add_options(parser, metric_options() | OPTIONS, absent=None)
     add_options(parser, {"--comet-model NAME": f"COMET's model (default: {DEFAULT_MODEL})"}, absent=None)
     text = "how several hypotheses are compared with the first (default: %(default)s)"
     parser.add_argument("--test", choices=[*TESTS, "none"], default="bootstrap", help=text)
 
 
-def add_metric_options(group: Any, absent: Any = argparse.SUPPRESS) -> None:
+def metric_options() -> dict[str, str]:
     """What `score` and `evaluate` share."""
     from deepnmt.evaluation.metrics import METRICS
 
-    add_options(group, SCORES, absent=absent)
-    text = f"only these scores: {', '.join(METRICS)}"
-    group.add_argument("--metrics", nargs="+", choices=list(METRICS), default=absent, metavar="NAME", help=text)
+    return SCORES | {f"--metrics {{{','.join(METRICS)}}}+": f"only these scores: {', '.join(METRICS)}"}
 
 
 def run(arguments: argparse.Namespace) -> None:
     from deepnmt.evaluation.score_files import score_files
+    from deepnmt.evaluation.scores import TESTS
 
-    names = ("source_lang", "target_lang", "metrics", "lowercase", "confidence", "samples", "source")
-    options = {name: getattr(arguments, name) for name in (*names, "comet", "comet_model", "comet_scores")}
-    test = None if arguments.test == "none" else arguments.test
+    options = vars(arguments)
+    hypotheses, references, as_json = (options.pop(name) for name in ("hypothesis", "reference", "json"))
+    options["test"] = test = None if arguments.test == "none" else arguments.test
     with _status() as on_metric:
-        scored = score_files(arguments.hypothesis, arguments.reference, test=test, on_metric=on_metric, **options)
-    notices = list(dict.fromkeys(notice for _, scores in scored for notice in scores.notices))
-    if arguments.json:
-        print(json.dumps(_report(arguments, scored, notices), ensure_ascii=False, indent=2))
+        scored = score_files(hypotheses, references, on_metric=on_metric, **options)
+    report = {
+        "deepnmt": __version__,
+        "source_lang": arguments.source_lang,
+        "target_lang": arguments.target_lang,
+        "references": references,
+        "num_lines": scored[0][1].num_lines,
+        "test": None,
+        "systems": [{"hypothesis": name, "scores": scores.as_dict()} for name, scores in scored],
+        "notices": list(dict.fromkeys(notice for _, scores in scored for notice in scores.notices)),
+    }
+    if test and len(hypotheses) > 1:
+        samples = arguments.samples or TESTS[test].samples
+        report["test"] = {"name": TESTS[test].title, "samples": samples, "baseline": hypotheses[0]}
+    if as_json:
+        print(json.dumps(report, ensure_ascii=False, indent=2))
         return
-    for notice in notices:
+    for notice in report["notices"]:
         print(f"note: {notice}", file=sys.stderr)
-    _show(arguments, scored)
+    _show(report, scored, bool(arguments.confidence))
 
 
-def _show(arguments: argparse.Namespace, scored: "Scored") -> None:
+def _show(report: dict[str, Any], scored: "Scored", confidence: bool) -> None:
     from deepnmt.evaluation.table import folded, lines
 
     named = scored if len(scored) > 1 else [("", scored[0][1])]
@@ -87,43 +97,19 @@ def _show(arguments: argparse.Namespace, scored: "Scored") -> None:
 
     width = shutil.get_terminal_size().columns
     console = Console(width=width, highlight=False)
-    console.print(Text(_heading(arguments, scored), "dim"), Text(""), folded(named, width), sep="\n", soft_wrap=True)
+    console.print(Text(_heading(report, confidence), "dim"), Text(""), folded(named, width), sep="\n", soft_wrap=True)
 
 
-def _heading(arguments: argparse.Namespace, scored: "Scored") -> str:
-    count = len(arguments.reference)
-    parts = [f"{scored[0][1].num_lines:,} lines", f"{count} reference{'s' if count > 1 else ''}"]
-    if arguments.target_lang:
-        source = f"{arguments.source_lang} " if arguments.source_lang else ""
-        parts.append(f"{source}→ {arguments.target_lang}")
-    if test := _test(arguments):
-        parts.append(test["name"])
-    if test or arguments.confidence:
+def _heading(report: dict[str, Any], confidence: bool) -> str:
+    count, source, target = len(report["references"]), report["source_lang"], report["target_lang"]
+    parts = [f"{report['num_lines']:,} lines", f"{count} reference{'s' if count > 1 else ''}"]
+    if target:
+        parts.append(f"{source} → {target}" if source else f"→ {target}")
+    if report["test"]:
+        parts.append(report["test"]["name"])
+    if report["test"] or confidence:
         parts.append("[95 % interval]")
     return ", ".join(parts)
-
-
-def _report(arguments: argparse.Namespace, scored: "Scored", notices: list[str]) -> dict[str, Any]:
-    return {
-        "deepnmt": __version__,
-        "source_lang": arguments.source_lang,
-        "target_lang": arguments.target_lang,
-        "references": arguments.reference,
-        "num_lines": scored[0][1].num_lines,
-        "test": _test(arguments),
-        "systems": [{"hypothesis": name, "scores": scores.as_dict()} for name, scores in scored],
-        "notices": notices,
-    }
-
-
-def _test(arguments: argparse.Namespace) -> dict[str, Any] | None:
-    """The test that compared the hypotheses, if one did."""
-    from deepnmt.evaluation.scores import TESTS
-
-    if len(arguments.hypothesis) == 1 or arguments.test == "none":
-        return None
-    test = TESTS[arguments.test]
-    return {"name": test.title, "samples": arguments.samples or test.samples, "baseline": arguments.hypothesis[0]}
 
 
 @contextmanager

@@ -95,17 +95,17 @@ class PackedBatch(_Tensors):
 
     def _part(self, start: int, stop: int, source_room: int, target_room: int) -> "PackedBatch":
         """Sentences `start` to `stop`. Parts of a batch without loss have none either."""
-        source_offsets, target_offsets = (
-            (offsets[start : stop + 1] - offsets[start]) for offsets in (self.source_offsets, self.target_offsets)
+        (source, sources), (target, targets) = (
+            (slice(int(offsets[start]), int(offsets[stop])), int(offsets[stop] - offsets[start]))
+            for offsets in (self.source_offsets, self.target_offsets)
         )
-        sources, targets = int(source_offsets[-1]), int(target_offsets[-1])
-        first_source, first_target = int(self.source_offsets[start]), int(self.target_offsets[start])
+        offsets = slice(start, stop + 1)
         return PackedBatch(
-            _fill(self.source[first_source : first_source + sources], source_room, PAD),
-            _fill(source_offsets, len(self.source_offsets), sources),
-            _fill(self.target_input[first_target : first_target + targets], target_room, PAD),
-            _fill(self.target_output[first_target : first_target + targets], target_room, PAD),
-            _fill(target_offsets, len(self.target_offsets), targets),
+            _fill(self.source[source], source_room, PAD),
+            _fill(self.source_offsets[offsets] - source.start, len(self.source_offsets), sources),
+            _fill(self.target_input[target], target_room, PAD),
+            _fill(self.target_output[target], target_room, PAD),
+            _fill(self.target_offsets[offsets] - target.start, len(self.target_offsets), targets),
             num_source_tokens=sources if self.num_source_tokens else 0,
             num_target_tokens=targets if self.num_target_tokens else 0,
             sentences=self.sentences[start:stop],
@@ -140,8 +140,9 @@ class Ragged:
     def rows(self) -> list[npt.NDArray[np.integer]]:
         return np.split(self.values, np.cumsum(self.lengths)[:-1]) if len(self) else []
 
-    def take(self, rows: slice) -> "Ragged":
-        return Ragged.of(self.rows()[rows])
+    def take(self, rows: slice | Array) -> "Ragged":
+        starts = np.cumsum(self.lengths) - self.lengths
+        return Ragged(self.values[_ranges(starts[rows], self.lengths[rows])], self.lengths[rows])
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int] | npt.NDArray[np.integer]]) -> "Ragged":
@@ -155,18 +156,10 @@ def gather(sides: Sequence[Side], bases: Array, sentences: npt.NDArray[np.intege
     if len(sides) == 1:
         return _gather_one(sides[0], sentences)
     owners = np.searchsorted(bases, sentences, "right") - 1
-    lengths = np.empty(len(sentences), np.int64)
-    parts = []
-    for owner in np.unique(owners):
-        rows = np.flatnonzero(owners == owner)
-        part = _gather_one(sides[owner], sentences[rows] - bases[owner])
-        lengths[rows] = part.lengths
-        parts.append((rows, part))
-    values = np.empty(int(lengths.sum()), np.int64)
-    starts = np.cumsum(lengths) - lengths
-    for rows, part in parts:
-        values[_ranges(starts[rows], part.lengths)] = part.values
-    return Ragged(values, lengths)
+    parts = [_gather_one(sides[i], sentences[owners == i] - bases[i]) for i in np.unique(owners)]
+    values, lengths = ([getattr(part, name) for part in parts] for name in ("values", "lengths"))
+    by_owner = Ragged(np.concatenate(values), np.concatenate(lengths))
+    return by_owner.take(np.argsort(np.argsort(owners, kind="stable")))
 
 
 def _gather_one(side: Side, sentences: npt.NDArray[np.integer]) -> Ragged:
