@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deepnmt.data.conversion import TEXTS
+from deepnmt.data.conversion.exported import is_exported
 from deepnmt.data.conversion.text import ForeignText
 from deepnmt.data.subword_nmt import Codes, SubwordNmt, read_dictionary
 from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
@@ -33,6 +34,7 @@ def convert(
     """Write the model of a `checkpoint`, a file or a folder, to the MODEL folder `out`, and return it.
 
     `toolkit` is `marian` (a folder of Marian or of Hugging Face), `m2m100`, `nllb` or `fsmt` (folders of Hugging Face),
+    `exported` (what `deepnmt export --to huggingface` wrote, perhaps trained on since),
     `dlcl` (the code of the paper's authors; also an .npz of its parameters) or `fairseq`. By default it is recognised
     from the folder. A folder has the tokenisers too; of a model with many languages, `source_lang` and `target_lang`
     are those translated by default.
@@ -79,6 +81,8 @@ def recognise(checkpoint: Path) -> str:
         raise InputError(f"{checkpoint} is a file: say which toolkit wrote it, --from {' or '.join(FORMATS)}")
     if (checkpoint / "config.json").is_file():
         model_type = read_json(checkpoint / "config.json").get("model_type")
+        if is_exported(checkpoint):
+            return "exported"
         if model_type not in MODEL_TYPES:
             raise InputError(f"{checkpoint} has model_type {model_type!r}; deepnmt reads {', '.join(MODEL_TYPES)}")
         toolkit = MODEL_TYPES[model_type]

@@ -11,6 +11,7 @@ FORMATS = {
     "m2m100": "Hugging Face's folder",
     "nllb": "the same",
     "fsmt": "the same: fairseq's models of WMT19",
+    "exported": "what deepnmt export --to huggingface wrote",
     "dlcl": "a checkpoint of the paper's authors, or an .npz of its parameters",
     "fairseq": "a checkpoint of its transformer",
 }

@@ -17,8 +17,11 @@ from pathlib import Path
 
 import sentencepiece
 
+from deepnmt.data.listed_pieces import ListedPieces
 from deepnmt.data.sentence_pieces import SPACE, SentencePieces, message_of
-from deepnmt.data.tokenizer import Tokenizer
+from deepnmt.data.tokenizer import AS_IT_IS, Tokenizer
+
+SENTENCEPIECE = SentencePieces, ListedPieces  # subwords that have a SentencePiece model
 
 
 def normalising_model(tokenizer: Tokenizer) -> bytes:
@@ -26,10 +29,11 @@ def normalising_model(tokenizer: Tokenizer) -> bytes:
 
     A model that has rules of its own, which deepnmt did not learn, keeps them.
     """
-    assert isinstance(tokenizer.subwords, SentencePieces)
+    assert isinstance(tokenizer.subwords, SENTENCEPIECE)
     message, prepare = message_of(tokenizer.subwords.model), tokenizer.preprocessor
-    if not message.normalizer_spec.precompiled_charsmap:
-        message.normalizer_spec.precompiled_charsmap = _compiled(prepare.normalization, prepare.lowercase)
+    if message.normalizer_spec.precompiled_charsmap or prepare.normalization == AS_IT_IS:
+        return tokenizer.subwords.model
+    message.normalizer_spec.precompiled_charsmap = _compiled(prepare.normalization, prepare.lowercase)
     return bytes(message.SerializeToString())
 
 

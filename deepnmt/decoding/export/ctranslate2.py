@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from deepnmt.data.sentence_pieces import SentencePieces
-from deepnmt.data.sentencepiece_rules import normalising_model
+from deepnmt.data.sentencepiece_rules import SENTENCEPIECE, normalising_model
 from deepnmt.data.tokenizer import Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import BOS, EOS, UNK
 from deepnmt.decoding.export.comparison import TOLERANCE, Agreement, Tell, batches, longest, num_steps, padded
@@ -78,7 +77,7 @@ def write(model: Transformer, tokenizers: TokenizerPair, folder: Path, tell: Tel
     tokens = {f"{name}_token": tokenizers.target.pieces[number] for name, number in special.items()}
     write_json(folder / "config.json", tokens | settings)
     for side, tokenizer in (("source", tokenizers.source), ("target", tokenizers.target)):
-        if isinstance(tokenizer.subwords, SentencePieces):
+        if isinstance(tokenizer.subwords, SENTENCEPIECE):
             (folder / f"{side}.spm").write_bytes(normalising_model(tokenizer))
     return {}
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from typing import Any
 
-from deepnmt.data.sentence_pieces import SentencePieces
+from deepnmt.data.sentencepiece_rules import SENTENCEPIECE
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.errors import InputError
 from deepnmt.model.config import ModelConfig, StackConfig
@@ -58,8 +58,11 @@ def unlike_sentencepiece(tokenizers: TokenizerPair) -> Iterator[str]:
                 f"it has no pretokenizer, and the {side} has {tokenizer.preprocessor.pretokenizer} (export --to onnx "
                 "or --to ctranslate2 and split the words yourself, or prepare the text with --pretokenizer none)"
             )
-        if not isinstance(tokenizer.subwords, SentencePieces):
+        if not isinstance(tokenizer.subwords, SENTENCEPIECE):
             yield f"it reads SentencePiece models only, and the {side} has {tokenizer.subwords.kind} codes"
+        if tokenizer.languages:
+            count, of = len(tokenizer.languages.tags), tokenizer.languages.of
+            yield f"it does not announce languages, and this model has {count} {of} languages (export --to ctranslate2)"
 
 
 def _default(setting: Any) -> Any:

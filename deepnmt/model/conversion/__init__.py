@@ -15,6 +15,7 @@ FORMATS: dict[str, Callable[[Path], ForeignModel]] = {
     "m2m100": huggingface.read_m2m100,
     "nllb": huggingface.read_m2m100,
     "fsmt": huggingface.read_fsmt,
+    "exported": huggingface.read_exported,
 }
 
 

@@ -25,6 +25,7 @@ IMPLIED = {
     "static_position_embeddings": True,
     "tie_encoder_decoder": False,
 }
+OURS, MARIANS = "sinusoidal", "sinusoidal-hf"  # positions
 SPECIAL = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
 
 
@@ -51,14 +52,40 @@ def read_fsmt(folder: Path) -> ForeignModel:
     return _read(folder, config, "fsmt", {"norm": "post"})
 
 
-def _read(folder: Path, config: Mapping[str, Any], model_type: str, changes: dict[str, Any]) -> ForeignModel:
+def read_exported(folder: Path) -> ForeignModel:
+    """A model of ours as Marian or M2M100, with our special symbols; Marian's table says which positions it has."""
+    config = read_json(folder / CONFIG)
+    model_type, start = config.get("model_type"), config.get("decoder_start_token_id")
+    _check_settings(folder, config, {**SPECIAL, "decoder_start_token_id": start})
+    if model_type == "m2m_100":
+        return _read(folder, config, "m2m_100", {"norm": "pre"})
+    if model_type != "marian":
+        raise InputError(f"{folder} holds a model of deepnmt's own class: use the MODEL that it was exported from")
+    changes = {"norm": "post", "start_id": None if start == SPECIAL["eos_token_id"] else start}
+    path, state = _weights(folder)
+    table = next((state[name] for name in state if ".embed_positions." in name), None)
+    if table is None:
+        raise InputError(f"{path} holds no embed_positions, which transformers leaves out unless told not to")
+    for positions, first in ((OURS, 2), (MARIANS, 0), (OURS, 0)):
+        if _are_sinusoids(table, positions == OURS, first):
+            changes |= {"positions": positions, "first_position": first}
+            return _read(folder, config, "marian", changes, first)
+    raise InputError(f"{path} holds embed_positions that are not sinusoids")
+
+
+def _read(
+    folder: Path, config: Mapping[str, Any], model_type: str, changes: dict[str, Any], first_position: int = 0
+) -> ForeignModel:
     if config.get("model_type") != model_type:
         raise InputError(f"{folder / CONFIG}: model_type is {config.get('model_type')!r}, not {model_type!r}")
     _check_settings(folder, config, IMPLIED)
     settings = {**config, "activation_fn": config.get("activation_function", "relu"), "pad": 1}
     path, state = _weights(folder)
     state = {name.removeprefix("model."): tensor for name, tensor in state.items()}
-    _check_positions(path, state, reaches_last=model_type != "marian")
+    reaches_last = changes.get("positions", OURS) == OURS
+    for name, table in state.items():
+        if ".embed_positions." in name and not _are_sinusoids(table, reaches_last, first_position):
+            raise InputError(f"{path} holds {name}, which are not the sinusoids of its class")
     foreign = ForeignModel(path, _with_tables(state), settings)
     changes["scale_embeddings"] = bool(config.get("scale_embedding", model_type != "marian"))
     norm, found = changes.pop("norm"), "pre" if "encoder.layer_norm.weight" in state else "post"
@@ -73,14 +100,11 @@ def _check_settings(folder: Path, config: Mapping[str, Any], wanted: Mapping[str
             raise InputError(f"{folder / CONFIG}: {name} = {config[name]}, and deepnmt reads only {name} = {value}")
 
 
-def _check_positions(path: Path, state: Mapping[str, Tensor], reaches_last: bool) -> None:
-    """Positions are not read: they must be the sinusoids that the class begins with, but for the row of padding."""
-    for name, table in state.items():
-        if ".embed_positions." in name:
-            sinusoids = SinusoidalPositions(table.shape[1], reaches_last)(torch.arange(len(table)))
-            differs = (table.float() - sinusoids).abs() > 1e-2  # some are in half precision
-            if differs[2:].any():
-                raise InputError(f"{path} holds {name}, which are not the sinusoids of its class")
+def _are_sinusoids(table: Tensor, reaches_last: bool, first_position: int) -> bool:
+    """Positions are not read, so they must be what we compute, but for the row of padding."""
+    sinusoids = SinusoidalPositions(table.shape[1], reaches_last)(torch.arange(len(table)) + first_position)
+    differs = (table.float() - sinusoids).abs() > 1e-2  # some are in half precision
+    return not differs[2:].any()
 
 
 def _weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
