@@ -12,11 +12,10 @@ from deepnmt.analysis.config import Workload
 from deepnmt.analysis.training_speed import wait_for
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
 from deepnmt.decoding.config import SearchConfig
-from deepnmt.decoding.continuous import ContinuousSearches
-from deepnmt.decoding.fused import can_fuse
+from deepnmt.decoding.continuous import ContinuousSearches, can_fuse
 from deepnmt.decoding.precision import PreparedModel, prepare
 from deepnmt.decoding.rules import Rules
-from deepnmt.decoding.sampling import Greedy, generate
+from deepnmt.decoding.sampling import generate
 from deepnmt.decoding.search import Shrinking, beam_search
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.transformer import Transformer
@@ -80,7 +79,7 @@ def _runners(
         # Nothing ends before the last step: looking would only make the host wait.
         never = Shrinking(every=workload.length + 2)
         if workload.beam == 1:
-            return generate(prepared.step, state, rules, Greedy(), shrinking=never)
+            return generate(prepared.step, state, rules, shrinking=never)
         return beam_search(prepared.step, state, rules, config, never)
 
     return run, lambda: prepared.start(source, workload.beam)

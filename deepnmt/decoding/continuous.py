@@ -7,16 +7,24 @@ slots now and then, takes out what is done and puts in what is waiting; sentence
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from deepnmt.decoding.config import SearchConfig
-from deepnmt.decoding.fused import WIDEST_BEAM, FusedStep, SlotShape, record
+from deepnmt.decoding.config import SearchConfig, SlotShape
 from deepnmt.decoding.precision import PreparedModel
 from deepnmt.decoding.rules import Rules
-from deepnmt.decoding.search import Found, before_end
+from deepnmt.decoding.search import Found, found_hypotheses
+from deepnmt.model.kernels.graphs import Work, record_graph
+from deepnmt.model.transformer import Transformer
 
+if TYPE_CHECKING:
+    from deepnmt.decoding.fused import FusedStep  # which needs Triton
+
+WIDEST_BEAM = 8  # the kernels unroll over it
 SLOTS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 STEPS_OF_LENGTH = 64  # room that is not used costs memory and no time
 KEPT_SHAPES = 4
@@ -29,6 +37,15 @@ RECORDED_ENCODER_SENTENCES = 128  # more keep a GPU busy as they are
 KEPT_ENCODERS = 16
 
 Results = list[tuple[int, list[Found]]]  # the number of a sentence and its n best
+
+
+def can_fuse(model: Transformer) -> bool:
+    """Do the kernels support the decoder step of this model? If not, the plain search is used."""
+    stack = model.config.decoder
+    head_dim = stack.dim // stack.num_heads
+    known = model.config.norm_kind == "layer" and model.config.sublayer_of(stack).kind in ("pre", "post")
+    known = known and model.decoder.connection.step_mixture() is not None
+    return known and head_dim >= 16 and head_dim & (head_dim - 1) == 0 and find_spec("triton") is not None
 
 
 class CannotFuseError(Exception):
@@ -67,10 +84,10 @@ class ContinuousSearches:
     def _slots(self, source_length: int, rules: Rules, config: SearchConfig, count: int) -> "SlotSearch":
         lengths = (_rounded(source_length), _rounded(rules.total + 1))
         most = max(1, min(self.most, self._affordable(lengths, config.beam)))
-        # What is there and large enough is as good: capacities cost no time.
-        sentences = next((size for size in SLOTS if size >= min(count, most)), SLOTS[-1])
-        sentences = sentences if sentences <= most else max(size for size in SLOTS if size <= most)
+        sizes = [size for size in SLOTS if size <= most]
+        sentences = next((size for size in sizes if size >= count), sizes[-1])
         wanted = SlotShape(sentences, *lengths, config, rules.banned, rules.min_length)
+        # What is there and large enough is as good: capacities cost no time.
         shape = next((shape for shape in self.recorded if _covers(shape, wanted)), wanted)
         if shape not in self.recorded:
             while len(self.recorded) >= KEPT_SHAPES:
@@ -122,9 +139,11 @@ class SlotSearch:
     def __init__(self, prepared: PreparedModel, shape: SlotShape, eos: int) -> None:
         self.prepared, self.shape = prepared, shape
         self.device = prepared.model.output_weight.device
+        from deepnmt.decoding.fused import FusedStep
+
         self.fused = FusedStep(prepared, shape, eos)
         self.step = record(self.fused.step, self.device)
-        self.encoders: OrderedDict[tuple[int, int], _RecordedEncoder] = OrderedDict()
+        self._recorded_encoder = lru_cache(KEPT_ENCODERS)(partial(_RecordedEncoder, prepared))
         self.look_every = LOOK_EVERY["many" if shape.sentences >= MANY else "few"]
 
     @torch.inference_mode()
@@ -184,13 +203,8 @@ class SlotSearch:
     def _encoder(self, count: int, width: int) -> Callable[[Tensor], Tensor]:
         if self.device.type != "cuda" or self.shape.sentences > RECORDED_ENCODER_SENTENCES:
             return lambda source: encode(self.prepared, source)
-        key = (next(size for size in SLOTS if size >= count), min(_rounded(width, 16), self.shape.source_length))
-        if key not in self.encoders:
-            while len(self.encoders) >= KEPT_ENCODERS:
-                self.encoders.popitem(last=False)
-            self.encoders[key] = _RecordedEncoder(self.prepared, *key)
-        self.encoders.move_to_end(key)
-        return self.encoders[key]
+        size = next(size for size in SLOTS if size >= count)
+        return self._recorded_encoder(size, min(_rounded(width, 16), self.shape.source_length))
 
     def _tensor(self, content: list[int] | list[list[int]]) -> Tensor:
         if self.device.type != "cuda":
@@ -201,7 +215,7 @@ class SlotSearch:
 class _Leaving:
     """Sentences that are done, on their way to the host."""
 
-    def __init__(self, numbers: list[int], fused: FusedStep, slots: Tensor) -> None:
+    def __init__(self, numbers: list[int], fused: "FusedStep", slots: Tensor) -> None:
         self.numbers, self.eos = numbers, fused.eos
         state = fused.state
         self.parts = [_to_host(part[slots]) for part in (state.ended_said, state.ended_log_probs, state.ended_scores)]
@@ -212,18 +226,7 @@ class _Leaving:
     def results(self) -> Results:
         if self.arrived is not None:
             self.arrived.synchronize()
-        rows = zip(self.numbers, *(part.tolist() for part in self.parts), strict=True)
-        return [
-            (
-                number,
-                [
-                    Found(before_end(symbols, self.eos), log_prob, score)
-                    for symbols, log_prob, score in zip(*sentence, strict=True)
-                    if log_prob > -torch.inf
-                ],
-            )
-            for number, *sentence in rows
-        ]
+        return list(zip(self.numbers, found_hypotheses(self.eos, *self.parts), strict=True))
 
 
 class _RecordedEncoder:
@@ -274,3 +277,8 @@ def _covers(shape: SlotShape, wanted: SlotShape) -> bool:
 
 def _rounded(length: int, step: int = STEPS_OF_LENGTH) -> int:
     return -(-max(length, 1) // step) * step
+
+
+def record(work: Work, device: torch.device) -> Work:
+    """The same work: on a GPU its launches as one CUDA graph, elsewhere itself."""
+    return record_graph(work) if device.type == "cuda" else work

@@ -1,46 +1,18 @@
 """The decoder's step on a GPU in few kernels, over slots that each hold a sentence at a position of its own."""
 
-from dataclasses import dataclass
-from importlib.util import find_spec
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from deepnmt.decoding.config import SearchConfig
+from deepnmt.decoding.config import SlotShape
+from deepnmt.decoding.kernels.beams_triton import BeamState, advance
+from deepnmt.decoding.kernels.step_triton import attend_memory, attend_past, embed, join
 from deepnmt.decoding.penalties import penalty_table
 from deepnmt.decoding.precision import PreparedModel
 from deepnmt.model.attention import KeysValues
-from deepnmt.model.connections.dlcl import Dlcl
-from deepnmt.model.connections.residual import Residual
-from deepnmt.model.kernels.graphs import Work, record_graph
 from deepnmt.model.layers import DecoderLayer
 from deepnmt.model.positions import Rotation
 from deepnmt.model.sublayers import Sublayer
-from deepnmt.model.transformer import Transformer
-
-WIDEST_BEAM = 8  # the kernels unroll over it
-
-
-@dataclass(frozen=True)
-class SlotShape:
-    """What a recording is made for. Lengths count the end."""
-
-    sentences: int
-    source_length: int
-    target_length: int
-    config: SearchConfig
-    banned: tuple[int, ...]
-    min_length: int
-
-
-def can_fuse(model: Transformer) -> bool:
-    """Do the kernels support the decoder step of this model? If not, the plain search is used."""
-    connection, stack = model.decoder.connection, model.config.decoder
-    head_dim = stack.dim // stack.num_heads
-    known = type(connection) is Residual or (type(connection) is Dlcl and connection.weight.shape[2] == 1)
-    known = known and model.config.norm_kind == "layer" and model.config.sublayer_of(stack).kind in ("pre", "post")
-    return known and head_dim >= 16 and head_dim & (head_dim - 1) == 0 and find_spec("triton") is not None
 
 
 class FusedStep:
@@ -48,8 +20,6 @@ class FusedStep:
 
     @torch.inference_mode()
     def __init__(self, prepared: PreparedModel, shape: SlotShape, eos: int) -> None:
-        from deepnmt.decoding.kernels.beams_triton import BeamState
-
         self.prepared, self.shape, self.eos = prepared, shape, eos
         self.pre = prepared.model.config.sublayer_of(prepared.model.config.decoder).kind == "pre"
         model, config = prepared.model, shape.config
@@ -62,10 +32,10 @@ class FusedStep:
         self.memory = weight.new_zeros(*each, shape.source_length, *heads)
         self.source_lengths = torch.ones(shape.sentences, dtype=torch.int32, device=weight.device)
         self.history = weight.new_empty(stack.num_layers + 1, shape.sentences * config.beam, stack.dim)
-        connection = model.decoder.connection
-        self.mixture = connection if isinstance(connection, Dlcl) else None
-        self.matrix = None if self.mixture is None else self.mixture._effective()[:, :, 0].contiguous()
-        self.penalties = penalty_table(config.penalty, shape.target_length + 1, weight.device)
+        mixture = model.decoder.connection.step_mixture()
+        assert mixture is not None
+        self.matrix, self.norms = mixture.matrix, mixture.norms
+        self.penalties = penalty_table(config, shape.target_length + 1, weight.device)
         allowed = torch.ones(len(weight), dtype=torch.int8, device=weight.device)
         allowed[[eos, *shape.banned]] = 0
         self.allowed = allowed
@@ -88,8 +58,6 @@ class FusedStep:
 
     @torch.inference_mode()
     def step(self) -> None:
-        from deepnmt.decoding.kernels.beams_triton import advance
-
         shape = self.shape
         logits = self.prepared.project(self._features())
         advance(self.state, logits, self.allowed, self.penalties, shape.config, self.eos, shape.min_length)
@@ -97,8 +65,6 @@ class FusedStep:
     def _features(self) -> Tensor:
         """The decoder as `Stack` and `DecoderLayer` have it, cut elsewhere: what stands between two products is one
         kernel. Of the two tensors that flow, sub-layers add to the first and compute with the second."""
-        from deepnmt.decoding.kernels.step_triton import embed
-
         embedding, state, beam = self.prepared.model.target_embedding, self.state, self.shape.config.beam
         x = embed(state.last, state.position, embedding.tokens.weight, self.positions, embedding.scale, beam)
         stream, given = self._arrive(0, x, None)
@@ -112,30 +78,24 @@ class FusedStep:
 
     def _add(self, x: Tensor, y: Tensor, around: Sublayer, following: Sublayer) -> tuple[Tensor, Tensor]:
         """The end of a sub-layer: pre-norm adds, and norms for the next one; post-norm norms what it has added."""
-        from deepnmt.decoding.kernels.step_triton import join
-
         if self.pre:
             return join(x, y, next_norm=following.norm)
         return _both(join(x, y, next_norm=around.norm))
 
     def _arrive(self, depth: int, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
         """The end of layer `depth` (0: the embedding), with what the connection does before the next one."""
-        from deepnmt.decoding.kernels.step_triton import join
-
         following = self.prepared.model.decoder.final_norm
         if depth < len(self.layers):
             following = self.layers[depth].around_attention.norm
         ends = self.layers[depth - 1].around_feed_forward.norm if depth else None
-        if self.mixture is None or self.matrix is None:
+        if self.matrix is None:
             return join(x, y, next_norm=following) if self.pre else _both(join(x, y, next_norm=ends))
-        norm, mixture = self.mixture.norms[depth], (self.history, self.matrix, depth)
+        norm, mixture = self.norms[depth], (self.history, self.matrix, depth)
         if self.pre:
             return join(x, y, norm=norm, mixture=mixture, next_norm=following)
         return _both(join(x, y, norm=ends if depth else norm, mixture=mixture, next_norm=norm))
 
     def _attend_past(self, depth: int, layer: DecoderLayer, x: Tensor) -> Tensor:
-        from deepnmt.decoding.kernels.step_triton import attend_past
-
         state, slots = self.state, KeysValues(*self.slots[depth])
         projected = layer.attention.project(x)
         if self.rotation is not None:
@@ -147,8 +107,6 @@ class FusedStep:
         return layer.attention.output(attended)
 
     def _attend_memory(self, depth: int, layer: DecoderLayer, x: Tensor) -> Tensor:
-        from deepnmt.decoding.kernels.step_triton import attend_memory
-
         memory = KeysValues(*self.memory[depth])
         query = layer.cross_attention.queries(x).flatten(-2)
         return layer.cross_attention.output(attend_memory(query, memory, self.source_lengths, self.shape.config.beam))
@@ -166,8 +124,3 @@ def _feed_forward(layer: DecoderLayer, x: Tensor) -> Tensor:
     # The product with its bias and the relu in one kernel.
     expanded = torch._addmm_activation(part.expand.bias, x, part.expand.weight.t())
     return part.contract(expanded)
-
-
-def record(work: Work, device: torch.device) -> Work:
-    """The same work: on a GPU its launches as one CUDA graph, elsewhere itself."""
-    return record_graph(work) if device.type == "cuda" else work

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from deepnmt.decoding.config import LengthPenalty
+from deepnmt.decoding.config import SearchConfig
 
 PENALTIES: dict[str, Callable[[Tensor, float], Tensor]] = {
     # The authors' code (and fairseq's): score / length**alpha.
@@ -15,7 +15,7 @@ PENALTIES: dict[str, Callable[[Tensor, float], Tensor]] = {
 }
 
 
-def penalty_table(penalty: LengthPenalty, max_length: int, device: torch.device | str = "cpu") -> Tensor:
+def penalty_table(config: SearchConfig, max_length: int, device: torch.device | str = "cpu") -> Tensor:
     """penalty(n) for n = 0 .. max_length (n = 0 never ends a hypothesis; its entry is 1)."""
     lengths = torch.arange(max_length + 1, dtype=torch.float64).clamp(min=1)
-    return PENALTIES[penalty.form](lengths, penalty.alpha).float().to(device)
+    return PENALTIES[config.penalty_form](lengths, config.length_penalty).float().to(device)

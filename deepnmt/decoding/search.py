@@ -1,10 +1,11 @@
-"""Beam search, batched, over any step function: no model class is imported here.
+"""Search, batched, over any step function: no model class is imported here.
 
-Rows are sentence-major: row = sentence * beam + k. Nothing in `Beams.advance` makes the host wait for the device, and
-every shape in it is fixed, so a step can be captured in a CUDA graph; `Shrinking` alone looks at the results meanwhile.
+Rows are sentence-major: row = sentence * K + k. Nothing in an `advance` makes the host wait for the device, and every
+shape in it is fixed; `Shrinking` alone looks at the results meanwhile.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeVar
@@ -42,6 +43,19 @@ class Found:
     score: float
 
 
+def found_hypotheses(eos: int, symbols: Tensor, log_probs: Tensor, scores: Tensor) -> list[list[Found]]:
+    """Symbols (B, N, T) that end with the first `eos`, log probabilities and scores (B, N); -inf: there is none."""
+    rows = zip(symbols.tolist(), log_probs.tolist(), scores.tolist(), strict=True)
+    return [
+        [
+            Found(row[: row.index(eos)] if eos in row else row, log_prob, score)
+            for row, log_prob, score in zip(*sentence, strict=True)
+            if log_prob > -math.inf
+        ]
+        for sentence in rows
+    ]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shrinking:
     """How often the host looks, and below which share of unfinished sentences the finished ones leave the batch.
@@ -53,7 +67,82 @@ class Shrinking:
     below: float = 0.8
 
 
+class Growing(ABC):
+    """K hypotheses of each of B sentences, which grow by one symbol at every step."""
+
+    def __init__(self, rules: Rules, config: SearchConfig, width: int) -> None:
+        device, (sentences,) = rules.max_lengths.device, rules.max_lengths.shape
+        self.rules, self.config = rules, config
+        self.penalties = penalty_table(config, rules.total + 1, device)
+        self.position = torch.zeros(1, dtype=torch.long, device=device)
+        self.last = torch.full((sentences, width), rules.eos, device=device)
+        self.symbols = torch.full((sentences, width, rules.total + 1), rules.eos, device=device)
+        self.log_probs = torch.zeros(sentences, width, device=device)
+        self.done = torch.zeros(sentences, dtype=torch.bool, device=device)
+
+    @abstractmethod
+    def advance(self, logits: Tensor) -> Tensor | None:
+        """Extend every hypothesis by one symbol given logits (B * K, V).
+
+        Returns which row each new row extends; None: each extends itself.
+        """
+
+    @abstractmethod
+    def best(self) -> list[list[Found]]:
+        """The finished hypotheses of each sentence, best first. The host waits here."""
+
+    def restricted(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Logits (N, V) without the end and what is forbidden, their normaliser before that and the logit of the end
+        (N, 1), and the symbol that a prefix forces (N,), or FREE, with its logit (N, 1)."""
+        rules = self.rules
+        logits = logits.float()
+        normaliser = log_normaliser(logits)
+        forced = rules.forced(self.position).repeat_interleave(self.last.shape[1])
+        forced_values = logits.gather(1, forced.clamp(min=0)[:, None])
+        end = logits[:, rules.eos, None].clone()
+        logits[:, rules.eos] = -torch.inf
+        rules.forbid(logits, self.symbols.flatten(0, 1), self.position)
+        return logits, normaliser, end, forced, forced_values
+
+    def select(self, sentences: Tensor) -> None:
+        self.rules = self.rules.select(sentences)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor) and name not in ("position", "penalties"):
+                setattr(self, name, value[sentences])
+
+
 @torch.inference_mode()
+def search(step: Step[S], state: S, growing: Growing, shrinking: Shrinking) -> list[list[Found]]:
+    """What `growing` finds for each sentence."""
+    found: list[list[Found]] = [[] for _ in growing.done]
+    numbers = list(range(len(found)))  # which sentence each one of the shrinking batch is
+    total = growing.rules.total
+
+    def keep() -> None:
+        for number, best in zip(numbers, growing.best(), strict=True):
+            found[number] = best
+
+    for position in range(total + 1):
+        logits, state = step(growing.last.flatten(), state)
+        rows = growing.advance(logits)
+        if position == total:
+            break
+        if rows is not None:
+            state = state.reorder(rows)
+        if (position + 1) % shrinking.every == 0:
+            going_on = [i for i, done in enumerate(growing.done.tolist()) if not done]
+            if not going_on:
+                break
+            if len(going_on) < shrinking.below * len(numbers):
+                keep()
+                kept = torch.tensor(going_on, device=logits.device)
+                growing.select(kept)
+                state = state.select(kept)
+                numbers = [numbers[i] for i in going_on]
+    keep()
+    return found
+
+
 def beam_search(
     step: Step[S],
     state: S,
@@ -62,35 +151,10 @@ def beam_search(
     shrinking: Shrinking = Shrinking(),  # noqa: B008 (frozen)
 ) -> list[list[Found]]:
     """The n best hypotheses of each sentence, best first; fewer where the rules leave fewer."""
-    found: list[list[Found]] = [[] for _ in rules.max_lengths]
-    numbers = list(range(len(found)))  # which sentence each one of the shrinking batch is
-    beams = Beams(rules, config)
-    for position in range(rules.total + 1):
-        logits, state = step(beams.last.flatten(), state)
-        rows = beams.advance(logits)
-        if position == rules.total:
-            break
-        state = state.reorder(rows)
-        if (position + 1) % shrinking.every == 0:
-            going_on = [i for i, done in enumerate(beams.done.tolist()) if not done]
-            if not going_on:
-                break
-            if len(going_on) < shrinking.below * len(numbers):
-                _keep(found, numbers, beams)
-                kept = torch.tensor(going_on, device=logits.device)
-                beams.select(kept)
-                state = state.select(kept)
-                numbers = [numbers[i] for i in going_on]
-    _keep(found, numbers, beams)
-    return found
+    return search(step, state, Beams(rules, config), shrinking)
 
 
-def _keep(found: list[list[Found]], numbers: list[int], beams: "Beams") -> None:
-    for number, best in zip(numbers, beams.best(), strict=True):
-        found[number] = best
-
-
-class Beams:
+class Beams(Growing):
     """The live hypotheses of B sentences, K each, and the N best finished ones so far.
 
     A live hypothesis ends when its extension by the end symbol is among the K most probable extensions of its sentence;
@@ -107,24 +171,16 @@ class Beams:
     """
 
     def __init__(self, rules: Rules, config: SearchConfig) -> None:
-        device, (sentences,) = rules.max_lengths.device, rules.max_lengths.shape
-        width, nbest, length = config.beam, config.nbest, rules.total + 1
-        self.rules, self.config = rules, config
-        self.penalties = penalty_table(config.penalty, length, device)
-        self.position = torch.zeros(1, dtype=torch.long, device=device)
+        super().__init__(rules, config, config.beam)
+        sentences, _, length = self.symbols.shape
         # All rows start equal: only the first one counts until their extensions differ.
-        self.log_probs = torch.full((sentences, width), -torch.inf, device=device)
-        self.log_probs[:, 0] = 0.0
-        self.symbols = torch.full((sentences, width, length), rules.eos, device=device)
-        self.last = torch.full((sentences, width), rules.eos, device=device)
-        self.done = torch.zeros(sentences, dtype=torch.bool, device=device)
-        self.num_ended = torch.zeros(sentences, dtype=torch.long, device=device)
-        self.ended_scores = torch.full((sentences, nbest), -torch.inf, device=device)
-        self.ended_log_probs = torch.full((sentences, nbest), -torch.inf, device=device)
-        self.ended_symbols = torch.full((sentences, nbest, length), rules.eos, device=device)
+        self.log_probs[:, 1:] = -torch.inf
+        self.num_ended = torch.zeros_like(self.done, dtype=torch.long)
+        self.ended_scores = self.log_probs.new_full((sentences, config.nbest), -torch.inf)
+        self.ended_log_probs = self.ended_scores.clone()
+        self.ended_symbols = self.symbols.new_full((sentences, config.nbest, length), rules.eos)
 
     def advance(self, logits: Tensor) -> Tensor:
-        """Extend every hypothesis by one symbol given logits (B * K, V); returns which row each new row extends."""
         width = self.config.beam
         values, symbols, end = self._extensions(logits)
         # The K most probable extensions by a symbol other than the end.
@@ -144,27 +200,21 @@ class Beams:
     def _extensions(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Log probabilities (B, K, C) and symbols (B, K, C) of the best extensions of each hypothesis by a symbol other
         than the end, and the log probability (B, K) of ending it: all as the rules allow."""
-        rules, (sentences, width) = self.rules, self.log_probs.shape
-        logits = logits.float()
-        normaliser = log_normaliser(logits)
-        forced = rules.forced(self.position)
-        forced_values = logits.gather(1, forced.clamp(min=0).repeat_interleave(width)[:, None])
-        end = logits[:, rules.eos, None].clone()
-        logits[:, rules.eos] = -torch.inf
-        rules.forbid(logits, self.symbols.flatten(0, 1), self.position)
+        sentences, width = self.log_probs.shape
+        logits, normaliser, end, forced, forced_values = self.restricted(logits)
         values, symbols = top_symbols(logits, width)
-
         values, forced_values, end = (
             (x - normaliser).clamp(max=0).view(sentences, width, -1) for x in (values, forced_values, end)
         )
         symbols = symbols.view(sentences, width, -1)
-        is_forced = (forced != FREE)[:, None, None]
+        forced = forced.view(sentences, width, 1)
+        is_forced = forced != FREE
         only = torch.full_like(values, -torch.inf)
-        only[:, :, :1] = rules.charged(forced_values, self.position)
+        only[:, :, :1] = self.rules.charged(forced_values, self.position)
         values = torch.where(is_forced, only, values)
-        symbols = torch.where(is_forced, forced[:, None, None], symbols)
-        values = values.masked_fill(~rules.may_go_on(self.position)[:, None, None], -torch.inf)
-        end = end.squeeze(2).masked_fill(~rules.may_end(self.position)[:, None], -torch.inf)
+        symbols = torch.where(is_forced, forced, symbols)
+        values = values.masked_fill(~self.rules.may_go_on(self.position)[:, None, None], -torch.inf)
+        end = end.squeeze(2).masked_fill(~self.rules.may_end(self.position)[:, None], -torch.inf)
         return values, symbols, end
 
     def _finish(self, ended: Tensor, going_on: Tensor) -> None:
@@ -191,25 +241,5 @@ class Beams:
             settled |= self.ended_scores[:, -1] >= best / penalty
         return settled
 
-    def select(self, sentences: Tensor) -> None:
-        self.rules = self.rules.select(sentences)
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor) and name not in ("position", "penalties"):
-                setattr(self, name, value[sentences])
-
     def best(self) -> list[list[Found]]:
-        """The finished hypotheses of each sentence, best first. The host waits here."""
-        eos = self.rules.eos
-        rows = zip(self.ended_symbols.tolist(), self.ended_log_probs.tolist(), self.ended_scores.tolist(), strict=True)
-        return [
-            [
-                Found(before_end(symbols, eos), log_prob, score)
-                for symbols, log_prob, score in zip(*sentence, strict=True)
-                if log_prob > -math.inf
-            ]
-            for sentence in rows
-        ]
-
-
-def before_end(symbols: list[int], eos: int) -> list[int]:
-    return symbols[: symbols.index(eos)] if eos in symbols else symbols
+        return found_hypotheses(self.rules.eos, self.ended_symbols, self.ended_log_probs, self.ended_scores)

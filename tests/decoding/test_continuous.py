@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from deepnmt.decoding import continuous
-from deepnmt.decoding.config import LengthPenalty, SearchConfig
-from deepnmt.decoding.fused import can_fuse
+from deepnmt.decoding.config import SearchConfig
 from deepnmt.decoding.precision import PreparedModel
 from deepnmt.decoding.rules import Rules
 from deepnmt.decoding.search import Found, beam_search
@@ -93,13 +92,13 @@ class TestAgreement:
     @pytest.mark.parametrize("connection", CONNECTIONS)
     def test_every_model_that_can_be_fused(self, norm: str, connection: str) -> None:
         model = small_model(norm, connection)
-        assert can_fuse(model)
+        assert continuous.can_fuse(model)
         check(model, SearchConfig(beam=4))
 
     @pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
     def test_normed_queries_and_keys(self, positions: str) -> None:
         model = small_model(qk_norm=True, positions=positions)
-        assert can_fuse(model)
+        assert continuous.can_fuse(model)
         check(model, SearchConfig(beam=4))
 
     @pytest.mark.parametrize(("beam", "nbest"), [(2, 1), (3, 3), (4, 4), (5, 2)])
@@ -107,9 +106,9 @@ class TestAgreement:
     def test_every_search(self, beam: int, nbest: int, options: dict[str, object]) -> None:
         check(small_model(), SearchConfig(beam=beam, nbest=nbest, **options))
 
-    @pytest.mark.parametrize("penalty", [LengthPenalty(alpha=-1.0), LengthPenalty(alpha=1.3, form="gnmt")], ids=str)
-    def test_every_penalty(self, penalty: LengthPenalty) -> None:
-        check(small_model(), SearchConfig(beam=4, nbest=4, penalty=penalty))
+    @pytest.mark.parametrize(("alpha", "form"), [(-1.0, "length"), (1.3, "gnmt")])
+    def test_every_penalty(self, alpha: float, form: str) -> None:
+        check(small_model(), SearchConfig(beam=4, nbest=4, length_penalty=alpha, penalty_form=form))
 
     @pytest.mark.parametrize("most", [1, 4, 8])
     def test_sentences_that_take_the_place_of_others(self, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,11 +175,11 @@ def test_what_cannot_be_fused_is_left_to_the_search() -> None:
     assert not continuous.ContinuousSearches.suits(SearchConfig(beam=4), no_repeat_ngram=2)
     model = small_model()
     config = replace(model.config, decoder=replace(model.config.decoder, connection=DlclConfig(groups=4)))
-    assert not can_fuse(Transformer(config))
+    assert not continuous.can_fuse(Transformer(config))
 
 
 @pytest.mark.parametrize("kind", SUBLAYERS)
 def test_only_plain_sublayers_are_fused(kind: str) -> None:
     model = small_model(connection="residual")
     config = replace(model.config, decoder=replace(model.config.decoder, sublayer=SUBLAYERS[kind].Config()))  # type: ignore[call-arg]
-    assert can_fuse(Transformer(config)) == (kind in ("pre", "post") and find_spec("triton") is not None)
+    assert continuous.can_fuse(Transformer(config)) == (kind in ("pre", "post") and find_spec("triton") is not None)

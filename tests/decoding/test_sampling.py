@@ -5,10 +5,10 @@ import pytest
 import torch
 from tables import EOS, Table
 
-from deepnmt.decoding.config import SamplingConfig, SearchConfig
+from deepnmt.decoding.config import SearchConfig, TranslationConfig
 from deepnmt.decoding.ensemble import Ensemble, EnsembleState
 from deepnmt.decoding.rules import Rules
-from deepnmt.decoding.sampling import Draw, generate, random_numbers
+from deepnmt.decoding.sampling import generate, random_numbers
 from deepnmt.decoding.search import Shrinking, beam_search
 
 COUNT = 6000
@@ -19,7 +19,7 @@ def sample(table, sentences, config, count=1, max_length=1, shrinking=None, **mo
     rules = Rules(max_lengths=torch.full((len(sentences),), max_length), eos=EOS, banned=(0, 1), **more)
     numbers = random_numbers([[7, s] for s in sentences], config.seed, count, rules.total + 1)
     state = table.start(list(sentences), count)
-    return generate(table.step, state, rules, Draw(config, numbers), count, shrinking=shrinking or Shrinking())
+    return generate(table.step, state, rules, config, numbers, shrinking or Shrinking())
 
 
 def expected_distribution(table, config):
@@ -42,12 +42,12 @@ def expected_distribution(table, config):
 @pytest.mark.parametrize(
     "config",
     [
-        SamplingConfig(),
-        SamplingConfig(temperature=0.5),
-        SamplingConfig(temperature=2.0, seed=3),
-        SamplingConfig(top_k=3),
-        SamplingConfig(top_p=0.7),
-        SamplingConfig(top_k=5, top_p=0.8, temperature=1.3),
+        TranslationConfig(),
+        TranslationConfig(temperature=0.5),
+        TranslationConfig(temperature=2.0, seed=3),
+        TranslationConfig(top_k=3),
+        TranslationConfig(top_p=0.7),
+        TranslationConfig(top_k=5, top_p=0.8, temperature=1.3),
     ],
     ids=str,
 )
@@ -64,18 +64,18 @@ def test_frequencies_are_those_of_the_distribution(config):
 
 
 def test_a_draw_belongs_to_its_sentence_whatever_the_company():
-    table, config = Table(4, 30), SamplingConfig(seed=5)
+    table, config = Table(4, 30), TranslationConfig(seed=5)
     together = sample(table, range(8), config, count=3, max_length=12)
     for order in ([3], [7, 0], [6, 5, 4, 3, 2, 1, 0]):
         assert sample(table, order, config, count=3, max_length=12) == [together[i] for i in order]
     never = sample(table, range(8), config, count=3, max_length=12, shrinking=Shrinking(every=3, below=0.0))
     assert never == together
-    assert sample(table, range(8), SamplingConfig(seed=6), count=3, max_length=12) != together
+    assert sample(table, range(8), TranslationConfig(seed=6), count=3, max_length=12) != together
 
 
 def test_samples_state_the_probability_of_the_model_not_of_the_tempered_one():
     table = Table(9, 6)
-    for config in (SamplingConfig(temperature=3.0), SamplingConfig(top_k=2)):
+    for config in (TranslationConfig(temperature=3.0), TranslationConfig(top_k=2)):
         for hypothesis in sample(table, [0], config, count=20, max_length=5)[0]:
             assert hypothesis.log_prob == pytest.approx(table.log_prob(0, hypothesis.symbols), abs=1e-4)
 
@@ -83,7 +83,7 @@ def test_samples_state_the_probability_of_the_model_not_of_the_tempered_one():
 def test_samples_keep_the_rules():
     table = Table(2, 4)
     more = {"min_length": 2, "no_repeat_ngram": 2, "prefix": torch.tensor([[4], [5]])}
-    for sentence, hypotheses in enumerate(sample(table, [0, 1], SamplingConfig(), count=50, max_length=6, **more)):
+    for sentence, hypotheses in enumerate(sample(table, [0, 1], TranslationConfig(), count=50, max_length=6, **more)):
         for hypothesis in hypotheses:
             assert 2 <= len(hypothesis.symbols) <= 6
             assert hypothesis.symbols[0] == 4 + sentence
@@ -102,7 +102,7 @@ def test_samples_keep_the_rules():
 )
 def test_senseless_settings_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        SamplingConfig(**settings)
+        TranslationConfig(**settings)
 
 
 def search(step, state):

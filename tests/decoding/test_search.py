@@ -8,16 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import EOS, Table
 
-from deepnmt.decoding.config import LengthPenalty, SearchConfig
+from deepnmt.decoding.config import SearchConfig
 from deepnmt.decoding.penalties import PENALTIES
 from deepnmt.decoding.rules import Rules, prefix_table
-from deepnmt.decoding.sampling import Greedy, generate
+from deepnmt.decoding.sampling import generate
 from deepnmt.decoding.search import Found, Shrinking, beam_search
 
 BANNED = (0, 1)
 seeds = st.integers(0, 10**6)
-penalties = st.builds(
-    LengthPenalty, alpha=st.sampled_from([-1.0, -0.3, 0.0, 0.4, 0.6, 1.0, 2.0]), form=st.sampled_from([*PENALTIES])
+penalties = st.fixed_dictionaries(
+    {
+        "length_penalty": st.sampled_from([-1.0, -0.3, 0.0, 0.4, 0.6, 1.0, 2.0]),
+        "penalty_form": st.sampled_from([*PENALTIES]),
+    }
 )
 
 
@@ -33,11 +36,12 @@ def run(table, max_lengths, config, sentences=None, shrinking=None, **more) -> l
 
 def greedy(table, max_lengths, **more) -> list[list[Found]]:
     state = table.start(list(range(len(max_lengths))), 1)
-    return generate(table.step, state, rules(max_lengths, **more), Greedy())
+    return generate(table.step, state, rules(max_lengths, **more))
 
 
-def rank(table, sentence: int, symbols: list[int], penalty: LengthPenalty) -> float:
-    return table.log_prob(sentence, symbols) / PENALTIES[penalty.form](len(symbols) + 1, penalty.alpha)
+def rank(table, sentence: int, symbols: list[int], config: SearchConfig) -> float:
+    penalty = PENALTIES[config.penalty_form](len(symbols) + 1, config.length_penalty)
+    return table.log_prob(sentence, symbols) / penalty
 
 
 @pytest.mark.parametrize("form", PENALTIES)
@@ -46,15 +50,15 @@ def rank(table, sentence: int, symbols: list[int], penalty: LengthPenalty) -> fl
     seed=seeds, alpha=st.sampled_from([-1.0, 0.0, 0.6, 1.0, 2.5]), words=st.integers(1, 3), max_length=st.integers(0, 3)
 )
 def test_a_beam_as_wide_as_the_candidates_finds_what_enumeration_finds(form, seed, alpha, words, max_length):
-    table, penalty = Table(seed, words), LengthPenalty(alpha=alpha, form=form)
+    table = Table(seed, words)
     everything = table.sequences(max_length)
     nbest = min(3, len(everything))
-    config = SearchConfig(beam=len(everything), nbest=nbest, penalty=penalty)
+    config = SearchConfig(beam=len(everything), nbest=nbest, length_penalty=alpha, penalty_form=form)
     (found,) = run(table, [max_length], config)
-    expected = sorted((rank(table, 0, s, penalty) for s in everything), reverse=True)[:nbest]
+    expected = sorted((rank(table, 0, s, config) for s in everything), reverse=True)[:nbest]
     assert [hypothesis.score for hypothesis in found] == pytest.approx(expected, abs=1e-5)
-    best = max(everything, key=lambda s: rank(table, 0, s, penalty))
-    assert rank(table, 0, found[0].symbols, penalty) == pytest.approx(rank(table, 0, best, penalty), abs=1e-5)
+    best = max(everything, key=lambda s: rank(table, 0, s, config))
+    assert rank(table, 0, found[0].symbols, config) == pytest.approx(rank(table, 0, best, config), abs=1e-5)
 
 
 @settings(deadline=None, max_examples=60)
@@ -67,12 +71,12 @@ def test_a_beam_as_wide_as_the_candidates_finds_what_enumeration_finds(form, see
 )
 def test_no_beam_misstates_a_score_and_the_n_best_are_sorted_and_unique(seed, penalty, beam, max_length, patience):
     table = Table(seed, 4)
-    config = SearchConfig(beam=beam, nbest=beam, penalty=penalty, patience=patience)
+    config = SearchConfig(beam=beam, nbest=beam, patience=patience, **penalty)
     for sentence, found in enumerate(run(table, [max_length, max(0, max_length - 2)], config)):
         assert found
         for hypothesis in found:
             assert hypothesis.log_prob == pytest.approx(table.log_prob(sentence, hypothesis.symbols), abs=1e-4)
-            assert hypothesis.score == pytest.approx(rank(table, sentence, hypothesis.symbols, penalty), abs=1e-4)
+            assert hypothesis.score == pytest.approx(rank(table, sentence, hypothesis.symbols, config), abs=1e-4)
         scores = [hypothesis.score for hypothesis in found]
         assert scores == sorted(scores, reverse=True)
         assert len({tuple(hypothesis.symbols) for hypothesis in found}) == len(found)
@@ -83,7 +87,7 @@ def test_no_beam_misstates_a_score_and_the_n_best_are_sorted_and_unique(seed, pe
 def test_beam_one_is_greedy(seed, max_length, alpha):
     table = Table(seed, 5)
     lengths = [max_length, 3, max_length + 1]
-    beams = run(table, lengths, SearchConfig(beam=1, penalty=LengthPenalty(alpha=alpha)))
+    beams = run(table, lengths, SearchConfig(beam=1, length_penalty=alpha))
     assert [found[0].symbols for found in beams] == [found[0].symbols for found in greedy(table, lengths)]
     assert [f[0].log_prob for f in beams] == pytest.approx([f[0].log_prob for f in greedy(table, lengths)], abs=1e-4)
 
@@ -109,8 +113,7 @@ def test_stopping_early_returns_what_searching_on_returns(seed, penalty, beam, m
     nbest = data.draw(st.integers(1, beam))
     table = Table(seed, 4, scale=3.0)
     kinds = [
-        SearchConfig(beam=beam, nbest=nbest, penalty=penalty, patience=patience, stop_early=early)
-        for early in (True, False)
+        SearchConfig(beam=beam, nbest=nbest, patience=patience, stop_early=early, **penalty) for early in (True, False)
     ]
     early, on = (run(table, [max_length, max_length], config) for config in kinds)
     assert early == on
@@ -121,8 +124,7 @@ def test_stopping_early_saves_steps_whatever_the_sign_of_alpha():
         cost = {}
         for early in (True, False):
             table = Table(3, 4, scale=4.0)
-            penalty = LengthPenalty(alpha=alpha)
-            run(table, [30] * 20, SearchConfig(beam=2, penalty=penalty, patience=math.inf, stop_early=early))
+            run(table, [30] * 20, SearchConfig(beam=2, length_penalty=alpha, patience=math.inf, stop_early=early))
             cost[early] = table.rows_computed
         assert cost[True] < 0.6 * cost[False], (alpha, cost)
 
@@ -196,14 +198,14 @@ def test_no_n_gram_is_repeated_and_nothing_else_is_forbidden(seed, beam, size):
 @settings(deadline=None, max_examples=25)
 @given(seed=seeds, size=st.integers(1, 2))
 def test_the_best_without_repetition_is_found_by_a_wide_beam(seed, size):
-    table, penalty = Table(seed, 3), LengthPenalty()
+    table, config = Table(seed, 3), SearchConfig(beam=121)
     allowed = [
         s
         for s in table.sequences(4)
         if len(set(grams := list(zip(*(s[i:] for i in range(size)), strict=False)))) == len(grams)
     ]
-    (found,) = run(table, [4], SearchConfig(beam=121, penalty=penalty), no_repeat_ngram=size)
-    assert found[0].score == pytest.approx(max(rank(table, 0, s, penalty) for s in allowed), abs=1e-5)
+    (found,) = run(table, [4], config, no_repeat_ngram=size)
+    assert found[0].score == pytest.approx(max(rank(table, 0, s, config) for s in allowed), abs=1e-5)
 
 
 def test_where_the_rules_leave_nothing_there_is_no_hypothesis():

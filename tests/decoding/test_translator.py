@@ -12,10 +12,10 @@ from deepnmt.data.sentence_pieces import SentencePieces, train
 from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import EOS
 from deepnmt.decoding.alignment import attention, group
-from deepnmt.decoding.config import TranslationConfig
 from deepnmt.decoding.continuous import CannotFuseError
+from deepnmt.decoding.pieces import Hypothesis, cut_texts, different
 from deepnmt.decoding.search import beam_search
-from deepnmt.decoding.translator import Hypothesis, Translator, different
+from deepnmt.decoding.translator import Translator
 from deepnmt.errors import InputError
 from deepnmt.model.storage import load_model, save_model
 
@@ -131,12 +131,10 @@ def test_a_long_line_is_cut_with_a_warning_and_sinks_nothing(translator):
 
 
 def test_every_piece_of_a_tagged_line_has_the_tag(digits_model, monkeypatch):
-    translator = Translator(digits_model)
-    source = translator.tokenizers[0].source
-    tagged = Tokenizer(source.subwords, source.preprocessor, ["<bt>"])
-    monkeypatch.setattr(translator.tokenizers[0], "source", tagged)
-    config = TranslationConfig(max_source_length=12)
-    pieces = translator._pieces(["<bt> " + "eins zwei drei. " * 20], None, config, lambda *_: None)
+    pair = TokenizerPair.load(digits_model)
+    tagged = Tokenizer(pair.source.subwords, pair.source.preprocessor, ["<bt>"])
+    monkeypatch.setattr(pair, "source", tagged)
+    pieces = cut_texts(["<bt> " + "eins zwei drei. " * 20], None, [pair], 10**6, 12, lambda *_: None)
     assert len(pieces) > 5
     assert all(piece.sources[0][0] == tagged.tag_id("<bt>") and piece.length <= 13 for piece in pieces)
 

@@ -335,3 +335,21 @@ def test_shortcuts_are_what_lets_an_output_bypass_the_next_layer(kind):
     total = torch.stack(connection.memories(history)).sum()
     (gradient,) = torch.autograd.grad(total, embedding, allow_unused=True)
     assert (gradient is not None and bool(gradient.any())) == connection.has_shortcuts
+
+
+@mark.parametrize("kind", CONNECTIONS)
+def test_what_a_fused_step_is_told_is_what_the_scheme_does(kind):
+    connection = CONNECTIONS[kind](CONNECTIONS[kind].Config(), SHAPE)
+    with torch.no_grad():
+        for parameter in connection.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    mixture, written = connection.step_mixture(), outputs()
+    assert (mixture is not None) == (kind in ("residual", "dlcl"))
+    if mixture is not None:
+        _, read = run(connection, written)
+        for row, found in enumerate(read):
+            expected = written[row]
+            if mixture.matrix is not None:
+                normed = [norm(output) for norm, output in zip(mixture.norms, written, strict=True)]
+                expected = sum(weight * output for weight, output in zip(mixture.matrix[row], normed, strict=True))
+            torch.testing.assert_close(found, expected)

@@ -1,5 +1,6 @@
 """What every connection scheme is: a rule by which the outputs of a stack's layers become the input of the next."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -49,6 +50,14 @@ class LearnedWeights:
     readers: tuple[str, ...]  # who reads a row, in words
 
 
+@dataclass(frozen=True)
+class StepMixture:
+    """For kernels that decode: what follows layer l is row l of `matrix` times the outputs y_0, ..., y_l."""
+
+    matrix: Tensor | None  # (rows, columns), fp32; None: the last output alone
+    norms: Sequence[nn.Module]  # the scheme's own, of each output (pre-norm) or of each row (post-norm)
+
+
 class Connection(nn.Module):
     """x_{l+1} = G(y_0, ..., y_l), equation 6 of the paper. The base class is the residual stack: G = y_l.
 
@@ -90,6 +99,10 @@ class Connection(nn.Module):
 
         (rows, columns), the mean over dimensions if a weight is a vector; entries that are not connected are zero.
         """
+        return None
+
+    def step_mixture(self) -> StepMixture | None:
+        """How a fused decoding step computes this scheme; None if the kernels cannot."""
         return None
 
     def learned_weights(self) -> LearnedWeights | None:

@@ -12,6 +12,7 @@ from deepnmt.model.connections.connection import (
     ConnectionConfig,
     History,
     StackShape,
+    StepMixture,
     check_dropout,
     lower_triangle,
 )
@@ -111,6 +112,10 @@ class Dlcl(Connection):
 
     def matrix(self) -> Tensor:
         return self._effective().detach().float().mean(2).cpu()
+
+    def step_mixture(self) -> StepMixture | None:
+        matrix = self._effective()
+        return StepMixture(matrix[:, :, 0].contiguous(), list(self.norms)) if matrix.shape[2] == 1 else None
 
     def _effective(self) -> Tensor:
         """W as it mixes: unconnected entries zero, rows normalised where asked. (rows, columns, groups), fp32."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from deepnmt.model.connections.connection import Connection, ConnectionConfig
+from deepnmt.model.connections.connection import Connection, ConnectionConfig, StepMixture
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,3 +16,6 @@ class Residual(Connection):
     Config = ResidualConfig
     grows = True
     has_shortcuts = False
+
+    def step_mixture(self) -> StepMixture:
+        return StepMixture(None, ())

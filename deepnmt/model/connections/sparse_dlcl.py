@@ -56,6 +56,9 @@ class SparseDlcl(Dlcl):
         assert isinstance(history, SparseHistory)
         return super().read(history) if history.inside is None else history.inside
 
+    def step_mixture(self) -> None:
+        return None
+
     def matrix(self) -> Tensor:
         whole = torch.eye(self.ends[-1] + 1)
         ends = torch.tensor(self.ends)

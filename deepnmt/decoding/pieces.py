@@ -1,0 +1,169 @@
+"""What is searched for: texts, long ones in several pieces, as ids; and what is found, as hypotheses of the texts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+import torch
+
+from deepnmt.data.tokenizer import TokenizerPair
+from deepnmt.data.vocabulary import EOS, PAD
+from deepnmt.decoding.alignment import Alignment, align_words, attention
+from deepnmt.decoding.config import TranslationConfig
+from deepnmt.decoding.penalties import penalty_table
+from deepnmt.decoding.placeholders import lacks_placeholders, restore_placeholders
+from deepnmt.decoding.search import Found
+from deepnmt.decoding.splitting import join_translations, split_long
+from deepnmt.errors import InputError
+from deepnmt.model.transformer import Transformer
+
+Warn = Callable[[int, str], None]  # the number of the text, from zero, and what to know about it
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A translation. `score` ranks it, `log_prob` is the model's; `alignment` is there when it was asked for."""
+
+    text: str
+    score: float
+    log_prob: float
+    pieces: list[str]
+    alignment: Alignment | None = None
+
+
+@dataclass
+class Piece:
+    """A text, or one of the pieces of a long one."""
+
+    text: int  # of which text
+    source: str
+    sources: list[list[int]]  # ids with the end, for each model
+    prefix: list[int]
+    is_first: bool
+    hypotheses: list[Hypothesis] = field(default_factory=list)
+    is_done: bool = False
+
+    @property
+    def length(self) -> int:
+        return max(map(len, self.sources))
+
+
+def cut_texts(
+    texts: Sequence[str],
+    prefixes: Sequence[str] | None,
+    tokenizers: Sequence[TokenizerPair],
+    max_positions: int,
+    max_source_length: int,
+    warn: Warn,
+) -> list[Piece]:
+    """The texts to translate as ids; nothing for empty ones. Only the first piece of a text has its prefix."""
+    target = tokenizers[0].target
+    if prefixes is not None and len(prefixes) != len(texts):
+        raise InputError(f"{len(texts)} texts but {len(prefixes)} prefixes")
+    forced = [target.opening()] * len(texts) if prefixes is None else target.encode_batch(prefixes)
+    least = [bool(pair.source.begin) for pair in tokenizers]  # the length of an empty text
+    limit, most = min(max_source_length, max_positions - 1), max_positions - 1
+
+    def encoded(parts: Sequence[str]) -> list[tuple[list[int], ...]]:
+        return list(zip(*(pair.source.encode_batch(parts) for pair in tokenizers), strict=True))
+
+    pieces = []
+    for number, (text, whole) in enumerate(zip(texts, encoded(texts), strict=True)):
+        parts, ids_of_parts, longest = [text], [whole], max(map(len, whole))
+        if longest > limit:
+            tag, rest = tokenizers[0].source.split_tag(text)
+            parts = split_long(rest, limit - bool(tag), lambda part: max(map(len, encoded([part])[0])))
+            parts = [f"{tag} {part}" for part in parts] if tag else parts
+            ids_of_parts = encoded(parts)
+            # Only what cannot be cut any further may still be too long for learned positions.
+            lost = any(len(ids) > most for every in ids_of_parts for ids in every)
+            message = f"has {longest:,} subwords, more than max_source_length = {limit}: "
+            message += f"translated in {len(parts)} pieces" + lost * ", of which the longest was cut short"
+            warn(number, message)
+        kept = [
+            (part, every)
+            for part, every in zip(parts, ids_of_parts, strict=True)
+            if all(len(ids) > opening for ids, opening in zip(every, least, strict=True))
+        ]
+        for place, (part, every) in enumerate(kept):
+            sources = [[*ids[:most], EOS] for ids in every]
+            pieces.append(Piece(number, part, sources, forced[number] if place == 0 else target.opening(), place == 0))
+    return pieces
+
+
+def padded(sources: Sequence[list[int]], device: torch.device) -> torch.Tensor:
+    width = max(map(len, sources))
+    return torch.tensor([ids + [PAD] * (width - len(ids)) for ids in sources], device=device)
+
+
+def keep_found(
+    batch: Sequence[Piece],
+    found: Sequence[Sequence[Found]],
+    config: TranslationConfig,
+    model: Transformer,
+    tokenizers: TokenizerPair,
+) -> None:
+    """Write the hypotheses of these pieces, aligned by `model` where asked for or where placeholders are missing."""
+    target = tokenizers.target
+    wanted: list[tuple[Piece, int, list[int]]] = []
+    for piece, candidates in zip(batch, found, strict=True):
+        piece.hypotheses = []
+        for rank, best in enumerate(candidates):
+            names = [target.piece(symbol) for symbol in best.symbols]
+            piece.hypotheses.append(Hypothesis(target.decode(best.symbols), best.score, best.log_prob, names))
+            if config.alignments or (config.keep_placeholders and _lacks(piece, rank)):
+                wanted.append((piece, rank, best.symbols))
+    for start in range(0, len(wanted), len(batch)):
+        rows = wanted[start : start + len(batch)]
+        source = padded([piece.sources[0] for piece, _, _ in rows], model.output_weight.device)
+        weights = attention(model, source, [symbols for _, _, symbols in rows], EOS)
+        for (piece, rank, symbols), matrix in zip(rows, weights, strict=True):
+            text = piece.hypotheses[rank].text
+            alignment = align_words(matrix, piece.sources[0][:-1], symbols, (tokenizers.source, target))
+            if config.keep_placeholders and _lacks(piece, rank):
+                text, alignment = restore_placeholders(piece.source, text, alignment)
+            kept = alignment if config.alignments else None
+            piece.hypotheses[rank] = replace(piece.hypotheses[rank], text=text, alignment=kept)
+    for piece in batch:
+        piece.is_done = True
+
+
+def _lacks(piece: Piece, rank: int) -> bool:
+    return lacks_placeholders(piece.source, piece.hypotheses[rank].text)
+
+
+def join_pieces(
+    count: int, pieces: Sequence[Piece], language: str, config: TranslationConfig, warn: Warn
+) -> list[list[Hypothesis]]:
+    """The hypotheses of each of `count` texts from those of its pieces: the best of each, the second best of each, …"""
+    results = [[Hypothesis("", 0.0, 0.0, [])] for _ in range(count)]
+    for number, group in groupby(pieces, key=lambda piece: piece.text):
+        of_text = [piece.hypotheses for piece in group]
+        if not all(of_text):
+            warn(number, "has no translation that the settings allow; it is left empty")
+            continue
+        found = of_text[0]
+        if len(of_text) > 1:
+            found = [_joined(parts, language, config) for parts in zip(*of_text, strict=False)]
+        found.sort(key=lambda hypothesis: -hypothesis.score)
+        results[number] = found if config.sampling else different(found)
+    return results
+
+
+def _joined(parts: Sequence[Hypothesis], language: str, config: TranslationConfig) -> Hypothesis:
+    log_prob = sum(part.log_prob for part in parts)
+    tokens = [token for part in parts for token in part.pieces]
+    # Each piece has an end of its own.
+    penalty = penalty_table(config, len(tokens) + len(parts))[-1].item()
+    alignments = [part.alignment for part in parts if part.alignment is not None]
+    alignment = Alignment.joined(alignments) if alignments else None
+    text = join_translations([part.text for part in parts], language)
+    return Hypothesis(text, log_prob / penalty, log_prob, tokens, alignment)
+
+
+def different(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+    """The first of each text: the same text can be written by different subwords."""
+    texts: dict[str, Hypothesis] = {}
+    for hypothesis in hypotheses:
+        texts.setdefault(hypothesis.text, hypothesis)
+    return list(texts.values())
