@@ -1,13 +1,12 @@
 """Ids of many sentences in one tensor, and who sees whom among them."""
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from deepnmt.model.attention import KeysValues, Visibility, attend_padded, attend_padded_relatively
 from deepnmt.model.kernels.dropout import fresh_seed
-from deepnmt.model.kernels.packed_attention import Reach
 from deepnmt.model.kernels.packed_rows import Rows
 from deepnmt.model.positions import RelativePositions
 
@@ -122,8 +121,20 @@ class PackedSequences:
         return Rows(self.offsets, other.offsets, len(self.ids), len(other.ids), causal)
 
 
+class Reach(NamedTuple):
+    """Query i sees the keys start[i] <= j < end[i], and key j is seen by the queries back_start[j] <= i < back_end[j].
+
+    All int32. A query that sees nothing (the unused tail) attends to zero.
+    """
+
+    start: Tensor
+    end: Tensor
+    back_start: Tensor
+    back_end: Tensor
+
+
 class PackedVisibility(Visibility):
-    """A position sees a range of places, which is a sentence of its own text or of the other. On a GPU."""
+    """On a GPU. `attend_padded` is the plain twin."""
 
     def __init__(self, reach: Reach, causal: bool) -> None:
         self.reach = reach

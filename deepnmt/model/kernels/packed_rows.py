@@ -1,6 +1,6 @@
 """Attention among sentences that are laid end to end, on a CPU: several sentences share a row, rows attend together.
 
-Everything else in a layer works on the tokens as they lie. `attend_packed` is the plain twin.
+Everything else in a layer works on the tokens as they lie. `attend_padded` is the plain twin.
 The rows are those of T5's packing (Raffel et al., 2020, https://arxiv.org/abs/1910.10683).
 """
 

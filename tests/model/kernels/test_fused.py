@@ -6,14 +6,14 @@ from copy import deepcopy
 
 import pytest
 import torch
+from one_by_one import attend_one_by_one
 from torch import Tensor, nn
 
 from deepnmt.model.attention import attend_padded_relatively
 from deepnmt.model.kernels.mixture import MixtureTape
-from deepnmt.model.kernels.packed_attention import Reach, attend_packed
 from deepnmt.model.norms import LayerNorm, RmsNorm
 from deepnmt.model.positions import RelativePositions
-from deepnmt.model.sequences import PackedSequences, PackedVisibility
+from deepnmt.model.sequences import PackedSequences, PackedVisibility, Reach
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [
@@ -57,7 +57,7 @@ def test_self_attention_equals_its_twin(dtype: torch.dtype, causal: bool, heads:
     exact = qkv.detach().double().requires_grad_()
     seed = torch.tensor([3], dtype=torch.int32, device=DEVICE)
     fused, *_ = packed_attention([qkv], None, list(ranges), seed, causal, 0.0, False)
-    plain = attend_packed(*exact.unbind(1), ranges, 0.0, causal)
+    plain = attend_one_by_one(*exact.unbind(1), text, text, causal)
     gradient = torch.randn_like(fused)
     fused.backward(gradient)
     plain.backward(gradient.double())
@@ -130,13 +130,14 @@ def test_relative_attention_drops_the_same_pairs_forward_and_backward() -> None:
 def test_cross_attention_equals_its_twin(dtype: torch.dtype) -> None:
     from deepnmt.model.kernels.packed_attention_triton import packed_attention
 
-    ranges = reach(packed(LENGTHS[0], 256, 9), packed(LENGTHS[1], 230, 9))
+    target, source = packed(LENGTHS[0], 256, 9), packed(LENGTHS[1], 230, 9)
+    ranges = reach(target, source)
     q = torch.randn(256, 2, 64, device=DEVICE, dtype=dtype, requires_grad=True)
     kv = torch.randn(230, 2, 2, 64, device=DEVICE, dtype=dtype, requires_grad=True)
     exact_q, exact_kv = (tensor.detach().double().requires_grad_() for tensor in (q, kv))
     seed = torch.tensor([3], dtype=torch.int32, device=DEVICE)
     fused, *_ = packed_attention([q, *kv.unbind(1)], None, list(ranges), seed, False, 0.0, False)
-    plain = attend_packed(exact_q, *exact_kv.unbind(1), ranges, 0.0)
+    plain = attend_one_by_one(exact_q, *exact_kv.unbind(1), target, source)
     gradient = torch.randn_like(fused)
     fused.backward(gradient)
     plain.backward(gradient.double())

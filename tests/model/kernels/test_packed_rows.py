@@ -3,11 +3,11 @@
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_by_one import attend_one_by_one
 from pytest import mark
 from torch import Tensor
 
 from deepnmt.model.attention import KeysValues
-from deepnmt.model.kernels.packed_attention import Reach, attend_packed
 from deepnmt.model.kernels.packed_rows import SHORTEST_ROW, Rows
 from deepnmt.model.sequences import PackedSequences
 
@@ -49,8 +49,8 @@ def test_of_a_text_to_itself(lengths: list[int], tail: int, causal: bool, dtype:
     projected = random(len(text.ids), 3, 2, 4, dtype=dtype)
     visibility = text.past() if causal else text.whole()
     found = visibility.attend_itself(projected, 0.0)
-    reach, exact = Reach(*text.bounds_in(text) * 2), exactly(projected)
-    agree(found, attend_packed(*exact.unbind(1), reach, 0.0, causal), [projected], [exact])
+    exact = exactly(projected)
+    agree(found, attend_one_by_one(*exact.unbind(1), text, text, causal), [projected], [exact])
     assert not found[sum(lengths) :].any()
 
 
@@ -65,8 +65,7 @@ def test_of_a_translation_to_its_source(pairs: list[tuple[int, int]], tail: int,
         assert not found.any()
         assert not any(x.any() for x in torch.autograd.grad(found, inputs, torch.ones_like(found)))
         return
-    reach = Reach(*target.bounds_in(source), *source.bounds_in(target))
-    agree(found, attend_packed(*exact, reach, 0.0), inputs, exact)
+    agree(found, attend_one_by_one(*exact, target, source), inputs, exact)
 
 
 @settings(deadline=None)
