@@ -19,7 +19,8 @@ from deepnmt.model.connections.dlcl import DlclConfig
 from deepnmt.model.storage import save_model
 from deepnmt.model.transformer import Transformer
 
-LEARNED = [kind for kind in CONNECTIONS if kind not in ("residual", "dense", "average")]
+UNDRAWN = ("residual", "dense", "average", "coordinated", "aggregated")  # nothing is learned, or no matrix
+LEARNED = [kind for kind in CONNECTIONS if kind not in UNDRAWN]
 PNG = b"\x89PNG"
 
 

@@ -320,21 +320,21 @@ def test_a_stack_is_residual_unless_told():
 
 @mark.parametrize("kind", CONNECTIONS)
 def test_shortcuts_are_what_lets_an_output_bypass_the_next_layer(kind):
-    """The embedding reaches the result of a stack whose one layer ignores its input, or it does not."""
-    shape = StackShape(num_layers=1, dim=4, norm="pre", num_readers=2)
+    """What is below reaches the result of a stack whose two layers ignore their input, or it does not."""
+    shape = StackShape(num_layers=2, dim=4, norm="pre", num_readers=2)
     connection = CONNECTIONS[kind](CONNECTIONS[kind].Config(), shape).eval()
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in connection.parameters():  # some schemes start as the residual stack
             parameter.add_(torch.randn_like(parameter))
-    embedding = torch.randn(2, 4, requires_grad=True)
+    outputs = [torch.randn(2, 4, requires_grad=True) for _ in range(3)]
     history = connection.begin()
-    connection.write(history, embedding)
-    connection.read(history)
-    connection.write(history, torch.randn(2, 4, requires_grad=True))
-    total = torch.stack(connection.memories(history)).sum()
-    (gradient,) = torch.autograd.grad(total, embedding, allow_unused=True)
-    assert (gradient is not None and bool(gradient.any())) == connection.has_shortcuts
+    for output in outputs:
+        connection.write(history, output)
+        connection.read(history)
+    total = (torch.stack(connection.memories(history)) * torch.randn(2, 4)).sum()
+    gradients = torch.autograd.grad(total, outputs[:2], allow_unused=True)
+    assert any(gradient is not None and bool(gradient.any()) for gradient in gradients) == connection.has_shortcuts
 
 
 @mark.parametrize("kind", CONNECTIONS)
@@ -353,3 +353,45 @@ def test_what_a_fused_step_is_told_is_what_the_scheme_does(kind):
                 normed = [norm(output) for norm, output in zip(mixture.norms, written, strict=True)]
                 expected = sum(weight * output for weight, output in zip(mixture.matrix[row], normed, strict=True))
             torch.testing.assert_close(found, expected)
+
+
+def test_a_coordinated_reader_sees_the_layer_of_its_depth():
+    """He et al. 2018; of stacks that are not equally deep, the last readers meet the last layers."""
+    outputs = [torch.full((1, 4), float(depth)) for depth in range(7)]
+    for layers, readers, seen in ((6, 6, [1, 2, 3, 4, 5, 6]), (6, 3, [2, 4, 6]), (3, 6, [1, 1, 2, 2, 3, 3])):
+        shape = StackShape(num_layers=layers, dim=4, norm="pre", num_readers=readers)
+        connection = CONNECTIONS["coordinated"](CONNECTIONS["coordinated"].Config(), shape)
+        history = connection.begin()
+        for output in outputs[: layers + 1]:
+            connection.write(history, output)
+        assert [int(memory[0, 0]) for memory in connection.memories(history)] == seen
+        assert connection.read(history) is outputs[layers]
+
+
+@mark.parametrize(
+    ("order", "layers", "steps"),
+    [
+        ("hierarchical", 6, [(1, 2), (3, 4, "a"), (5, 6, "a")]),
+        ("hierarchical", 3, [(1, 2), (3, "a")]),
+        ("iterative", 4, [(1, 2), (3, "a"), (4, "a")]),
+        ("iterative", 1, [(1,)]),
+    ],
+)
+def test_aggregation_is_its_equation(order, layers, steps):
+    """Dou et al. 2018: AGG(x, y, z) = LN(FFN([x; y; z]) + x + y + z)."""
+    torch.manual_seed(1)
+    shape = StackShape(num_layers=layers, dim=4, norm="pre", num_readers=2)
+    connection = CONNECTIONS["aggregated"](CONNECTIONS["aggregated"].Config(order=order), shape)
+    outputs = [torch.randn(3, 4) for _ in range(layers + 1)]
+    history = connection.begin()
+    for output in outputs:
+        connection.write(history, output)
+    merged = None
+    for node, step in zip(connection.nodes, steps, strict=True):
+        given = [merged if part == "a" else outputs[part] for part in step]
+        hidden = (torch.cat(given, -1) @ node.expand.weight.T + node.expand.bias).clamp(min=0)
+        total = hidden @ node.contract.weight.T + node.contract.bias + torch.stack(given).sum(0)
+        centred = total - total.mean(-1, keepdim=True)
+        merged = centred / (centred.square().mean(-1, keepdim=True) + node.norm.eps).sqrt()
+    (found,) = connection.memories(history)
+    torch.testing.assert_close(found, merged)

@@ -1,8 +1,10 @@
 """The connection schemes, one file each. A new scheme is one file and one line here."""
 
+from deepnmt.model.connections.aggregated import Aggregated
 from deepnmt.model.connections.attention_residual import AttentionResidual
 from deepnmt.model.connections.average import Average
 from deepnmt.model.connections.connection import Connection, ConnectionConfig, StackShape
+from deepnmt.model.connections.coordinated import Coordinated
 from deepnmt.model.connections.dense import Dense
 from deepnmt.model.connections.denseformer import DenseFormer
 from deepnmt.model.connections.dlcl import Dlcl
@@ -22,6 +24,8 @@ CONNECTIONS: dict[str, type[Connection]] = {
     "average": Average,
     "transparent": Transparent,
     "fusion": Fusion,
+    "coordinated": Coordinated,
+    "aggregated": Aggregated,
     "dlcl": Dlcl,
     "sparse-dlcl": SparseDlcl,
     "transparent-dlcl": TransparentDlcl,
