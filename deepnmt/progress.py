@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 PLAIN_EVERY_SECONDS = 10.0
@@ -16,8 +16,9 @@ def say(text: str) -> None:
 class Progress:
     """Counts done units; `advance` is cheap enough to call per batch. `note` is shown beside the count."""
 
-    def __init__(self, title: str, total: int | None, unit: str) -> None:
-        self.title, self.total, self.unit = title, total, unit
+    def __init__(self, title: str, total: int | None, unit: str, show: Callable[[int], None]) -> None:
+        """`show` is called after each advance, with the amount of it."""
+        self.title, self.total, self.unit, self._show = title, total, unit, show
         self.done = 0
         self.note = ""
         self.started = time.monotonic()
@@ -26,6 +27,7 @@ class Progress:
         self.done += amount
         if note is not None:
             self.note = note
+        self._show(amount)
 
     @property
     def rate(self) -> float:
@@ -39,45 +41,35 @@ class Progress:
         return f"{self.title}: {self.done:,}{total} {unit} ({rate} {rate_unit}/s){note}"
 
 
-class _PlainProgress(Progress):
-    def __init__(self, title: str, total: int | None, unit: str) -> None:
-        super().__init__(title, total, unit)
-        self._next = self.started + PLAIN_EVERY_SECONDS
-
-    def advance(self, amount: int = 1, note: str | None = None) -> None:
-        super().advance(amount, note)
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + PLAIN_EVERY_SECONDS
-            print(self.line(), file=sys.stderr, flush=True)
-
-
 @contextmanager
 def progress(title: str, total: int | None = None, unit: str = "lines") -> Iterator[Progress]:
     """Show the progress of a block; the closing line with the rate is always printed."""
     if not sys.stderr.isatty():
-        plain = _PlainProgress(title, total, unit)
-        yield plain
-        print(plain.line(), file=sys.stderr, flush=True)
+        due = time.monotonic() + PLAIN_EVERY_SECONDS
+
+        def print_now_and_then(amount: int) -> None:
+            nonlocal due
+            if time.monotonic() >= due:
+                due = time.monotonic() + PLAIN_EVERY_SECONDS
+                print(shown.line(), file=sys.stderr, flush=True)
+
+        shown = Progress(title, total, unit, print_now_and_then)
+        yield shown
+        print(shown.line(), file=sys.stderr, flush=True)
         return
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        TextColumn("{task.fields[line]}", markup=False),
-        TimeRemainingColumn(compact=True),
-    )
+    name, line = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[line]}"))
     console = Console(stderr=True)
+    columns = (name, BarColumn(), line, TimeRemainingColumn(compact=True))
     with Bar(*columns, console=console, transient=True) as bar:
         task = bar.add_task(title, total=total, line="")
 
-        class _BarProgress(Progress):
-            def advance(self, amount: int = 1, note: str | None = None) -> None:
-                super().advance(amount, note)
-                bar.update(task, advance=amount, line=self.line().partition(": ")[2])
+        def update(amount: int) -> None:
+            bar.update(task, advance=amount, line=shown.line().partition(": ")[2])
 
-        shown = _BarProgress(title, total, unit)
+        shown = Progress(title, total, unit, update)
         yield shown
     console.print(shown.line(), highlight=False, markup=False)
