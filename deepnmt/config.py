@@ -4,18 +4,16 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deepnmt.data.batching import BatchingConfig
+from deepnmt.data.dataset import Dataset
 from deepnmt.decoding.config import DecodingConfig
 from deepnmt.errors import InputError
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.growing import check_growth
 from deepnmt.settings import did_you_mean, from_table, set_override, to_table
 from deepnmt.training.config import TrainingConfig
-
-if TYPE_CHECKING:
-    from deepnmt.data.dataset import Dataset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +39,7 @@ class Recipe:
                 raise ValueError(f"training.grow ends with {last} layers, but model.encoder.num_layers = {depth}")
 
 
-def load_recipe(name: str, overrides: Sequence[str] = (), dataset: "Dataset | None" = None) -> Recipe:
+def load_recipe(name: str, overrides: Sequence[str] = (), dataset: Dataset | None = None) -> Recipe:
     """The recipe of a TOML file or of a preset's name, with `section.field=value` overrides applied.
 
     With a dataset, the model has its vocabularies.
@@ -55,12 +53,12 @@ def load_recipe(name: str, overrides: Sequence[str] = (), dataset: "Dataset | No
         raise InputError(f"{path}: {error}" if is_of_file else str(error)) from error
 
 
-def change_recipe(recipe: Recipe, overrides: Sequence[str] = (), dataset: "Dataset | None" = None) -> Recipe:
+def change_recipe(recipe: Recipe, overrides: Sequence[str] = (), dataset: Dataset | None = None) -> Recipe:
     """The recipe with overrides applied and, with a dataset, its vocabularies."""
     return _resolve(to_table(recipe), overrides, dataset)
 
 
-def _resolve(table: dict[str, Any], overrides: Sequence[str], dataset: "Dataset | None") -> Recipe:
+def _resolve(table: dict[str, Any], overrides: Sequence[str], dataset: Dataset | None) -> Recipe:
     if dataset is not None:
         pair = dataset.tokenizers
         sizes = {"source": pair.source.vocab_size, "target": pair.target.vocab_size}

@@ -1,6 +1,7 @@
 """`deepnmt prepare`: the options of data preparation, and the summary at its end."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,23 +82,24 @@ def run(arguments: argparse.Namespace) -> None:
     corpora = {name: (source, target) for name, source, target in arguments.corpora}
     if len(corpora) < len(arguments.corpora):
         raise InputError("two corpora have the same name (--corpus NAME SOURCE TARGET)")
-    arguments.corpora, arguments.tags = corpora, _named("--tag", arguments.tags)
-    arguments.weights = {name: _number(name, text) for name, text in _named("--weight", arguments.weights).items()}
+    arguments.corpora = corpora
+    arguments.tags, arguments.weights = (
+        _named("--tag", arguments.tags, str),
+        _named("--weight", arguments.weights, float),
+    )
     show_summary(prepare(**vars(arguments)).meta, arguments.out)
 
 
-def _named(option: str, entries: list[str]) -> dict[str, str]:
-    for entry in entries:
-        if "=" not in entry:
-            raise InputError(f"{option} {entry!r} must be NAME=VALUE, NAME being a corpus")
-    return dict(entry.split("=", 1) for entry in entries)
-
-
-def _number(name: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError as error:
-        raise InputError(f"--weight {name}={text}: {text!r} is not a number") from error
+def _named(option: str, entries: list[str], kind: Callable[[str], Any]) -> dict[str, Any]:
+    named = {}
+    for name, separator, text in (entry.partition("=") for entry in entries):
+        if not separator:
+            raise InputError(f"{option} {name!r} must be NAME=VALUE, NAME being a corpus")
+        try:
+            named[name] = kind(text)
+        except ValueError as error:
+            raise InputError(f"{option} {name}={text}: {text!r} is not a number") from error
+    return named
 
 
 def show_summary(meta: dict[str, Any], out: Path) -> None:

@@ -11,7 +11,7 @@ from deepnmt.data.buckets import Buckets, fitting_rows
 from deepnmt.data.collate import AnyBatch, Batch, Ragged, gather, pack, pad, without_loss
 from deepnmt.data.corpus_mixture import Mixture
 from deepnmt.data.dataset import SIDES, Corpus, Dataset
-from deepnmt.data.epoch_plan import BatchShape, EpochPlan, Lengths, PackedPlanner, PaddedPlanner, Planner, packed_shape
+from deepnmt.data.epoch_plan import BatchShape, EpochPlan, Lengths, PackedPlanner, PaddedPlanner, packed_shape
 from deepnmt.data.resampling import Resample, Resampler
 from deepnmt.data.training_pairs import TrainingPairs, with_eos
 from deepnmt.errors import InputError
@@ -167,7 +167,7 @@ class BatchStream:
             shares.append(1 - int(lengths[plan.order].sum()) / int(positions.sum()))
         return shares[0], shares[1]
 
-    def _make_planner(self) -> Planner:
+    def _make_planner(self) -> PaddedPlanner | PackedPlanner:
         config, usable = self.config, self.pairs.usable
         source, target = (self._planned_lengths(side) for side in range(2))
         counts = np.zeros(len(usable))

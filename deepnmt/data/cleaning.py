@@ -144,29 +144,19 @@ class SeenKeys:
 
     def add(self, batch: Keys) -> npt.NDArray[np.bool_]:
         """Add keys; True for each that is new, both in the set and in the batch so far."""
-        fresh = np.zeros(len(batch), bool)
-        _, first = np.unique(batch, return_index=True)
-        fresh[first] = True
-        for run in self._runs:
-            fresh &= ~_contains(run, batch)
-        self._insert(np.sort(batch[fresh]))
-        return fresh
-
-    def _insert(self, run: Keys) -> None:
+        is_first = np.zeros(len(batch), bool)
+        is_first[np.unique(batch, return_index=True)[1]] = True
+        fresh = is_first & ~self.contains(batch)
+        run = np.sort(batch[fresh])
         while self._runs and len(self._runs[-1]) <= 2 * len(run):
             run = np.concatenate([self._runs.pop(), run])
             run.sort(kind="stable")
         if len(run):
             self._runs.append(run)
+        return fresh
 
     def contains(self, batch: Keys) -> npt.NDArray[np.bool_]:
         found = np.zeros(len(batch), bool)
         for run in self._runs:
-            found |= _contains(run, batch)
+            found |= run[np.searchsorted(run, batch) % len(run)] == batch
         return found
-
-
-def _contains(run: Keys, batch: Keys) -> npt.NDArray[np.bool_]:
-    position = np.searchsorted(run, batch)
-    position[position == len(run)] = 0
-    return np.asarray(run[position] == batch)

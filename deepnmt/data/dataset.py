@@ -13,16 +13,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.errors import InputError
 from deepnmt.files import write_json
-
-if TYPE_CHECKING:
-    from deepnmt.data.tokenizer import TokenizerPair
 
 DATASET_FORMAT = 1
 SIDES = ("source", "target")
@@ -211,9 +209,7 @@ class Dataset:
         return cls(folder, meta, train, valid, test)
 
     @cached_property
-    def tokenizers(self) -> "TokenizerPair":
-        from deepnmt.data.tokenizer import TokenizerPair
-
+    def tokenizers(self) -> TokenizerPair:
         return TokenizerPair.load(self.folder)
 
     @cached_property

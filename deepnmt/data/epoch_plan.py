@@ -1,7 +1,6 @@
 """The plan of an epoch: which sentences are in which batch, and the order of batches, for both layouts."""
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -43,14 +42,6 @@ class EpochPlan:
 
     def shape(self, batch: int) -> BatchShape:
         return self.shapes[self.shape_of[batch]]
-
-
-class Planner(Protocol):
-    """Plans epochs from the lengths of all sentences, eos counted."""
-
-    shapes: list[BatchShape]
-
-    def plan(self, drawn: Sentences, seed: int, epoch: int) -> EpochPlan: ...
 
 
 class PaddedPlanner:

@@ -4,6 +4,7 @@ Byte pair encoding as in Sennrich et al. 2016 (https://aclanthology.org/P16-1162
 codes; a symbol outside it is unknown: this kind of tokeniser has no byte fallback.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -93,17 +94,17 @@ def _merge(symbols: list[str], positions: set[int]) -> list[str]:
 
 def count_symbols(codes: Codes, words: Mapping[str, int]) -> dict[str, int]:
     """How often each symbol occurs in a text with these words."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for word, count in words.items():
         for symbol in codes.segment(word)[0]:
-            counts[symbol] = counts.get(symbol, 0) + count
+            counts[symbol] += count
     return counts
 
 
-def vocabulary(counts: Mapping[str, int], min_frequency: int, max_size: int | None = None) -> list[str]:
+def vocabulary(counts: Mapping[str, int], min_frequency: int) -> list[str]:
     """Symbols by decreasing frequency, ties by code point, without the special ones."""
     frequent = [symbol for symbol, count in counts.items() if count >= min_frequency and symbol not in SPECIAL_PIECES]
-    return sorted(frequent, key=lambda symbol: (-counts[symbol], symbol))[:max_size]
+    return sorted(frequent, key=lambda symbol: (-counts[symbol], symbol))
 
 
 class SubwordNmt(Subwords):
