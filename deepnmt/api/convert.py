@@ -1,19 +1,26 @@
 """`deepnmt.convert`: a model of another toolkit becomes a MODEL folder."""
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
+
+import torch
 
 from deepnmt.data.conversion import TEXTS
 from deepnmt.data.conversion.exported import is_exported
 from deepnmt.data.conversion.text import ForeignText
 from deepnmt.data.subword_nmt import Codes, SubwordNmt, read_dictionary
 from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
-from deepnmt.errors import InputError
+from deepnmt.errors import InputError, RunError
 from deepnmt.files import check_out, read_json, replacing, sha256
 from deepnmt.model.conversion import FORMATS, convert_model
-from deepnmt.model.storage import CONFIG, META, save_model
+from deepnmt.model.folding import folded
+from deepnmt.model.storage import CONFIG, META, load_meta, load_model, save_model
+from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.model.transformer import Transformer
+from deepnmt.settings import to_table
 
+SAME = 1e-10  # relative, in double precision
 MODEL_TYPES = {"marian": "marian", "m2m_100": "m2m100", "fsmt": "fsmt"}  # in Hugging Face's config.json
 
 
@@ -71,6 +78,41 @@ def convert(
         if text is not None:
             text.tokenizers.save(aside)
     return model
+
+
+def fold(folder: str | Path, out: str | Path, *, overwrite: bool = False) -> tuple[Transformer, float]:
+    """Write a MODEL that computes what the MODEL `folder` does, with plain pre- or post-norm sub-layers.
+
+    Returns it, and the largest difference between the logits of both for random sentences, in double precision and
+    relative to the largest logit.
+    """
+    folder, out = Path(folder), Path(out)
+    meta, model = load_meta(folder), load_model(folder)
+    plain = folded(model)
+    if plain is model:
+        able = ", ".join(kind for kind, scheme in SUBLAYERS.items() if scheme.folds_into)
+        raise InputError(f"{folder} has no sub-layers to fold: of kind {able} (admin only in a residual stack)")
+    check_out(out, overwrite, "a MODEL folder", META, CONFIG)
+    exact = load_model(folder).double()
+    difference = _difference(exact, folded(exact))
+    if difference > SAME:
+        raise RunError(f"{folder}: folding changes its logits by {difference:.1e} of the largest; nothing was written")
+    with replacing(out) as aside:
+        about = {name: value for name, value in meta.items() if name not in ("format", "deepnmt")}
+        save_model(aside, plain, {**about, "folded_from": to_table(model.config)})
+        for path in folder.glob("tokenizer.*"):
+            shutil.copy2(path, aside / path.name)
+    return plain, difference
+
+
+@torch.no_grad()
+def _difference(model: Transformer, plain: Transformer) -> float:
+    config, random = model.config, torch.Generator().manual_seed(0)
+    length = min(20, config.max_positions)
+    source = torch.randint(config.source_vocab_size, (8, length), generator=random)
+    target = torch.randint(config.target_vocab_size, (8, length), generator=random)
+    expected = model(source, target)
+    return float((plain(source, target) - expected).abs().max() / expected.abs().max())
 
 
 def recognise(checkpoint: Path) -> str:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 EXAMPLE = """deepnmt convert opus-mt-en-de --out MODEL
   deepnmt convert checkpoint_avg.pt --from dlcl --out MODEL --source-lang en --target-lang de \\
-                  --source-dict dict.en.txt --target-dict dict.de.txt --codes codes"""
+                  --source-dict dict.en.txt --target-dict dict.de.txt --codes codes
+  deepnmt convert MODEL --fold --out PLAIN"""
 FORMATS = {
     "marian": "a folder of Marian or OPUS-MT, as Marian's .npz or in Hugging Face's format",
     "m2m100": "Hugging Face's folder",
@@ -30,6 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="; ".join(f"{name}: {what}" for name, what in FORMATS.items()) + " (default: recognised from a folder)",
     )
     parser.add_argument("--out", type=Path, required=True, metavar="MODEL", help="the folder to write")
+    parser.add_argument(
+        "--fold",
+        action="store_true",
+        help="of a MODEL whose sub-layers are deepnorm, admin, layer-scale or scaled, make the plain one that equals it",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing MODEL folder")
     text = parser.add_argument_group(
         "text", "dlcl and fairseq: with these the MODEL translates, without them it holds the network alone"
@@ -54,9 +60,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     from deepnmt.analysis.size import describe
-    from deepnmt.api.convert import convert
+    from deepnmt.api.convert import convert, fold
 
-    model = convert(**vars(arguments))
+    options = vars(arguments)
+    if options.pop("fold"):
+        model, difference = fold(arguments.checkpoint, arguments.out, overwrite=arguments.overwrite)
+        print(f"the same logits as {arguments.checkpoint}, to {difference:.0e} of the largest")
+    else:
+        model = convert(**options)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{arguments.out}: {parameters:,} parameters, {describe(model.config)}")
     if not (arguments.out / "tokenizer.source.json").exists():

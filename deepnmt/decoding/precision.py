@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from deepnmt.decoding.int8 import Int8Linear
 from deepnmt.errors import InputError
 from deepnmt.model.cache import Cache
+from deepnmt.model.folding import folded
 from deepnmt.model.layers import FeedForward
 from deepnmt.model.transformer import Transformer
 
@@ -42,7 +43,7 @@ class PreparedModel:
 
 
 def prepare(model: Transformer, precision: str) -> PreparedModel:
-    """`model`, to compute in this precision. It is changed for good."""
+    """`model`, to compute in this precision, with its sub-layers plain where they can be. It is changed for good."""
     if precision not in PRECISIONS:
         raise InputError(f"precision {precision!r} is not known: one of {', '.join(PRECISIONS)}")
     device = model.output_weight.device.type
@@ -50,6 +51,7 @@ def prepare(model: Transformer, precision: str) -> PreparedModel:
         raise InputError(f"precision int8 is for the CPU; on {device} use fp16 or bf16")
     if precision == "fp16" and device == "cpu":
         raise InputError("precision fp16 is for the GPU; on the CPU use bf16 or int8")
+    model = folded(model)
     if precision in ("bf16", "fp16"):
         model.to({"bf16": torch.bfloat16, "fp16": torch.float16}[precision])
     if device != "cpu":

@@ -117,6 +117,9 @@ class SelfAttention(_Attention):
     def branch_weights(self) -> list[Tensor]:
         return [self.input.weight.chunk(3)[2], self.output.weight]
 
+    def ends(self) -> tuple[nn.Linear, nn.Linear]:
+        return self.input, self.output
+
 
 class CrossAttention(_Attention):
     """Queries from the decoder, keys and values from the encoder's result, which may have another width."""
@@ -142,6 +145,9 @@ class CrossAttention(_Attention):
 
     def branch_weights(self) -> list[Tensor]:
         return [self.key_value.weight.chunk(2)[1], self.output.weight]
+
+    def ends(self) -> tuple[nn.Linear, nn.Linear]:
+        return self.query, self.output
 
 
 def attend_padded(

@@ -21,6 +21,7 @@ class StackConfig:
     num_heads: int = 8
     connection: ConnectionConfig = field(default_factory=ResidualConfig, metadata={"variants": CONNECTION_CONFIGS})
     sublayer: SublayerConfig | None = field(default=None, metadata={"variants": SUBLAYER_CONFIGS})  # else model.norm
+    norm_eps: float | None = None  # of the norms around sub-layers; None: as usual for their kind
     layer_dropout: float = 0.0  # probability that training leaves a layer out (LayerDrop)
     sublayer_dropout: float = 0.0  # the same for the top sub-layer; below it falls to zero
 
@@ -31,6 +32,8 @@ class StackConfig:
         for name in ("layer_dropout", "sublayer_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)} must be at least 0 and below 1")
+        if self.norm_eps is not None and self.norm_eps <= 0:
+            raise ValueError(f"norm_eps = {self.norm_eps} must be above 0")
         if self.dim % self.num_heads:
             raise ValueError(f"num_heads = {self.num_heads} does not divide dim = {self.dim}")
         if self.dim % 2:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -49,6 +50,23 @@ class FeedForward(nn.Module):
     def branch_weights(self) -> list[Tensor]:
         return [self.expand.weight, self.contract.weight]
 
+    def ends(self) -> tuple[nn.Linear, nn.Linear]:
+        return self.expand, self.contract
+
+
+def place_of(config: ModelConfig, is_decoder: bool, number: int) -> Place:
+    """That of the first sub-layer of a layer, counted from 1."""
+    stack, new_norm = config.decoder if is_decoder else config.encoder, NORMS[config.norm_kind]
+    return Place(
+        dim=stack.dim,
+        dropout=config.dropout,
+        layer=number,
+        num_encoder_layers=config.encoder.num_layers,
+        num_decoder_layers=config.decoder.num_layers,
+        is_decoder=is_decoder,
+        new_norm=new_norm if stack.norm_eps is None else partial(new_norm, eps=stack.norm_eps),
+    )
+
 
 class Layer(nn.Module):
     """Attention and feed-forward, each with its scheme around it; of the encoder or of the decoder."""
@@ -59,17 +77,8 @@ class Layer(nn.Module):
         self.is_decoder = is_decoder
         stack = config.decoder if is_decoder else config.encoder
         scheme = config.sublayer_of(stack)
-        around, new_norm = SUBLAYERS[scheme.kind], NORMS[config.norm_kind]
-        place = Place(
-            dim=stack.dim,
-            dropout=config.dropout,
-            layer=number,
-            num_encoder_layers=config.encoder.num_layers,
-            num_decoder_layers=config.decoder.num_layers,
-            is_decoder=is_decoder,
-            new_norm=new_norm,
-        )
-        new_inner_norm = new_norm if around.norms_inside else nn.Identity
+        around, place = SUBLAYERS[scheme.kind], place_of(config, is_decoder, number)
+        new_inner_norm = place.new_norm if around.norms_inside else nn.Identity
         relative = None
         if config.positions == "relative":
             relative = RelativePositions(stack.head_dim, config.max_distance, config.relative_values)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 NewNorm = Callable[[int], nn.Module]  # the norm of this width
+EPS = {"layer": 1e-5, "rms": 1e-6}
 
 
 class LayerNorm(nn.LayerNorm):
@@ -18,17 +19,17 @@ class LayerNorm(nn.LayerNorm):
 class RmsNorm(nn.RMSNorm):
     """x / sqrt(mean(x^2) + eps), times a gain (Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467)."""
 
-    def __init__(self, dim: int) -> None:
-        super().__init__(dim, eps=1e-6)
+    def __init__(self, dim: int, eps: float = EPS["rms"]) -> None:
+        super().__init__(dim, eps=eps)
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype)).to(x.dtype)
 
 
-NORMS: dict[str, NewNorm] = {"layer": LayerNorm, "rms": RmsNorm}
+NORMS: dict[str, Callable[..., nn.Module]] = {"layer": LayerNorm, "rms": RmsNorm}
 
 
-def inverse_rms(x: Tensor, eps: float = 1e-6) -> Tensor:
+def inverse_rms(x: Tensor, eps: float = EPS["rms"]) -> Tensor:
     """1 / sqrt(mean(x^2) + eps) of each position, in fp32: (..., 1).
 
     A product with rms(x) is one with x, times this: so autograd keeps nothing as wide as x.

@@ -62,11 +62,15 @@ def load_model(folder: str | Path, device: str | torch.device = "cpu") -> Transf
 
 def build_model(folder: Path, tensors: Mapping[str, Tensor]) -> Transformer:
     """A model with the config of a MODEL folder and these weights, in eval mode."""
-    config = load_config(folder)
-    with _WithoutDrawing():
-        model = Transformer(config)
+    model = undrawn_model(load_config(folder))
     fill(weights(model), tensors, folder / WEIGHTS)
     return model.eval()
+
+
+def undrawn_model(config: ModelConfig) -> Transformer:
+    """A model whose weights are still to be filled in."""
+    with _WithoutDrawing():
+        return Transformer(config)
 
 
 class _WithoutDrawing(TorchFunctionMode):

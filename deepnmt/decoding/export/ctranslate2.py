@@ -19,11 +19,11 @@ from deepnmt.data.tokenizer import Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import BOS, EOS, UNK
 from deepnmt.decoding.export.comparison import TOLERANCE, Agreement, Tell, batches, longest, num_steps, padded
 from deepnmt.decoding.export.expressible import mixed_stacks, odd_sublayers, other_settings, refuse
-from deepnmt.decoding.export.folding import folded, folded_config
 from deepnmt.errors import RunError
 from deepnmt.files import write_json
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.embedding import Embedding
+from deepnmt.model.folding import folded, folded_config
 from deepnmt.model.layers import DecoderLayer, EncoderLayer, FeedForward
 from deepnmt.model.norms import RmsNorm
 from deepnmt.model.transformer import Stack, Transformer

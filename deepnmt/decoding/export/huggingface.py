@@ -28,12 +28,12 @@ from deepnmt.decoding.export.comparison import (
     same_logits,
 )
 from deepnmt.decoding.export.expressible import odd_sublayers, other_settings, refuse, unlike_sentencepiece
-from deepnmt.decoding.export.folding import folded, folded_config
 from deepnmt.files import write_json
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections.average import Average
 from deepnmt.model.connections.dense import Dense
 from deepnmt.model.connections.dlcl import Dlcl
+from deepnmt.model.folding import folded, folded_config
 from deepnmt.model.layers import Layer
 from deepnmt.model.storage import write_tensors
 from deepnmt.model.transformer import Stack, Transformer

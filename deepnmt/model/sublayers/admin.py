@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from deepnmt.model.sublayers.sublayer import Place, Sublayer, SublayerConfig
+from deepnmt.model.sublayers.sublayer import Function, Place, Sublayer, SublayerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +24,8 @@ class Admin(Sublayer):
     Config = AdminConfig
     placement = "post"
     starts_from_data = True
+    folds_into = "post"
+    folds_through_norms = True
 
     def __init__(self, config: AdminConfig, place: Place) -> None:
         super().__init__(config, place)
@@ -36,3 +38,11 @@ class Admin(Sublayer):
     def start_from(self, variances_below: list[float]) -> None:
         if variances_below:
             self.weight.fill_(sum(variances_below) ** 0.5)
+
+    def fold_into(self, plain: Sublayer, function: Function, below: Sublayer | None) -> None:
+        """The norm below makes w * x, and the matrix that reads it divides by w. The first w of a stack is one."""
+        if below is not None:
+            for parameter in below.norm.parameters():
+                parameter.mul_(self.weight)
+            first, _ = function.ends()
+            first.weight.div_(self.weight)

@@ -5,12 +5,20 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from deepnmt.model.sublayers.sublayer import Function, Place, Sublayer, SublayerConfig, scale_branch
+from deepnmt.model.sublayers.sublayer import Function, Place, Sublayer, SublayerConfig, scale_branch, scale_result
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeepNormConfig(SublayerConfig):
     kind: str = field(default="deepnorm", init=False)
+
+
+def constants(place: Place) -> tuple[float, float]:
+    """a and the gain"""
+    n, m = place.num_encoder_layers, place.num_decoder_layers
+    if place.is_decoder:
+        return (3 * m) ** 0.25, (12 * m) ** -0.25
+    return 0.81 * (n**4 * m) ** (1 / 16), 0.87 * (n**4 * m) ** (-1 / 16)
 
 
 class DeepNorm(Sublayer):
@@ -22,17 +30,22 @@ class DeepNorm(Sublayer):
 
     Config = DeepNormConfig
     placement = "post"
+    folds_into = "post"
 
     def __init__(self, config: DeepNormConfig, place: Place) -> None:
         super().__init__(config, place)
-        n, m = place.num_encoder_layers, place.num_decoder_layers
-        if place.is_decoder:
-            self.residual, self.gain = (3 * m) ** 0.25, (12 * m) ** -0.25
-        else:
-            self.residual, self.gain = 0.81 * (n**4 * m) ** (1 / 16), 0.87 * (n**4 * m) ** (-1 / 16)
+        self.residual, self.gain = constants(place)
 
     def forward(self, x: Tensor, function: Callable[[Tensor], Tensor], layer_input: Tensor) -> Tensor:
         return self.norm(self.residual * x + self.dropout(function(x)))
 
     def initialize(self, function: Function) -> None:
         scale_branch(function, self.gain)
+
+    def fold_into(self, plain: Sublayer, function: Function, below: Sublayer | None) -> None:
+        """LN(a x + F) is LN(x + F / a), if its epsilon is divided by a^2."""
+        scale_result(function, 1 / self.residual)
+
+    @classmethod
+    def folded_eps(cls, eps: float, place: Place) -> float:
+        return eps / constants(place)[0] ** 2

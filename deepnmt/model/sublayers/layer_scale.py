@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from deepnmt.model.sublayers.sublayer import Place, Sublayer, SublayerConfig
+from deepnmt.model.sublayers.sublayer import Function, Place, Sublayer, SublayerConfig, scale_result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +29,7 @@ class LayerScale(Sublayer):
 
     Config = LayerScaleConfig
     placement = "pre"
+    folds_into = "pre"
 
     def __init__(self, config: LayerScaleConfig, place: Place) -> None:
         super().__init__(config, place)
@@ -37,3 +38,7 @@ class LayerScale(Sublayer):
 
     def forward(self, x: Tensor, function: Callable[[Tensor], Tensor], layer_input: Tensor) -> Tensor:
         return x + self.dropout((self.weight * function(self.norm(x))).to(x.dtype))
+
+    def fold_into(self, plain: Sublayer, function: Function, below: Sublayer | None) -> None:
+        """The last matrix takes g."""
+        scale_result(function, self.weight)

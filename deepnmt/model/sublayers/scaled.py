@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from deepnmt.model.sublayers.sublayer import Place, Sublayer, SublayerConfig
+from deepnmt.model.sublayers.sublayer import Function, Place, Sublayer, SublayerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +19,7 @@ class ScaledNorm(Sublayer):
 
     Config = ScaledNormConfig
     placement = "pre"
+    folds_into = "pre"
 
     def __init__(self, config: ScaledNormConfig, place: Place) -> None:
         super().__init__(config, place)
@@ -27,3 +28,8 @@ class ScaledNorm(Sublayer):
 
     def forward(self, x: Tensor, function: Callable[[Tensor], Tensor], layer_input: Tensor) -> Tensor:
         return x + self.dropout(function(self.norm(x) / self.get_buffer("layer").sqrt()))
+
+    def fold_into(self, plain: Sublayer, function: Function, below: Sublayer | None) -> None:
+        """The norm takes 1 / sqrt(l)."""
+        for parameter in plain.norm.parameters():
+            parameter.div_(self.get_buffer("layer").sqrt())

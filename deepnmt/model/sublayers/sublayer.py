@@ -44,6 +44,9 @@ class Function(Protocol):
     def branch_weights(self) -> list[Tensor]:
         """The matrices that the branch is linear in, one after the other: not those of queries and keys."""
 
+    def ends(self) -> tuple[nn.Linear, nn.Linear]:
+        """What reads the input, and what makes the result."""
+
 
 class Sublayer(nn.Module):
     """Around a function F of the same width. A scheme overrides `forward`, and states its own start in `initialize`."""
@@ -54,6 +57,8 @@ class Sublayer(nn.Module):
     norms_result: ClassVar[bool] = True  # a norm of the stack's result, where `placement` is pre
     norms_inside: ClassVar[bool] = False  # a norm before the last matrix of self-attention and feed-forward
     starts_from_data: ClassVar[bool] = False  # `start_from` completes the start
+    folds_into: ClassVar[NormPlacement | None] = None  # the plain scheme that `fold_into` knows how to become
+    folds_through_norms: ClassVar[bool] = False  # only where a sub-layer's input is the norm of the one below
 
     def __init__(self, config: Any, place: Place) -> None:
         super().__init__()
@@ -69,6 +74,22 @@ class Sublayer(nn.Module):
 
     def start_from(self, variances_below: list[float]) -> None:
         """Start by the variances of the branches below this one in its stack, found by a pass over data."""
+
+    def fold_into(self, plain: "Sublayer", function: Function, below: "Sublayer | None") -> None:
+        """Let a plain scheme, which has the same weights, compute what this one does: change it, its function, or the
+        plain scheme below it."""
+
+    @classmethod
+    def folded_eps(cls, eps: float, place: Place) -> float:
+        """The epsilon of the plain scheme's norms."""
+        return eps
+
+
+def scale_result(function: Function, factor: float | Tensor) -> None:
+    """factor: a number, or one for each dimension"""
+    _, last = function.ends()
+    last.bias.mul_(factor)
+    last.weight.T.mul_(factor)
 
 
 def scale_branch(function: Function, gain: float) -> None:

@@ -15,10 +15,10 @@ from deepnmt.decoding import export as exporting
 from deepnmt.decoding.export import ctranslate2 as writing
 from deepnmt.decoding.export.argos import SUFFIX
 from deepnmt.decoding.export.comparison import random_sources
-from deepnmt.decoding.export.folding import PLAIN
 from deepnmt.decoding.translator import Translator
 from deepnmt.errors import RunError
 from deepnmt.model.connections import CONNECTIONS
+from deepnmt.model.folding import PLAIN
 from deepnmt.model.storage import load_model
 from deepnmt.model.sublayers import SUBLAYERS
 

@@ -1,0 +1,57 @@
+"""Schemes around sub-layers that are pre- or post-norm but for factors, which move into the weights.
+
+What is left is a plain model that computes the same, which every engine runs. Each scheme knows its own rule
+(`fold_into`); those without one stay as they are.
+"""
+
+from dataclasses import replace
+
+import torch
+
+from deepnmt.model.config import SUBLAYER_CONFIGS, ModelConfig, StackConfig
+from deepnmt.model.layers import Layer, place_of
+from deepnmt.model.norms import EPS
+from deepnmt.model.storage import undrawn_model
+from deepnmt.model.sublayers import SUBLAYERS, Sublayer
+from deepnmt.model.transformer import Stack, Transformer
+
+
+def folded_config(config: ModelConfig) -> ModelConfig:
+    def plain(stack: StackConfig, is_decoder: bool) -> StackConfig:
+        scheme = SUBLAYERS[config.sublayer_of(stack).kind]
+        if scheme.folds_into is None or (scheme.folds_through_norms and stack.connection.kind != "residual"):
+            return stack
+        eps = stack.norm_eps or EPS[config.norm_kind]
+        folded_eps = scheme.folded_eps(eps, place_of(config, is_decoder, number=1))
+        return replace(
+            stack,
+            sublayer=SUBLAYER_CONFIGS[scheme.folds_into](),  # type: ignore[call-arg]
+            norm_eps=stack.norm_eps if folded_eps == eps else folded_eps,
+        )
+
+    return replace(config, encoder=plain(config.encoder, False), decoder=plain(config.decoder, True))
+
+
+@torch.no_grad()
+def folded(model: Transformer) -> Transformer:
+    """A plain model that computes the same, as far as there is one; the model itself if there is nothing to fold."""
+    config = folded_config(model.config)
+    if config == model.config:
+        return model
+    plain = undrawn_model(config).to(model.output_weight).train(model.training)
+    weights = dict(model.named_parameters())
+    for name, parameter in plain.named_parameters():
+        parameter.copy_(weights[name])
+    for stack in ("encoder", "decoder"):
+        if getattr(config, stack) != getattr(model.config, stack):
+            _fold(getattr(model, stack), getattr(plain, stack))
+    return plain
+
+
+def _fold(stack: Stack, plain: Stack) -> None:
+    below: Sublayer | None = None
+    for layer, plain_layer in zip(stack.layers, plain.layers, strict=True):
+        assert isinstance(layer, Layer) and isinstance(plain_layer, Layer)
+        for (scheme, _), (sublayer, function) in zip(layer.sublayers(), plain_layer.sublayers(), strict=True):
+            scheme.fold_into(sublayer, function, below)
+            below = sublayer
