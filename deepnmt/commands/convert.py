@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fold",
         action="store_true",
-        help="of a MODEL whose sub-layers are deepnorm, admin, layer-scale or scaled, make the plain one that equals it",
+        help="make the plain model that equals a MODEL whose sub-layers are deepnorm, admin, layer-scale or scaled",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing MODEL folder")
     text = parser.add_argument_group(

@@ -1,6 +1,7 @@
 """`deepnmt convert` as its user meets it."""
 
 import argparse
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,11 @@ from deepnmt.commands.convert import FORMATS
 from deepnmt.data.subword_nmt import read_dictionary
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.errors import InputError
+from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.conversion import FORMATS as CONVERTERS
-from deepnmt.model.storage import load_meta
+from deepnmt.model.storage import load_meta, save_model
+from deepnmt.model.sublayers.deepnorm import DeepNormConfig
+from deepnmt.model.transformer import Transformer
 
 AUTHORS = Path(__file__).parents[1] / "model" / "authors"
 
@@ -157,3 +161,23 @@ def test_dictionary_keeps_its_order_and_odd_symbols(tmp_path):
     assert read_dictionary(tmp_path / "dict.txt") == ["the", "\u2028", "#", "new@@"]
     with raises(InputError, match="nowhere does not exist"):
         read_dictionary(tmp_path / "nowhere")
+
+
+def test_a_folded_model_is_plain_and_gives_the_same_logits(convert, tmp_path):
+    stack = StackConfig(num_layers=2, dim=8, ffn_dim=8, num_heads=2, sublayer=DeepNormConfig())
+    config = ModelConfig(source_vocab_size=9, target_vocab_size=9, encoder=stack, decoder=stack)
+    save_model(tmp_path / "MODEL", Transformer(config), {"step": 7})
+    status, out, _ = convert(tmp_path / "MODEL", "--fold", "--out", tmp_path / "PLAIN")
+    assert status == 0
+    assert re.match(rf"the same logits as {tmp_path / 'MODEL'}, to \de-1[4-9] of the largest\n", out)
+    assert "encoder  2 layers, residual, post, width 8" in out
+    meta = load_meta(tmp_path / "PLAIN")
+    assert (meta["step"], meta["folded_from"]["encoder"]["sublayer"]) == (7, {"kind": "deepnorm"})
+    source, target = torch.randint(3, 9, (2, 4, 5))
+    with torch.no_grad():
+        logits = [deepnmt.load_model(tmp_path / name)(source, target) for name in ("MODEL", "PLAIN")]
+    torch.testing.assert_close(*logits)
+
+    status, _, err = convert(tmp_path / "PLAIN", "--fold", "--out", tmp_path / "AGAIN")
+    assert (status, (tmp_path / "AGAIN").exists()) == (2, False)
+    assert f"{tmp_path / 'PLAIN'} has no sub-layers to fold" in err
