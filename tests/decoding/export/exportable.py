@@ -1,5 +1,6 @@
 """Models for the formats: random ones of many shapes, and small residual ones that end their sentences."""
 
+import re
 from pathlib import Path
 
 import torch
@@ -10,6 +11,8 @@ from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections.residual import ResidualConfig
 from deepnmt.model.storage import save_model
 from deepnmt.model.transformer import Transformer
+
+ROOT = Path(__file__).parents[3]
 
 
 def random_model(dims=(16, 16), connections=(None, None), sublayer=None, **settings) -> Transformer:
@@ -46,6 +49,13 @@ def unsure_model(**settings) -> Transformer:
     )
     train_tiny(model, digit_tokenizers(), steps=100, batch=12, longest=3)
     return model.eval()
+
+
+def examples(heading: str) -> list[str]:
+    """The Python code under a heading of docs/export.md."""
+    sections = (ROOT / "docs" / "export.md").read_text(encoding="utf-8").split("\n## ")
+    (section,) = (section for section in sections if section.startswith(heading + "\n"))
+    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
 
 
 def save(folder: Path, model: Transformer, tokenizers: TokenizerPair | None = None) -> Path:

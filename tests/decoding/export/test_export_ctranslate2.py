@@ -6,7 +6,7 @@ import zipfile
 import pytest
 import torch
 from digits import digit_tokenizers, reversed_digits
-from exportable import random_model, save
+from exportable import examples, random_model, save
 
 from deepnmt.cli import main
 from deepnmt.data.sentence_pieces import SentencePieces
@@ -76,6 +76,18 @@ def test_translations_are_the_models_greedily_and_by_beam_search(norm, unsure, t
             max_decoding_length=60,
         )
         assert [result.hypotheses[0] for result in found] == [hypotheses[0].pieces for hypotheses in expected]
+
+
+def test_the_example_of_the_page_translates_as_we_do(unsure, tmp_path, monkeypatch):
+    exporting.export(unsure("pre"), tmp_path / "MODEL-ctranslate2", "ctranslate2")
+    monkeypatch.chdir(tmp_path)
+    (example,) = examples("CTranslate2")
+    page = {}
+    exec(example.replace('compute_type="int8"', 'compute_type="float32"'), page)
+    texts = [*TEXTS[:20], " fu\u0308nf\u00a0\u00a0drei"]
+    assert page["translate"](texts) == Translator(unsure("pre")).translate(texts, min_length=1)
+    exec(example, page)
+    assert len(page["translate"](texts)) == len(texts)
 
 
 def test_one_changed_weight_is_noticed(unsure, tmp_path):

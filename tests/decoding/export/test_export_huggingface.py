@@ -8,7 +8,7 @@ import unicodedata
 import pytest
 import torch
 from digits import digit_tokenizers, reversed_digits
-from exportable import random_model, save
+from exportable import examples, random_model, save
 
 from deepnmt.cli import main
 from deepnmt.data.prepare_settings import SubwordSettings
@@ -81,6 +81,16 @@ def test_translations_are_the_models_greedily_and_by_beam_search(
         search = {"length_penalty": penalty} if beam > 1 else {"length_penalty": None, "early_stopping": None}
         found = exported.generate(**given, num_beams=beam, max_new_tokens=61, **search)
         assert tokenizer.batch_decode(found, skip_special_tokens=True) == [best.text for best, *_ in expected]
+
+
+def test_the_example_of_the_page_translates_as_we_do(unsure, tmp_path, monkeypatch):
+    exporting.export(unsure("post"), tmp_path / "MODEL-huggingface", "huggingface")
+    monkeypatch.chdir(tmp_path)
+    (example,) = examples("Hugging Face")
+    page = {}
+    exec(example, page)
+    texts = [*TEXTS[:20], " fu\u0308nf\u00a0\u00a0drei"]
+    assert page["translate"](texts) == Translator(unsure("post")).translate(texts)
 
 
 def test_a_model_that_was_trained_on_in_transformers_is_saved_and_opened_again(no_cache, tmp_path):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from digits import digit_tokenizers, padded, reversed_digits, tiny_model
+from exportable import ROOT, examples
 
 from deepnmt.cli import main
 from deepnmt.data.sentence_pieces import SentencePieces, cut, piece_counts
@@ -33,7 +34,6 @@ for package in onnx.NEEDS:
     pytest.importorskip(package, reason="pip install 'deepnmt[onnx]'")
 import onnxruntime  # noqa: E402
 
-ROOT = Path(__file__).parents[3]
 GRAPHS = ("encoder.onnx", "decoder_step.onnx")
 TOLD = "deepnmt: tracing 4 layers, some seconds each\ndeepnmt: comparing what was written with the model\n"
 DIGITS = ("dlcl", "residual")  # the schemes of the digits model, which is exported once for all tests
@@ -176,7 +176,7 @@ def test_graphs_do_not_tell_where_they_were_made(exported):
 
 
 def test_the_page_translates_as_we_do_without_torch_or_deepnmt_and_quantised(exported, digits_model, tmp_path):
-    example, quantise = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.DOTALL)
+    example, quantise = examples("ONNX")
     assert example.count('"MODEL-onnx"') == 1
     shutil.copytree(exported, tmp_path / "MODEL-onnx")
     program = f"""
