@@ -103,7 +103,7 @@ def _math(label: str) -> str:
 
 def _pyplot(out: Path) -> Any:
     if out.suffix not in SUFFIXES:
-        raise InputError(f"{out}: a figure ends in {', '.join(SUFFIXES)}")
+        raise InputError(f"{out}: the name of a figure must end in {', '.join(SUFFIXES)}")
     try:
         import matplotlib
     except ImportError as error:

@@ -14,16 +14,16 @@ EXAMPLE = """deepnmt bench train en-de-pre-dlcl-30l --tokens 32768
   deepnmt bench generate en-de-pre-dlcl-30l --precision int8
   deepnmt bench generate en-de-pre-dlcl-30l --encoder-layers 6 16 20 25 30 --decoder-layers 4 6 8 --json"""
 TRAIN = {
-    "tokens": "tokens in a batch, on either side",
+    "tokens": "tokens per batch, on each side",
     "eager": "plain torch on padded batches, also on a GPU",
     "steps": "timed updates",
 }
 GENERATE = {
-    "batch": "sentences at once",
+    "batch": "sentences per batch",
     "beam": "beam size",
-    "length": "subwords of source and target",
-    "workers": "batches at a time, one core each",
-    "repeats": "repetitions, of which the best counts",
+    "length": "subwords per sentence, source and target",
+    "workers": "concurrent batches, one core each",
+    "repeats": "repetitions; the fastest counts",
 }
 DEPTHS = {"--encoder-layers N+": "depths to compare", "--decoder-layers N+": "depths to compare"}
 

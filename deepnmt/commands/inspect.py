@@ -32,16 +32,16 @@ WHAT = {
 OPTIONS = {
     "--json": "print JSON instead of a table",
     "--out FILE": f"write to this file instead; weights and gradients: {' '.join(FIGURES)}",
-    "--data DATASET": "size: of a model with its vocabulary; gradients: on its sentences (default: random ones)",
+    "--data DATASET": "size: with its vocabulary; gradients: train on its sentences (default: random ones)",
 }
 WEIGHTS = {
-    "--column K": "also draw the weights of layer K over depth (y10)",
+    "--column K": "plot how much later layers use the output of layer K (default: 10)",
     "--all": "draw small weights too, which the paper's figure omits",
 }
 GRADIENTS = {
     "steps": "updates after initialisation",
-    "tokens": "tokens of each update",
-    "width": "width of the models; 0: the recipe's own",
+    "tokens": "tokens per update",
+    "width": "width of the models; 0 keeps the recipe's",
 }
 
 

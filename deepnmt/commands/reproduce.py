@@ -16,28 +16,28 @@ EXAMPLE = """deepnmt reproduce table1 figure4 --scale multi30k --data DATASET --
 
 
 OPTIONS = {
-    "experiments EXPERIMENT*": "names from --list, and settings for all arms as section.field=value",
+    "experiments EXPERIMENT*": "names from --list; section.field=value overrides a setting of all arms",
     "--list": "list the experiments and the scales",
     "--scale NAME": f"a scale from --list (default: {Request.scale}, the paper's)",
     "--data DATASET": "a dataset written by `deepnmt prepare`",
-    "--out DIR": "the folder of the study; the same command resumes it",
-    "--stop-after M": "start no further run after M minutes",
-    "--seeds N": "runs of every arm (default: the scale's)",
-    "--parallel N": f"runs at a time on one GPU (default: {Request.parallel})",
+    "--out DIR": "study folder; repeat the command to resume",
+    "--stop-after M": "start no new runs after M minutes",
+    "--seeds N": "seeds per arm (default: the scale's)",
+    "--parallel N": f"concurrent runs per GPU (default: {Request.parallel})",
     "--device {cpu,cuda}": "default: cuda if available",
-    "--keep-checkpoints": "keep them after a run has its model",
-    "--dry-run": "only print the runs, their sizes and estimated times",
-    "--score-only DIR": "compute missing scores of a study, and report",
-    "--report-only DIR": "write the reports of a study again",
+    "--keep-checkpoints": "keep the checkpoints of finished runs",
+    "--dry-run": "print the runs with their sizes and estimated times, and exit",
+    "--score-only DIR": "compute the missing scores of a study and update its reports",
+    "--report-only DIR": "rewrite the reports of a study",
 }
-SIZE = {"--minutes M": "device time for all runs together", "--tokens N": "for every run (default: the scale's)"}
+SIZE = {"--minutes M": "total device time for all runs", "--tokens N": "training tokens per run (default: the scale's)"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, OPTIONS)
-    add_options(parser, {"--arms LABEL+": "only these arms, by their labels in reports, or as 'DLCL *'"}, absent=[])
+    add_options(parser, {"--arms LABEL+": "run only these arms: labels, or patterns such as 'DLCL *'"}, absent=[])
     add_options(parser.add_mutually_exclusive_group(), SIZE)
-    names, text = "NAME SOURCE REFERENCE", "a further test set with one reference or several, beside the dataset's own"
+    names, text = "NAME SOURCE REFERENCE", "an additional test set, with one or more references"
     parser.add_argument("--test", nargs="+", action="append", default=[], metavar=names, help=text)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
 

@@ -1,4 +1,4 @@
-"""The course of the demo. What is there already is not made again, so that an interrupted demo resumes."""
+"""The steps of the demo. Each is skipped when its result exists, so an interrupted demo resumes."""
 
 import json
 import shlex
@@ -38,7 +38,7 @@ class DemoSettings:
         if self.target == "en":
             raise InputError("--target en: the demo translates from English; choose another language, such as de")
         if self.minutes is not None and not 0 < self.minutes < 10_000:
-            raise InputError(f"--minutes {self.minutes:g}: give the minutes the demo may take, such as 12")
+            raise InputError(f"--minutes {self.minutes:g} must be above 0 and below 10,000")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ def run_demo(settings: DemoSettings) -> Demo:
 
 
 def _check_plan(path: Path, settings: DemoSettings, device: str) -> None:
-    """Refuse other settings than those of the demo that is there."""
+    """Refuse settings that differ from those of the demo in the folder."""
     if not path.is_file():
         return
     plan = Plan.read(path)
@@ -145,7 +145,7 @@ def _prepare(corpus: Path, data: Path, target: str, vocab_size: int) -> None:
 
 
 def _train(path: Path, data: Path, run: Path) -> Plan:
-    """In two parts: the first shows how fast the machine is, and so how long the second can be."""
+    """In two parts: the speed of the first decides the length of the second."""
     plan = Plan.read(path)
     if _trained_steps(run) == plan.steps:
         return plan
@@ -167,7 +167,7 @@ def _train_to(steps: int, decay: int, plan: Plan, data: Path, run: Path) -> None
     words = [plan.recipe, *plan.overrides(steps, decay), "--data", data, "--out", run, "--device", plan.device]
     status = launch(plan.processes, [*words, "--resume"])
     if status or _trained_steps(run) != steps:
-        raise SystemExit(status or 1)  # it failed or was stopped, and has said so
+        raise SystemExit(status or 1)  # training failed or was stopped, and has printed why
 
 
 def _trained_steps(run: Path) -> int:
@@ -197,7 +197,7 @@ def _evaluate(run: Path, corpus: Path, target: str, device: str) -> dict[str, An
 
 
 def _show(command: str, *words: object) -> None:
-    """The command that does what is done next, as a user would type it."""
+    """Print the command for the next step, as a user would type it."""
     print(f"\n$ deepnmt {command} {shlex.join(map(str, words))}", file=sys.stderr, flush=True)
 
 

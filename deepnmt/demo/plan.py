@@ -1,4 +1,4 @@
-"""How the demo's model is trained within its time: how many updates, in which precision and in how many processes."""
+"""Fitting the demo's training into its time: number of updates, precision, number of processes."""
 
 import json
 import os
@@ -129,7 +129,7 @@ def try_speed(recipe: str, precision: str, processes: int, data: Path, trial: Pa
     shutil.rmtree(trial, ignore_errors=True)
     try:
         words = [recipe, *overrides, "--data", data, "--out", trial, "--device", "cpu"]
-        if launch(processes, words, quietly=processes > 1):  # one process must work, or say why not
+        if launch(processes, words, quietly=processes > 1):  # if even one process fails, its output says why
             return None
         return seconds_per_step(trial)
     finally:

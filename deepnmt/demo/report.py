@@ -1,4 +1,4 @@
-"""What the demo shows at its end: scores, examples, and a page with the curves and the learned weights."""
+"""The results of the demo: scores, examples, and a page with the curves and the learned weights."""
 
 from html import escape
 from pathlib import Path

@@ -11,7 +11,7 @@ from deepnmt.languages import base_language
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric
 
-# Written without spaces between words: Moses tokens and word n-grams say nothing there.
+# Written without spaces between words: Moses tokens and word n-grams mean nothing there.
 UNSPACED = ("zh", "ja")
 
 
@@ -56,7 +56,7 @@ def _multi_bleu(languages: Languages, lowercase: bool, compounds: bool = False) 
     words = moses_words(languages.target, compounds)
     if not words.known:
         languages.notice(
-            f"Moses has no abbreviations for target language {languages.target!r}: English's are used, as Moses does"
+            f"Moses has no abbreviations for target language {languages.target!r}: English ones are used, as in Moses"
         )
     return MultiBLEU(words, lowercase)
 

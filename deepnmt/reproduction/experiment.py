@@ -24,10 +24,8 @@ class Arm:
     paper: dict[str, float] = field(default_factory=dict)  # parameters (millions), bleu, ppl, speed (tokens/s)
     depth: int | None = None  # of the encoder, if not the recipe's; its place in a plot over depth
     line: str = ""  # and the line of the plot it belongs to
-    setting: Literal["scale", "base"] = (
-        "scale"  # in small: the scale's, or half its batch and rate, as the paper's base
-    )
-    only: Literal["", "full", "small"] = ""  # where it is run
+    setting: Literal["scale", "base"] = "scale"  # at a small scale, `base` halves the batch and the rate
+    only: Literal["", "full", "small"] = ""  # the scales that run it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +52,8 @@ class Experiment:
     measures: tuple[Measure, ...] = ("scores",)
     metric: str = "compound_bleu"  # the figure that stands beside the paper's
     plot: Literal["", "score", "speed"] = ""  # over depth
-    equal: Literal["tokens", "time"] = "tokens"  # what every arm gets the same of
-    own_setting: bool = False  # rates and batches of the recipes even in small
+    equal: Literal["tokens", "time"] = "tokens"  # what is the same for every arm
+    own_setting: bool = False  # learning rates and batches of the recipes, even at a small scale
     keeps_shape: bool = False  # a scale does not resize the models
     shows_gradients: bool = False
     shows_perplexity: bool = False

@@ -1,6 +1,6 @@
-"""Doing the runs in this process, or in one or several processes per GPU. A run is claimed by a lock on its folder.
+"""Runs in this process, or in one or several processes per GPU. A process claims a run by a lock on its folder.
 
-The lock is the operating system's and goes with the process, so a killed worker leaves nothing to clean, and several
+The operating system releases the lock when the process ends, so a killed worker leaves nothing to clean up, and several
 calls may work on one study at the same time.
 """
 
@@ -31,7 +31,7 @@ def work(runs: Sequence[PlannedRun], setup: Setup, stop_after: float | None = No
     started = time.monotonic()
     for number, run in enumerate(runs, start=1):
         if stop_after is not None and time.monotonic() - started > 60 * stop_after:
-            say(f"{stop_after:g} minutes have passed, so no further run starts; the same command resumes the study")
+            say(f"{stop_after:g} minutes have passed: starting no further runs; repeat the command to resume")
             return
         folder = setup.study.runs / run.name
         with _claim(folder) as mine:

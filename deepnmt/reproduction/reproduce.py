@@ -25,9 +25,9 @@ from deepnmt.text import read_lines
 
 
 def reproduce(request: Request) -> None:
-    """Do all runs of the experiments that are not done yet, in as many processes as asked for; score and report."""
+    """Do the runs that are not done yet, in as many processes as requested; then score and report."""
     if request.out is None:
-        raise InputError("--out is missing: the folder of the study")
+        raise InputError("--out is missing: name a folder for the study")
     setup, experiments, budget, runs = _planned(request)
     study = setup.study
     _begin(request, setup, experiments, budget)
@@ -43,7 +43,7 @@ def reproduce(request: Request) -> None:
 
 
 def work_alone(request: Request) -> None:
-    """A worker's part: runs that nobody else is doing, until none is left."""
+    """What a worker does: take runs that no other process has claimed, until none is left."""
     setup, _, _, runs = _planned(request)
     work(runs, setup, request.stop_after)
 
@@ -55,7 +55,7 @@ def preview(request: Request) -> str:
 
 
 def report_again(folder: Path, *, with_scores: bool) -> None:
-    """Write the reports of a study, with the scores that were still missing if `with_scores`."""
+    """Write the reports of a study again; `with_scores` first computes the scores that are missing."""
     study = Study(folder)
     names = study.read()["experiments"]
     if with_scores:
@@ -77,7 +77,7 @@ def _planned(request: Request) -> tuple[Setup, dict[str, Experiment], Budget, li
         raise InputError(f"unknown scale {request.scale!r}{nearest}; one of {', '.join(SCALES)}")
     scale = SCALES[request.scale]
     if request.data is None:
-        raise InputError("--data is missing: a DATASET that `deepnmt prepare` wrote")
+        raise InputError("--data is missing: name a DATASET written by `deepnmt prepare`")
     for test in request.tests:
         if len(test) < 3:
             raise InputError(f"--test {' '.join(test)}: a test set is NAME SOURCE REFERENCE [REFERENCE ...]")
@@ -101,7 +101,7 @@ def _planned(request: Request) -> tuple[Setup, dict[str, Experiment], Budget, li
 
 
 def _begin(request: Request, setup: Setup, experiments: dict[str, Experiment], budget: Budget) -> None:
-    """Write down what the study is, and its test sets."""
+    """Store the settings of the study and its test sets."""
     dataset = setup.dataset
     pair = dataset.tokenizers
     fixed = {

@@ -19,9 +19,9 @@ from deepnmt.settings import did_you_mean
 
 # For estimates before anything was measured: arithmetic at this rate, and this long for each layer of each batch.
 RATES = {"cuda": (2.0e14, 4e-4, 15.0), "cpu": (2.0e10, 4e-3, 3.0)}  # FLOP/s, s per layer, s beside training
-TRYING = {"cuda": 75.0, "cpu": 3.0}  # s more where arms have equal time: their speed is tried before (on an H200)
-SPARE = 0.9  # of the minutes that are planned for
-LEAST_SHARE = 0.1  # of the scale's tokens, under which nothing is learned
+TRYING = {"cuda": 75.0, "cpu": 3.0}  # s more where arms have equal time, to measure their speed first (on an H200)
+SPARE = 0.9  # share of the given minutes that is planned
+LEAST_SHARE = 0.1  # of the scale's tokens; with less, nothing is learned
 
 
 class Use(NamedTuple):
@@ -41,7 +41,7 @@ class PlannedRun:
     seed: int
     recipe: Recipe
     trains: bool
-    seconds: float | None  # of training, where time is what arms have the same of
+    seconds: float | None  # of training, in experiments that give every arm the same time
     uses: list[Use] = field(default_factory=list)
     measures: set[Measure] = field(default_factory=set)
 
@@ -69,7 +69,7 @@ def choose(names: Sequence[str], arms: Sequence[str] = ()) -> dict[str, Experime
     labels = [arm.label for experiment in chosen.values() for arm in experiment.arms]
     for pattern in arms:
         if not any(fnmatchcase(label, pattern) for label in labels):
-            raise InputError(f"--arms {pattern!r} is none of {', '.join(map(repr, dict.fromkeys(labels)))}")
+            raise InputError(f"--arms {pattern!r} matches none of {', '.join(map(repr, dict.fromkeys(labels)))}")
     if not arms:
         return chosen
     return {
@@ -118,7 +118,7 @@ def _name(recipe: Recipe, trains: bool, seconds: float | None) -> str:
 
 
 def _chosen(settings: Any) -> Any:
-    """Settings other than the defaults: a setting that is added later does not make other runs of the old ones."""
+    """Settings other than the defaults, so that a setting added later does not change the names of existing runs."""
     if not is_dataclass(settings):
         return settings
     found: dict[str, Any] = {"": type(settings).__name__}
@@ -147,9 +147,9 @@ def set_budget(
             raise InputError(f"{option} is for the small scales: --scale full trains as long as the paper did")
         return Budget()
     if timed and tokens is not None:
-        raise InputError(f"--tokens: {timed[0]} gives every arm the same time instead; say how much with --minutes")
+        raise InputError(f"--tokens: {timed[0]} gives every arm the same time instead; set it with --minutes")
     if timed and minutes is None:
-        raise InputError("this experiment gives every arm the same time: say how much in all with --minutes")
+        raise InputError("this experiment gives every arm the same time: set the total with --minutes")
     if tokens is not None or minutes is None:
         return Budget(tokens or scale.tokens)
     runs = planned(Budget(scale.tokens))

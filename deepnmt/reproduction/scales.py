@@ -1,7 +1,8 @@
-"""How large an experiment is run: the paper's own setting, or a smaller one in which the ratios between arms stay.
+"""The size of an experiment: the paper's own, or a smaller one that keeps the ratios between the arms.
 
-In small, every arm has one setting (batch, updates, rate, warm-up, dropout), chosen once: no arm is tuned more than
-another, and all see the same tokens. Only table 7, which is about settings, has two, in the paper's ratio.
+At a small scale every arm has the same setting (batch, updates, learning rate, warm-up, dropout), chosen once: no arm
+is tuned more than another, and all see the same tokens. Only table 7, which is about settings, has two of them, in the
+paper's ratio.
 """
 
 import tomllib
@@ -15,7 +16,7 @@ from deepnmt.settings import from_table
 
 PAPER_DIM = 512  # of Base: twice as wide (Big) there is twice as wide here
 PAPER_TOKENS_PER_UPDATE = 32_768  # of Base, likewise
-AVERAGED_SHARE = 5  # of a run in small: like 5 epochs of 25
+AVERAGED_SHARE = 5  # a fifth of a small run is averaged, like 5 epochs of 25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class Scale:
     settings: tuple[str, ...] = ()  # for every arm
     validations: int = 10  # in a run
     seeds: int = 3
-    averaged: int = 5  # checkpoints: the last epochs in full, in small the last of evenly spaced ones
+    averaged: int = 5  # checkpoints: the last epochs at full scale, evenly spaced steps at a small one
     worst_bleu: float = 1.0  # under this a model counts as failed
 
     @property
@@ -49,7 +50,7 @@ class Scale:
         return [arm for arm in experiment.arms if arm.only in ("", where)]
 
     def overrides_of(self, arm: Arm, experiment: Experiment, recipe: Recipe, tokens: int | None) -> list[str]:
-        """What makes the arm's recipe, given as it is written, one of this scale; `tokens` of a run, if not its own."""
+        """What adapts the arm's recipe to this scale; `tokens` per run replace the scale's."""
         if self.is_full:
             return [f"training.keep_epochs={max(self.averaged, recipe.training.keep_epochs)}"]
         overrides = [*self.settings]

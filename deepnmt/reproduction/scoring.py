@@ -1,4 +1,4 @@
-"""The scores of a study's translations, and its reports: apart from the device that made them, and anywhere."""
+"""The scores of a study's translations, and its reports: on any machine, without the device that trained."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ def score_study(study: Study) -> None:
             missing |= set(found)
             shown.advance()
     if missing:
-        say(f"not installed here, so still missing: {', '.join(sorted(missing))}")
+        say(f"not computed, since their packages are not installed: {', '.join(sorted(missing))}")
 
 
 def _metrics(languages: Languages, wanted: Sequence[str]) -> list[str]:

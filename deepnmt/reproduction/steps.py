@@ -1,4 +1,4 @@
-"""One run from nothing to its translations. A step leaves a file when it is done; one that left its file is skipped."""
+"""One run, from training to its translations. A finished step leaves a file, and is skipped when the file exists."""
 
 import math
 import platform
@@ -77,7 +77,7 @@ def next_step(run: PlannedRun, folder: Path) -> str | None:
 
 
 def share_compiled_layers() -> None:
-    """Let a process keep the compiled layers of many models: the next seed or depth needs none of its own."""
+    """Let a process keep the compiled layers of many models, so that the next seed or depth can reuse them."""
     import torch._dynamo.config  # slow to load, and only needed where layers are compiled
 
     torch._dynamo.config.recompile_limit = COMPILED_VARIANTS
@@ -93,7 +93,7 @@ def _train(run: PlannedRun, folder: Path, setup: Setup) -> dict[str, Any]:
         status, reason = "failed", str(error)
     else:
         if not done.is_finished:
-            raise SystemExit(143)  # it was told to stop, and has saved a checkpoint and said so
+            raise SystemExit(143)  # stopped by a signal: training has saved a checkpoint and reported it
         steps = done.step
     return {
         "status": status,
@@ -176,7 +176,7 @@ def _thin(lines: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
 
 
 def _make_model(folder: Path, setup: Setup) -> None:
-    """The mean of the last checkpoints: of epochs in full, as the paper does; else of evenly spaced steps."""
+    """The mean of the last checkpoints: epochs at full scale, as in the paper; else evenly spaced steps."""
     training = folder / TRAINING
     there = all_checkpoints(training)
     of_kind = [path for path in there if path.name.startswith("epoch" if setup.scale.is_full else "step")]

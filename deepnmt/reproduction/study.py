@@ -63,8 +63,8 @@ class Study:
             before = stored["fixed"].get(name)
             if before != value:
                 raise InputError(
-                    f"{self.folder} was started with {name} {_plain(before)}, not {_plain(value)}: all arms of a "
-                    "study must get the same; restore it, or choose another --out"
+                    f"{self.folder} was started with {name} {_plain(before)}, not {_plain(value)}; all arms of a "
+                    "study share this, so restore it, or choose another --out"
                 )
         stored["experiments"] = list(dict.fromkeys([*stored["experiments"], *experiments]))
         stored["commands"] = list(dict.fromkeys([*stored["commands"], command]))

@@ -212,7 +212,7 @@ def test_impossible_settings_are_refused_before_anything_is_written(tmp_path, mo
     monkeypatch.chdir(tmp_path)
     for words, message in [
         (["--target", "en"], "--target en"),
-        (["--minutes", "0"], "--minutes 0: give the minutes"),
+        (["--minutes", "0"], "--minutes 0 must be above 0"),
         (["--device", "cuda"], "device cuda: torch sees no GPU"),
         (["--recipe", "nosuch"], "nosuch is neither a recipe file (.toml) nor a preset"),
     ]:

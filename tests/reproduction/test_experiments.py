@@ -175,7 +175,7 @@ def test_equal_time_is_shared_out():
 def test_refusals():
     for call, message in [
         (lambda: budget("table1", "full", 20), "--minutes is for the small scales"),
-        (lambda: budget("headline", "europarl", None), "say how much in all with --minutes"),
+        (lambda: budget("headline", "europarl", None), "set the total with --minutes"),
         (lambda: budget("table1", "europarl", 1), "minutes beside training: more than --minutes 1"),
         (lambda: budget("table1", "europarl", 4), "too little for 10 useful runs: give at least"),
         (lambda: budget("table1", "full", tokens=9), "--tokens is for the small scales"),

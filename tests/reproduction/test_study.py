@@ -114,7 +114,7 @@ def test_a_study_gives_every_arm_the_same_or_refuses(place, capsys):
     capsys.readouterr()
     other = [word if word != "training.max_steps=40" else "training.max_steps=50" for word in arguments(place)]
     assert main(other) == 2
-    assert "all arms of a study must get the same" in capsys.readouterr().err
+    assert "all arms of a study share this" in capsys.readouterr().err
 
 
 def test_several_processes_share_the_runs(place, capsys):
