@@ -13,10 +13,10 @@ from deepnmt.analysis.training_speed import wait_for
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
 from deepnmt.decoding.config import SearchConfig
 from deepnmt.decoding.continuous import ContinuousSearches, can_fuse
-from deepnmt.decoding.precision import PreparedModel, prepare
+from deepnmt.decoding.prepared import PreparedModel, prepare
 from deepnmt.decoding.rules import Rules
-from deepnmt.decoding.sampling import generate
-from deepnmt.decoding.search import Shrinking, beam_search
+from deepnmt.decoding.sampling import Paths
+from deepnmt.decoding.search import Beams, Shrinking, search
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.transformer import Transformer
 
@@ -79,8 +79,8 @@ def _runners(
         # Nothing ends before the last step: looking would only make the host wait.
         never = Shrinking(every=workload.length + 2)
         if workload.beam == 1:
-            return generate(prepared.step, state, rules, shrinking=never)
-        return beam_search(prepared.step, state, rules, config, never)
+            return search(prepared.step, state, Paths(rules), never)
+        return search(prepared.step, state, Beams(rules, config), never)
 
     return run, lambda: prepared.start(source, workload.beam)
 

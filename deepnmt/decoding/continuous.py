@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from deepnmt.decoding.config import SearchConfig, SlotShape
-from deepnmt.decoding.precision import PreparedModel
+from deepnmt.decoding.prepared import PreparedModel
 from deepnmt.decoding.rules import Rules
 from deepnmt.decoding.search import Found, found_hypotheses
 from deepnmt.model.kernels.graphs import Work, record_graph

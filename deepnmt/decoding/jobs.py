@@ -96,13 +96,13 @@ def count_lines(path: Path) -> int | None:
         return sum(block.count(b"\n") for block in blocks)
 
 
-def fingerprint(models: Iterable[Path], source: Path | None, settings: dict[str, Any]) -> dict[str, Any]:
+def fingerprint(models: Iterable[Path], source: Path, settings: dict[str, Any]) -> dict[str, Any]:
     """What must be the same for a job to be continued: the models, the input and every setting."""
     files = [file for model in models for file in sorted(model.iterdir()) if file.suffix in (".json", ".safetensors")]
-    state = None if source is None else source.stat()
+    state = source.stat()
     return {
         "models": {str(file): sha256(file) for file in files},
-        "input": None if state is None else [str(source), state.st_size, state.st_mtime_ns],
+        "input": [str(source), state.st_size, state.st_mtime_ns],
         "settings": settings,
     }
 

@@ -3,7 +3,7 @@
 A rule forbids, it does not renormalise: the log probability of what remains is still the model's own.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -33,15 +33,8 @@ class Rules:
 
     def select(self, sentences: Tensor) -> "Rules":
         """The rules of these sentences; buffers sized by `total` keep their shape."""
-        chosen = Rules(
-            max_lengths=self.max_lengths[sentences],
-            eos=self.eos,
-            banned=self.banned,
-            min_length=self.min_length,
-            prefix=None if self.prefix is None else self.prefix[sentences],
-            no_repeat_ngram=self.no_repeat_ngram,
-            free=self.free,
-        )
+        prefix = None if self.prefix is None else self.prefix[sentences]
+        chosen = replace(self, max_lengths=self.max_lengths[sentences], prefix=prefix)
         chosen.total = self.total
         return chosen
 

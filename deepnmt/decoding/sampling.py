@@ -10,20 +10,7 @@ from torch import Tensor
 from deepnmt.decoding.candidates import top_symbols
 from deepnmt.decoding.config import TranslationConfig
 from deepnmt.decoding.rules import FREE, Rules
-from deepnmt.decoding.search import Found, Growing, S, Shrinking, Step, found_hypotheses, search
-
-
-def generate(
-    step: Step[S],
-    state: S,
-    rules: Rules,
-    config: TranslationConfig = TranslationConfig(),  # noqa: B008 (frozen)
-    numbers: Tensor | None = None,
-    shrinking: Shrinking = Shrinking(),  # noqa: B008 (frozen)
-) -> list[list[Found]]:
-    """The most probable symbol every time; or, given `random_numbers`, as many samples of each sentence as they are
-    for, best score first, equal ones kept."""
-    return search(step, state, Paths(rules, config, numbers), shrinking)
+from deepnmt.decoding.search import Found, Growing, found_hypotheses
 
 
 def random_numbers(sentences: Sequence[Sequence[int]], seed: int, count: int, length: int) -> Tensor:
@@ -37,14 +24,20 @@ def random_numbers(sentences: Sequence[Sequence[int]], seed: int, count: int, le
 
 
 class Paths(Growing):
-    """Hypotheses that grow side by side, each on its own.
+    """Hypotheses that grow side by side, each on its own: by the most probable symbol every time; or, given
+    `random_numbers`, as many samples of each sentence as they are for, best score first, equal ones kept.
 
     A symbol is drawn by the inverse of the cumulative distribution at a number that belongs to (seed, sentence,
     position). One number per symbol instead of one random vector over the vocabulary: the draw of a sentence does not
     depend on what else is in its batch, on the order, or on the device.
     """
 
-    def __init__(self, rules: Rules, config: TranslationConfig, numbers: Tensor | None) -> None:
+    def __init__(
+        self,
+        rules: Rules,
+        config: TranslationConfig = TranslationConfig(),  # noqa: B008 (frozen)
+        numbers: Tensor | None = None,
+    ) -> None:
         super().__init__(rules, config, 1 if numbers is None else numbers.shape[2])
         self.settings, self.numbers = config, numbers  # (B, T, K)
         self.ended = torch.zeros_like(self.last, dtype=torch.bool)

@@ -112,8 +112,16 @@ class Growing(ABC):
 
 
 @torch.inference_mode()
-def search(step: Step[S], state: S, growing: Growing, shrinking: Shrinking) -> list[list[Found]]:
-    """What `growing` finds for each sentence."""
+def search(
+    step: Step[S],
+    state: S,
+    growing: Growing,
+    shrinking: Shrinking = Shrinking(),  # noqa: B008 (frozen)
+) -> list[list[Found]]:
+    """The hypotheses of each sentence, best first: by beam search (`Beams`), greedily or by sampling (`Paths`).
+
+    Fewer than asked for where the rules leave fewer.
+    """
     found: list[list[Found]] = [[] for _ in growing.done]
     numbers = list(range(len(found)))  # which sentence each one of the shrinking batch is
     total = growing.rules.total
@@ -141,17 +149,6 @@ def search(step: Step[S], state: S, growing: Growing, shrinking: Shrinking) -> l
                 numbers = [numbers[i] for i in going_on]
     keep()
     return found
-
-
-def beam_search(
-    step: Step[S],
-    state: S,
-    rules: Rules,
-    config: SearchConfig,
-    shrinking: Shrinking = Shrinking(),  # noqa: B008 (frozen)
-) -> list[list[Found]]:
-    """The n best hypotheses of each sentence, best first; fewer where the rules leave fewer."""
-    return search(step, state, Beams(rules, config), shrinking)
 
 
 class Beams(Growing):

@@ -16,10 +16,10 @@ from deepnmt.decoding.continuous import CannotFuseError, ContinuousSearches, can
 from deepnmt.decoding.ensemble import Ensemble, EnsembleState
 from deepnmt.decoding.pieces import Hypothesis as Hypothesis
 from deepnmt.decoding.pieces import Piece, Warn, cut_texts, join_pieces, keep_found, padded
-from deepnmt.decoding.precision import PreparedModel, prepare
+from deepnmt.decoding.prepared import PreparedModel, prepare
 from deepnmt.decoding.rules import Rules, prefix_table
-from deepnmt.decoding.sampling import generate, random_numbers
-from deepnmt.decoding.search import Found, Shrinking, beam_search
+from deepnmt.decoding.sampling import Paths, random_numbers
+from deepnmt.decoding.search import Beams, Found, Shrinking, search
 from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
 from deepnmt.model.config import ModelConfig
@@ -202,12 +202,12 @@ class Translator:
         state: Any = parts[0] if len(parts) == 1 else EnsembleState(parts)
         shrinking = Shrinking() if self.device.type == "cpu" else Shrinking(every=4)
         if count > 1 and not config.sampling:
-            return beam_search(step, state, rules, config, shrinking)
+            return search(step, state, Beams(rules, config), shrinking)
         numbers = None
         if config.sampling:
             numbers = random_numbers([piece.sources[0] for piece in batch], config.seed, count, rules.total + 1)
             numbers = numbers.to(self.device)
-        return generate(step, state, rules, config, numbers, shrinking)
+        return search(step, state, Paths(rules, config, numbers), shrinking)
 
     def _rules(self, batch: list[Piece], config: TranslationConfig, device: torch.device) -> Rules:
         longest = [

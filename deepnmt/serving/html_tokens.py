@@ -95,23 +95,17 @@ class _Tokens(HTMLParser):
     def handle_data(self, data: str) -> None:
         self._add("text", text=data)
 
-    def handle_entityref(self, name: str) -> None:
-        self._add("text")
-
-    def handle_charref(self, name: str) -> None:
-        self._add("text")
-
-    def handle_comment(self, data: str) -> None:
-        self._add("mark")
-
     def handle_decl(self, decl: str) -> None:
         self._add("block")
 
-    def handle_pi(self, data: str) -> None:
+    def _reference(self, name: str) -> None:
+        self._add("text")
+
+    def _comment(self, data: str) -> None:
         self._add("mark")
 
-    def unknown_decl(self, data: str) -> None:
-        self._add("mark")
+    handle_entityref = handle_charref = _reference
+    handle_comment = handle_pi = unknown_decl = _comment
 
     def parse_marked_section(self, i: int, report: int = 1) -> int:
         """In HTML it is a comment (older versions of the parser raise an error)."""

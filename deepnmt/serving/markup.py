@@ -58,18 +58,6 @@ class Passage:
         return "".join(pieces)
 
     def _add(self, element: Element) -> None:
-        """Marks that stand together become one."""
-        last = self.elements[-1] if self.elements else None
-        last_number = len(self.elements) - 1
-        if (
-            last is not None
-            and (last.is_mark, last.start, last.parent) == (element.is_mark, element.start, element.parent)
-            and last.is_mark
-            and self._tags[-1][1] == last_number
-        ):
-            self.elements[-1] = replace(last, open=last.open + element.open)
-            self._tags[-1] = (element.start, last_number, last.open + element.open)
-            return
         self._tags.append((element.start, len(self.elements), element.open))
         self.elements.append(element)
 

@@ -176,10 +176,8 @@ def checked(shape: type[Shape], fields: dict[str, Any], status: int, limits: Lim
             raise RefusedError(status, _unknown(shortened(name), list(shape.model_fields))) from None
         if name in ("text", "q") and error["type"] != "missing":
             raise RefusedError(status, f"{name} must be a string or a list of strings") from None
-        message = error["msg"].removeprefix("Input should be ")
-        raise RefusedError(
-            status, f"{name} {'is missing' if error['type'] == 'missing' else f'must be {message}'}"
-        ) from None
+        wrong = f"must be {error['msg'].removeprefix('Input should be ')}"
+        raise RefusedError(status, f"{name} {'is missing' if error['type'] == 'missing' else wrong}") from None
 
 
 def _unknown(name: str, known: list[str]) -> str:

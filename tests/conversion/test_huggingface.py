@@ -13,9 +13,9 @@ import deepnmt
 from deepnmt.data.conversion.m2m100 import M2M100_LANGUAGES
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.decoding.config import SearchConfig
-from deepnmt.decoding.precision import PreparedModel
+from deepnmt.decoding.prepared import PreparedModel
 from deepnmt.decoding.rules import Rules, prefix_table
-from deepnmt.decoding.search import beam_search
+from deepnmt.decoding.search import Beams, search
 
 transformers = pytest.importorskip("transformers", reason="parity with Hugging Face needs transformers")
 from foreign_models import mixed_lines, write_fsmt, write_m2m100, write_marian  # noqa: E402
@@ -124,7 +124,7 @@ def test_translations_are_those_of_transformers_token_for_token(both, beam):
         free=int(forced is not None),
     )
     config = SearchConfig(beam=beam, penalty=deepnmt.decoding.config.LengthPenalty(alpha=0.6), stop_early=False)
-    found = beam_search(prepared.step, prepared.start(source, beam), rules, config)
+    found = search(prepared.step, prepared.start(source, beam), Beams(rules, config))
     end = both.theirs.config.eos_token_id
     assert sum(end in row[1:] for row in expected.tolist()) >= 4, "sentences that end by themselves"
     for row, (best, *_) in zip(expected.tolist(), found, strict=True):

@@ -10,9 +10,9 @@ import torch
 
 from deepnmt.decoding import continuous
 from deepnmt.decoding.config import SearchConfig
-from deepnmt.decoding.precision import PreparedModel
+from deepnmt.decoding.prepared import PreparedModel
 from deepnmt.decoding.rules import Rules
-from deepnmt.decoding.search import Found, beam_search
+from deepnmt.decoding.search import Beams, Found, search
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections.dlcl import DlclConfig
 from deepnmt.model.connections.residual import ResidualConfig
@@ -63,7 +63,7 @@ def sentences(count: int, longest: int = 12) -> list[list[int]]:
 def plain(prepared: PreparedModel, sources: list[list[int]], rules: Rules, config: SearchConfig) -> list[list[Found]]:
     width = max(map(len, sources))
     source = torch.tensor([ids + [1] * (width - len(ids)) for ids in sources], device=DEVICE)
-    return beam_search(prepared.step, prepared.start(source, config.beam), rules, config)
+    return search(prepared.step, prepared.start(source, config.beam), Beams(rules, config))
 
 
 def limits(sources: list[list[int]]) -> torch.Tensor:

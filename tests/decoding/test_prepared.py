@@ -9,9 +9,10 @@ from torch import Tensor
 
 from deepnmt.data.vocabulary import EOS
 from deepnmt.decoding.config import SearchConfig
-from deepnmt.decoding.precision import PreparedModel, prepare
+from deepnmt.decoding.prepared import PreparedModel, prepare
 from deepnmt.decoding.rules import Rules
-from deepnmt.decoding.search import Shrinking, beam_search
+from deepnmt.decoding.search import Beams, Shrinking
+from deepnmt.decoding.search import search as run_search
 from deepnmt.model import cache
 from deepnmt.model.config import CONNECTION_CONFIGS, SUBLAYER_CONFIGS, ModelConfig, StackConfig
 from deepnmt.model.storage import load_model
@@ -53,7 +54,7 @@ def uncached_step(model):
 def search(step, state, beam, max_lengths=(20, 35, 11), shrinking=None):
     rules = Rules(max_lengths=torch.tensor(max_lengths), eos=EOS, banned=(0, 1), min_length=6)
     config = SearchConfig(beam=beam, nbest=beam, patience=3.0)
-    return beam_search(step, state, rules, config, shrinking or Shrinking())
+    return run_search(step, state, Beams(rules, config), shrinking or Shrinking())
 
 
 def assert_same(found, expected):

@@ -8,8 +8,8 @@ from tables import EOS, Table
 from deepnmt.decoding.config import SearchConfig, TranslationConfig
 from deepnmt.decoding.ensemble import Ensemble, EnsembleState
 from deepnmt.decoding.rules import Rules
-from deepnmt.decoding.sampling import generate, random_numbers
-from deepnmt.decoding.search import Shrinking, beam_search
+from deepnmt.decoding.sampling import Paths, random_numbers
+from deepnmt.decoding.search import Beams, Shrinking, search
 
 COUNT = 6000
 CHI_SQUARE_999 = {1: 10.8, 2: 13.8, 3: 16.3, 4: 18.5, 5: 20.5, 6: 22.5}  # exceeded once in a thousand
@@ -19,7 +19,7 @@ def sample(table, sentences, config, count=1, max_length=1, shrinking=None, **mo
     rules = Rules(max_lengths=torch.full((len(sentences),), max_length), eos=EOS, banned=(0, 1), **more)
     numbers = random_numbers([[7, s] for s in sentences], config.seed, count, rules.total + 1)
     state = table.start(list(sentences), count)
-    return generate(table.step, state, rules, config, numbers, shrinking or Shrinking())
+    return search(table.step, state, Paths(rules, config, numbers), shrinking or Shrinking())
 
 
 def expected_distribution(table, config):
@@ -105,24 +105,23 @@ def test_senseless_settings_are_refused(settings, message):
         TranslationConfig(**settings)
 
 
-def search(step, state):
-    return beam_search(
-        step, state, Rules(max_lengths=torch.tensor([5, 5]), eos=EOS, banned=(0, 1)), SearchConfig(beam=3)
-    )
+def beam_search(step, state):
+    rules = Rules(max_lengths=torch.tensor([5, 5]), eos=EOS, banned=(0, 1))
+    return search(step, state, Beams(rules, SearchConfig(beam=3)))
 
 
 def test_an_ensemble_of_one_model_twice_is_that_model():
     table = Table(8, 4)
-    alone = search(table.step, table.start([0, 1], 3))
+    alone = beam_search(table.step, table.start([0, 1], 3))
     state = EnsembleState([table.start([0, 1], 3), table.start([0, 1], 3)])
-    together = search(Ensemble([table.step, table.step]), state)
+    together = beam_search(Ensemble([table.step, table.step]), state)
     assert [[h.symbols for h in found] for found in together] == [[h.symbols for h in found] for found in alone]
     assert together[0][0].log_prob == pytest.approx(alone[0][0].log_prob, abs=1e-5)
 
 
 def test_an_ensemble_means_the_probabilities():
     tables = [Table(8, 4), Table(9, 4), Table(10, 4)]
-    found = search(Ensemble([t.step for t in tables]), EnsembleState([t.start([0, 1], 3) for t in tables]))
+    found = beam_search(Ensemble([t.step for t in tables]), EnsembleState([t.start([0, 1], 3) for t in tables]))
     for sentence, (hypothesis,) in enumerate(found):
         total = 0.0
         for position, symbol in enumerate([*hypothesis.symbols, EOS]):

@@ -11,8 +11,8 @@ from tables import EOS, Table
 from deepnmt.decoding.config import SearchConfig
 from deepnmt.decoding.penalties import PENALTIES
 from deepnmt.decoding.rules import Rules, prefix_table
-from deepnmt.decoding.sampling import generate
-from deepnmt.decoding.search import Found, Shrinking, beam_search
+from deepnmt.decoding.sampling import Paths
+from deepnmt.decoding.search import Beams, Found, Shrinking, search
 
 BANNED = (0, 1)
 seeds = st.integers(0, 10**6)
@@ -31,12 +31,12 @@ def rules(max_lengths: list[int], **more) -> Rules:
 def run(table, max_lengths, config, sentences=None, shrinking=None, **more) -> list[list[Found]]:
     sentences = list(range(len(max_lengths))) if sentences is None else sentences
     state = table.start(sentences, config.beam)
-    return beam_search(table.step, state, rules(max_lengths, **more), config, shrinking or Shrinking())
+    return search(table.step, state, Beams(rules(max_lengths, **more), config), shrinking or Shrinking())
 
 
 def greedy(table, max_lengths, **more) -> list[list[Found]]:
     state = table.start(list(range(len(max_lengths))), 1)
-    return generate(table.step, state, rules(max_lengths, **more))
+    return search(table.step, state, Paths(rules(max_lengths, **more)))
 
 
 def rank(table, sentence: int, symbols: list[int], config: SearchConfig) -> float:

@@ -14,7 +14,7 @@ from deepnmt.data.vocabulary import EOS
 from deepnmt.decoding.alignment import attention, group
 from deepnmt.decoding.continuous import CannotFuseError
 from deepnmt.decoding.pieces import Hypothesis, cut_texts, different
-from deepnmt.decoding.search import beam_search
+from deepnmt.decoding.search import Beams, search
 from deepnmt.decoding.translator import Translator
 from deepnmt.errors import InputError
 from deepnmt.model.storage import load_model, save_model
@@ -327,7 +327,8 @@ class Slots:
                 raise self.failures.pop(0)[1]
             one = rules.select(torch.tensor([number]))
             source = torch.tensor([sources[number]])
-            yield [(number, beam_search(self.engine.step, self.engine.start(source, config.beam), one, config)[0])]
+            state = self.engine.start(source, config.beam)
+            yield [(number, search(self.engine.step, state, Beams(one, config))[0])]
 
     def forget(self):
         self.most //= 2

@@ -4,7 +4,7 @@ Every sentence has a position of its own, and one that is done stays as it is, s
 the rest goes on.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -200,10 +200,6 @@ class BeamState:
         self.ended_scores[sentences] = -torch.inf
         self.ended_log_probs[sentences] = -torch.inf
         self.done[sentences] = 0
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(getattr(self, field.name).nbytes for field in fields(self))
 
 
 def advance(

@@ -72,11 +72,7 @@ def _replace_linears(model: Transformer, kind: "type[PackedLinear] | type[Int8Li
                 after_relu = has_relu and name == "contract" and isinstance(parent.inner_norm, nn.Identity)
                 setattr(parent, name, kind(child.weight, child.bias, relu=relu, after_relu=after_relu))
         if isinstance(parent, FeedForward) and has_relu:
-            parent.activation = _unchanged
-
-
-def _unchanged(x: Tensor) -> Tensor:
-    return x
+            parent.activation = nn.Identity()
 
 
 class PackedLinear(nn.Module):
