@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from deepnmt.model.kernels.attention_products import attend_by_products, hiding
+from deepnmt.model.kernels.attention_products import additive_mask, attend_by_products
 from deepnmt.model.norms import RmsNorm
 from deepnmt.model.positions import RelativePositions, Rotation
 
@@ -179,7 +179,7 @@ def attend_padded_relatively(
     query, keys, values = (part.transpose(1, 2) for part in projected.unbind(2))
     length = projected.shape[1]
     rows = relative.rows_between(length, length, projected.device)
-    mask = hiding(_hidden(length, length, visible, causal, projected.device), projected.dtype)
+    mask = additive_mask(_hidden(length, length, visible, causal, projected.device), projected.dtype)
     return relative.attend(query, keys, values, rows, mask, dropout).transpose(1, 2)
 
 

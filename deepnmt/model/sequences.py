@@ -117,11 +117,11 @@ class PackedSequences:
 
     def _seen(self, other: "PackedSequences", causal: bool) -> Visibility:
         if self.ids.is_cuda:
-            return PackedVisibility(Reach(*self.bounds_in(other), *other.bounds_in(self)), causal)
+            return PackedVisibility(VisibleRanges(*self.bounds_in(other), *other.bounds_in(self)), causal)
         return Rows(self.offsets, other.offsets, len(self.ids), len(other.ids), causal)
 
 
-class Reach(NamedTuple):
+class VisibleRanges(NamedTuple):
     """Query i sees the keys start[i] <= j < end[i], and key j is seen by the queries back_start[j] <= i < back_end[j].
 
     All int32. A query that sees nothing (the unused tail) attends to zero.
@@ -136,8 +136,8 @@ class Reach(NamedTuple):
 class PackedVisibility(Visibility):
     """On a GPU. `attend_padded` is the plain twin."""
 
-    def __init__(self, reach: Reach, causal: bool) -> None:
-        self.reach = reach
+    def __init__(self, ranges: VisibleRanges, causal: bool) -> None:
+        self.ranges = ranges
         self.causal = causal
 
     def attend(self, query: Tensor, seen: KeysValues, dropout: float) -> Tensor:
@@ -157,5 +157,5 @@ class PackedVisibility(Visibility):
         from deepnmt.model.kernels.packed_attention_triton import packed_attention
 
         seed = fresh_seed(parts[0].device)
-        attended, _, shares = packed_attention(parts, bias, list(self.reach), seed, self.causal, dropout, sharing)
+        attended, _, shares = packed_attention(parts, bias, list(self.ranges), seed, self.causal, dropout, sharing)
         return attended, shares

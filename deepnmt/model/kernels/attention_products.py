@@ -15,8 +15,8 @@ REGISTER = 32  # bf16 numbers in one: torch's softmax in bf16 is several times s
 SHORT = 16  # fp32 numbers in one: torch's softmax in fp32 is not vectorised for rows shorter than that
 
 
-class Shares(NamedTuple):
-    """What each query takes of each key, (B, T, S), and the noise of dropout on it."""
+class Weights(NamedTuple):
+    """The attention weights (B, T, S), and the noise of dropout on them."""
 
     plain: Tensor
     noise: Tensor | None
@@ -25,33 +25,33 @@ class Shares(NamedTuple):
         return self.plain if self.noise is None else self.plain * self.noise
 
 
-def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, dropout: float, out: Tensor) -> Shares:
+def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, dropout: float, out: Tensor) -> Weights:
     """softmax(q k' / sqrt(head_dim) + mask) v, into `out`. query: (B, T, head_dim), keys and values: (B, S, head_dim)
 
-    mask: as `hiding` makes it, broadcastable to (B, T, S)
+    mask: an `additive_mask`, broadcastable to (B, T, S)
     """
     scores = torch.baddbmm(mask, query, keys.transpose(1, 2), alpha=query.shape[-1] ** -0.5)
-    shares = Shares(_softmax(scores), _noise(scores, dropout) if dropout else None)
-    torch.bmm(shares.dropped(), values, out=out)
-    return shares
+    weights = Weights(_softmax(scores), _noise(scores, dropout) if dropout else None)
+    torch.bmm(weights.dropped(), values, out=out)
+    return weights
 
 
-def attend_backward(gradient: Tensor, inputs: tuple[Tensor, ...], shares: Shares, out: tuple[Tensor, ...]) -> None:
+def attend_backward(gradient: Tensor, inputs: tuple[Tensor, ...], weights: Weights, out: tuple[Tensor, ...]) -> None:
     """inputs: query, keys and values; their gradients go into `out`"""
     query, keys, values = inputs
     of_query, of_keys, of_values = out
-    torch.bmm(shares.dropped().transpose(1, 2), gradient, out=of_values)
-    of_shares = torch.bmm(gradient, values.transpose(1, 2))
-    if shares.noise is not None:
-        of_shares *= shares.noise
-    of_scores = _softmax_backward(of_shares, shares.plain)
+    torch.bmm(weights.dropped().transpose(1, 2), gradient, out=of_values)
+    of_weights = torch.bmm(gradient, values.transpose(1, 2))
+    if weights.noise is not None:
+        of_weights *= weights.noise
+    of_scores = _softmax_backward(of_weights, weights.plain)
     scale = query.shape[-1] ** -0.5
     torch.baddbmm(of_query, of_scores, keys, beta=0, alpha=scale, out=of_query)
     torch.baddbmm(of_keys, of_scores.transpose(1, 2), query, beta=0, alpha=scale, out=of_keys)
 
 
-def hiding(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """To be added to scores. Finite, so that who sees nothing has finite shares, which must not matter."""
+def additive_mask(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """To be added to scores. Finite, so that fully masked queries get finite weights, which are never used."""
     return hidden.to(dtype).mul_(torch.finfo(dtype).min / 2)
 
 
@@ -66,11 +66,11 @@ def _softmax(scores: Tensor) -> Tensor:
     return powers.div_(powers.sum(-1, keepdim=True)).to(scores.dtype)
 
 
-def _softmax_backward(gradient: Tensor, shares: Tensor) -> Tensor:
-    width, dtype = shares.shape[-1], shares.dtype
+def _softmax_backward(gradient: Tensor, weights: Tensor) -> Tensor:
+    width, dtype = weights.shape[-1], weights.dtype
     if dtype is not torch.bfloat16 or width % REGISTER == 0:
-        return torch._softmax_backward_data(gradient, shares, -1, dtype)
-    exact, product = shares.float(), gradient.float()
+        return torch._softmax_backward_data(gradient, weights, -1, dtype)
+    exact, product = weights.float(), gradient.float()
     if width >= SHORT:
         return torch._softmax_backward_data(product, exact, -1, torch.float32).to(dtype)
     product *= exact
@@ -86,7 +86,7 @@ def attend_by_products(query: Tensor, keys: Tensor, values: Tensor, hidden: Tens
 
     hidden: broadcastable to (B, heads, T, S), True where the query may not look
     """
-    mask = hiding(hidden, query.dtype)
+    mask = additive_mask(hidden, query.dtype)
     if mask.shape[0] > 1 or mask.shape[1] > 1:
         mask = mask.expand(query.shape[0], query.shape[2], -1, -1)
     by_head = [x.transpose(1, 2).flatten(0, 1).contiguous() for x in (query, keys, values)]
@@ -113,18 +113,18 @@ class _AttendBlocks(torch.autograd.Function):
         attended = torch.empty_like(inputs[0])
         blocks = zip(*map(views, (*inputs, attended)), masks, strict=True)
         with torch.autocast("cpu", enabled=False):
-            shares = [attend(q, k, v, mask, dropout, out) for q, k, v, out, mask in blocks]
-        ctx.save_for_backward(*parts, *(tensor for pair in shares for tensor in pair))
+            weights = [attend(q, k, v, mask, dropout, out) for q, k, v, out, mask in blocks]
+        ctx.save_for_backward(*parts, *(tensor for pair in weights for tensor in pair))
         ctx.views, ctx.num_parts = views, len(parts)
         return attended
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        parts, shares = ctx.saved_tensors[: ctx.num_parts], ctx.saved_tensors[ctx.num_parts :]
+        parts, weights = ctx.saved_tensors[: ctx.num_parts], ctx.saved_tensors[ctx.num_parts :]
         found = tuple(map(torch.empty_like, parts))
         blocks = zip(*map(ctx.views, (gradients[0], *_split(parts), *_split(found))), strict=True)
-        for (gradient, q, k, v, *out), plain, noise in zip(blocks, shares[::2], shares[1::2], strict=True):
-            attend_backward(gradient, (q, k, v), Shares(plain, noise), tuple(out))
+        for (gradient, q, k, v, *out), plain, noise in zip(blocks, weights[::2], weights[1::2], strict=True):
+            attend_backward(gradient, (q, k, v), Weights(plain, noise), tuple(out))
         return None, None, None, *found
 
 

@@ -269,13 +269,13 @@ def _span(bias: Tensor | None) -> int:
 
 @torch.library.custom_op("deepnmt::packed_attention", mutates_args=())
 def packed_attention(
-    parts: list[Tensor], bias: Tensor | None, reach: list[Tensor], seed: Tensor,
+    parts: list[Tensor], bias: Tensor | None, ranges: list[Tensor], seed: Tensor,
     causal: bool, dropout: float, sharing: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The attention (N, heads, head_dim) of a text to itself or to another, and what the backward pass needs.
 
     parts: [queries, keys and values as (N, 3, heads, head_dim)], which takes no copies; or [(N, heads, head_dim),
-    (M, heads, head_dim) twice]. reach: the four of a `Reach`.
+    (M, heads, head_dim) twice]. ranges: the four of `VisibleRanges`.
     bias: (N, heads, 2 * span + 1), added to the products of each query, by distance. The last result, if `sharing`, has
     the same shape: the share of its attention that a query gives to each distance.
     """
@@ -285,7 +285,7 @@ def packed_attention(
     shares = torch.zeros(bias.shape if bias is not None and sharing else (0,), dtype=q.dtype, device=q.device)
     constants = _constants(q, causal, dropout, tile=64)
     _forward[(triton.cdiv(len(q), constants["BM"]), q.shape[1])](
-        q, k, v, out if bias is None else bias, reach[0], reach[1], out, lse, shares if sharing else out, seed,
+        q, k, v, out if bias is None else bias, ranges[0], ranges[1], out, lse, shares if sharing else out, seed,
         q.stride(0), k.stride(0), v.stride(0), len(q), q.shape[2] ** -0.5, dropout,
         SPAN=_span(bias), SHARES=sharing, **constants,
     )  # fmt: skip
@@ -293,7 +293,7 @@ def packed_attention(
 
 
 @packed_attention.register_fake
-def _(parts, bias, reach, seed, causal, dropout, sharing):
+def _(parts, bias, ranges, seed, causal, dropout, sharing):
     q = _split(parts)[0]
     shares = q.new_empty(bias.shape if bias is not None and sharing else (0,))
     return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32), shares
@@ -302,7 +302,7 @@ def _(parts, bias, reach, seed, causal, dropout, sharing):
 @torch.library.custom_op("deepnmt::packed_attention_backward", mutates_args=())
 def packed_attention_backward(
     d_out: Tensor, d_shares: Tensor, parts: list[Tensor], bias: Tensor | None, out: Tensor, lse: Tensor, shares: Tensor,
-    reach: list[Tensor], seed: Tensor, causal: bool, dropout: float, sharing: bool,
+    ranges: list[Tensor], seed: Tensor, causal: bool, dropout: float, sharing: bool,
 ) -> list[Tensor]:  # fmt: skip
     """The gradients of the parts, and then that of the bias, if there is one."""
     gradients = [torch.empty(part.shape, dtype=part.dtype, device=part.device) for part in parts]
@@ -316,12 +316,12 @@ def packed_attention_backward(
     if not sharing:  # the kernels want an address also of what they do not touch
         shares = d_shares = out
     _backward_queries[(triton.cdiv(len(q), constants["BM"]), q.shape[1])](
-        q, k, v, biases, out, shares, d_out, d_shares, reach[0], reach[1], lse, delta, d_q, d_bias, seed,
+        q, k, v, biases, out, shares, d_out, d_shares, ranges[0], ranges[1], lse, delta, d_q, d_bias, seed,
         q.stride(0), k.stride(0), v.stride(0), d_q.stride(0), len(q), scale, dropout,
         SPAN=span, SHARES=sharing, ROWS=triton.next_power_of_2(2 * span + 1), **constants,
     )  # fmt: skip
     _backward_keys[(triton.cdiv(len(k), constants["BN"]), q.shape[1])](
-        q, k, v, biases, d_out, d_shares, *reach, lse, delta, d_k, d_v, seed,
+        q, k, v, biases, d_out, d_shares, *ranges, lse, delta, d_k, d_v, seed,
         q.stride(0), k.stride(0), v.stride(0), d_k.stride(0), d_v.stride(0), len(q), len(k), scale, dropout,
         SPAN=span, SHARES=sharing, **constants,
     )  # fmt: skip
@@ -329,23 +329,23 @@ def packed_attention_backward(
 
 
 @packed_attention_backward.register_fake
-def _(d_out, d_shares, parts, bias, out, lse, shares, reach, seed, causal, dropout, sharing):
+def _(d_out, d_shares, parts, bias, out, lse, shares, ranges, seed, causal, dropout, sharing):
     return [part.new_empty(part.shape) for part in (*parts, *([] if bias is None else [bias]))]
 
 
 def _save(ctx, inputs, output):
-    parts, bias, reach, seed, *ctx.options = inputs
+    parts, bias, ranges, seed, *ctx.options = inputs
     ctx.num_parts = len(parts)
-    ctx.save_for_backward(*parts, bias, *output, *reach, seed)
+    ctx.save_for_backward(*parts, bias, *output, *ranges, seed)
 
 
 def _gradient(ctx, d_out, _, d_shares):
     count = ctx.num_parts
-    parts, (bias, out, lse, shares, *reach, seed) = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
-    saved = list(parts), bias, out, lse, shares, reach, seed
+    parts, (bias, out, lse, shares, *ranges, seed) = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+    saved = list(parts), bias, out, lse, shares, ranges, seed
     gradients = packed_attention_backward(d_out, d_shares, *saved, *ctx.options)
     d_bias = None if bias is None else gradients[count]
-    return gradients[:count], d_bias, [None] * len(reach), None, None, None, None
+    return gradients[:count], d_bias, [None] * len(ranges), None, None, None, None
 
 
 packed_attention.register_autograd(_gradient, setup_context=_save)

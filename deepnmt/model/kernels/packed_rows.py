@@ -1,6 +1,6 @@
-"""Attention among sentences that are laid end to end, on a CPU: several sentences share a row, rows attend together.
+"""Attention among sentences that are packed end to end, on a CPU: for the attention alone, several sentences share a
+row of slots, and all rows of one width attend together. `attend_padded` is the plain twin.
 
-Everything else in a layer works on the tokens as they lie. `attend_padded` is the plain twin.
 The rows are those of T5's packing (Raffel et al., 2020, https://arxiv.org/abs/1910.10683).
 """
 
@@ -15,28 +15,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from deepnmt.model.attention import KeysValues, Visibility
-from deepnmt.model.kernels.attention_products import attend_blocks, hiding
+from deepnmt.model.kernels.attention_products import additive_mask, attend_blocks
 from deepnmt.model.positions import RelativePositions
 
-SHORTEST_ROW = 64  # shorter ones see fewer pairs in vain, and take as long: the products get too small
+SHORTEST_ROW = 64  # shorter rows compute fewer masked pairs, but are no faster: the products get too small
 
 Integers = NDArray[np.int64]
 
 
 class Block(NamedTuple):
-    """Rows of one width, which attend in one call; `slots` are theirs among the slots of all rows."""
+    """Rows of one width, which attend in one call, and their part of all slots."""
 
     rows: int
     width: int
     slots: slice
 
 
-class Seats(NamedTuple):
-    """Where the tokens of a text are: place[i] is the slot of token i, token[j] the token of slot j; -1 if none."""
+class Slots(NamedTuple):
+    """The token in each slot and the sentence it belongs to; -1 where a slot is empty."""
 
-    place: Integers
     token: Integers
-    sentence: Integers  # of each slot; -1 if none
+    sentence: Integers
+    num_tokens: int  # of the text; some may have no slot
 
 
 class Rows(Visibility):
@@ -46,20 +46,20 @@ class Rows(Visibility):
     """
 
     def __init__(self, queries: Tensor, keys: Tensor, num_queries: int, num_keys: int, causal: bool) -> None:
-        """queries, keys: the offsets of the sentences; what is empty in either text is left out"""
+        """queries, keys: the offsets of the sentences; a sentence that is empty in either text is left out"""
         self.causal = causal
         query_offsets, key_offsets = queries.numpy().astype(np.int64), keys.numpy().astype(np.int64)
         query_lengths, key_lengths = np.diff(query_offsets), np.diff(key_offsets)
         there = (query_lengths > 0) & (key_lengths > 0)
         first, widths = _assign((np.maximum(query_lengths, key_lengths) * there).tolist())
         self.blocks = _blocks(widths)
-        self.keys = self.queries = _seat(key_offsets, key_lengths * there, first, sum(widths), num_keys)
+        self.keys = self.queries = _slots(key_offsets, key_lengths * there, first, sum(widths), num_keys)
         if queries is not keys:
-            self.queries = _seat(query_offsets, query_lengths * there, first, sum(widths), num_queries)
+            self.queries = _slots(query_offsets, query_lengths * there, first, sum(widths), num_queries)
         self._plans: dict[tuple[int, int, torch.dtype], Plan] = {}
 
     def attend(self, query: Tensor, seen: KeysValues, dropout: float) -> Tensor:
-        """query (N, heads, head_dim), keys, values (M, heads, head_dim) -> like query; who sees nothing gets zero"""
+        """query (N, heads, head_dim), keys, values (M, heads, head_dim) -> like query; zero where nothing is visible"""
         plan = self._plan(1, query)
         slots = plan.queries.move(query), plan.keys.move(seen.keys), plan.keys.move(seen.values)
         return plan.attended.move(attend_blocks(plan.views, plan.masks, dropout, *slots)).view(query.shape)
@@ -111,10 +111,7 @@ def _assign(lengths: Sequence[int]) -> tuple[Integers, list[int]]:
 
 
 def _width(length: int) -> int:
-    """Of the row for a sentence: from a few widths, as rows of one width cost their own calls.
-
-    All of them fill registers.
-    """
+    """The width of a row for a sentence: one of a few, since each width costs calls of its own; all fill registers."""
     width = SHORTEST_ROW
     while width < length:
         width *= 2
@@ -130,20 +127,20 @@ def _blocks(widths: list[int]) -> list[Block]:
     return blocks
 
 
-def _seat(offsets: Integers, lengths: Integers, first: Integers, num_slots: int, num_tokens: int) -> Seats:
+def _slots(offsets: Integers, lengths: Integers, first: Integers, num_slots: int, num_tokens: int) -> Slots:
     sentences = np.repeat(np.arange(len(lengths)), lengths)
     inside = np.arange(len(sentences)) - (lengths.cumsum() - lengths)[sentences]
-    tokens, slots = offsets[sentences] + inside, first[sentences] + inside
-    seats = Seats(np.full(num_tokens, -1), np.full(num_slots, -1), np.full(num_slots, -1))
-    seats.place[tokens], seats.token[slots], seats.sentence[slots] = slots, tokens, sentences
-    return seats
+    slots = Slots(np.full(num_slots, -1), np.full(num_slots, -1), num_tokens)
+    taken = first[sentences] + inside
+    slots.token[taken], slots.sentence[taken] = offsets[sentences] + inside, sentences
+    return slots
 
 
-class Route(NamedTuple):
-    """Row i of what is moved becomes row `there[i]` of the result. No two become the same: nothing is added up."""
+class Rearrangement(NamedTuple):
+    """A change of the order of rows. Each row goes to one place at most, so gradients are moved, not added up."""
 
-    there: "Picks"
-    back: "Picks"  # for the gradient
+    there: "RowIndex"
+    back: "RowIndex"  # for gradients
 
     def move(self, x: Tensor) -> Tensor:
         """x: (..., head_dim) -> (rows, head_dim)"""
@@ -151,14 +148,14 @@ class Route(NamedTuple):
         return moved
 
 
-class Picks:
-    """Picks rows by number; -1 stands for zeros."""
+class RowIndex:
+    """Selects rows by number; -1 stands for a row of zeros."""
 
     def __init__(self, numbers: Integers) -> None:
         self.rows = torch.from_numpy(np.maximum(numbers, 0))
         self.zeros = torch.from_numpy(np.flatnonzero(numbers < 0))
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def select(self, x: Tensor) -> Tensor:
         if not len(x):
             return x.new_zeros(len(self.rows), x.shape[1])
         return x.index_select(0, self.rows).index_fill_(0, self.zeros, 0)
@@ -166,36 +163,36 @@ class Picks:
 
 class _Move(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, route: Route) -> Tensor:
-        ctx.route = route
-        return route.there(x)
+    def forward(ctx: Any, x: Tensor, rearrangement: Rearrangement) -> Tensor:
+        ctx.back = rearrangement.back
+        return rearrangement.there.select(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.route.back(gradients[0]), None
+        return ctx.back.select(gradients[0]), None
 
 
-def _numbers(seats: Seats, parts: int, slots: Integers) -> tuple[Integers, Integers]:
-    """What to pick for the way from (tokens * parts * heads) to (parts * slots * heads), and for the way back.
+def _row_numbers(text: Slots, parts: int, by_head: Integers) -> tuple[Integers, Integers]:
+    """The rows of (tokens * parts * heads) in the order of (parts * slots * heads), and the other way round.
 
-    slots: (slots, heads), where each head of a slot goes, so that a row of a head is in one piece
+    by_head: (slots, heads), where each head of a slot goes, so that a row of a head is contiguous
     """
-    heads, taken = slots.shape[1], seats.token >= 0
-    there = np.full((parts, slots.size), -1)
-    first = seats.token[taken, None] * parts * heads + np.arange(heads)
-    there[:, slots[taken]] = first + np.arange(parts)[:, None, None] * heads
-    back = np.full(len(seats.place) * parts * heads, -1)
+    heads, taken = by_head.shape[1], text.token >= 0
+    there = np.full((parts, by_head.size), -1)
+    first = text.token[taken, None] * parts * heads + np.arange(heads)
+    there[:, by_head[taken]] = first + np.arange(parts)[:, None, None] * heads
+    back = np.full(text.num_tokens * parts * heads, -1)
     back[there[there >= 0]] = np.flatnonzero(there >= 0)
     return there.ravel(), back
 
 
-def _to_slots(there: Integers, back: Integers) -> Route:
-    """What is in slots without a token does not matter."""
-    return Route(Picks(np.maximum(there, 0)), Picks(back))
+def _to_slots(there: Integers, back: Integers) -> Rearrangement:
+    """Empty slots may hold anything: they are masked."""
+    return Rearrangement(RowIndex(np.maximum(there, 0)), RowIndex(back))
 
 
 class Plan:
-    """What every layer needs to know for its heads."""
+    """Where rows go and what they see, with this many heads: computed once, used by every layer."""
 
     def __init__(self, rows: Rows, parts: int, heads: int, dtype: torch.dtype) -> None:
         self.blocks = [
@@ -204,10 +201,10 @@ class Plan:
         ]
         self.masks = [_mask(rows, block, heads, dtype) for block in rows.blocks]
         slots = _by_head(rows.blocks, heads)
-        there, back = _numbers(rows.queries, 1, slots)
-        self.attended = Route(Picks(back), Picks(there))
-        self.queries = _to_slots(*_numbers(rows.queries, parts, slots))
-        self.keys = self.queries if parts > 1 else _to_slots(*_numbers(rows.keys, parts, slots))
+        there, back = _row_numbers(rows.queries, 1, slots)
+        self.attended = Rearrangement(RowIndex(back), RowIndex(there))
+        self.queries = _to_slots(*_row_numbers(rows.queries, parts, slots))
+        self.keys = self.queries if parts > 1 else _to_slots(*_row_numbers(rows.keys, parts, slots))
 
     def views(self, slots: Tensor) -> list[Tensor]:
         """(slots * heads, head_dim) -> (rows * heads, width, head_dim) for each block"""
@@ -226,9 +223,9 @@ def _by_head(blocks: list[Block], heads: int) -> Integers:
 def _mask(rows: Rows, block: Block, heads: int, dtype: torch.dtype) -> Tensor:
     """(rows * heads, width, width), to be added to the scores"""
     query, key = (
-        torch.from_numpy(seats.sentence[block.slots].reshape(block.rows, block.width))
-        for seats in (rows.queries, rows.keys)
+        torch.from_numpy(text.sentence[block.slots].reshape(block.rows, block.width))
+        for text in (rows.queries, rows.keys)
     )
     seen = query[:, :, None] == key[:, None, :]
     hidden = ~(seen.tril() if rows.causal else seen)
-    return hiding(hidden, dtype).repeat_interleave(heads, 0)
+    return additive_mask(hidden, dtype).repeat_interleave(heads, 0)

@@ -13,7 +13,7 @@ from deepnmt.model.attention import attend_padded_relatively
 from deepnmt.model.kernels.mixture import MixtureTape
 from deepnmt.model.norms import LayerNorm, RmsNorm
 from deepnmt.model.positions import RelativePositions
-from deepnmt.model.sequences import PackedSequences, PackedVisibility, Reach
+from deepnmt.model.sequences import PackedSequences, PackedVisibility, VisibleRanges
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [
@@ -33,8 +33,8 @@ def packed(lengths: list[int], size: int, slots: int) -> PackedSequences:
     return PackedSequences(torch.ones(size, dtype=torch.long, device=DEVICE), offsets.to(DEVICE))
 
 
-def reach(queries: PackedSequences, keys: PackedSequences) -> Reach:
-    return Reach(*queries.bounds_in(keys), *keys.bounds_in(queries))
+def reach(queries: PackedSequences, keys: PackedSequences) -> VisibleRanges:
+    return VisibleRanges(*queries.bounds_in(keys), *keys.bounds_in(queries))
 
 
 def distance(left: Tensor, right: Tensor) -> float:
