@@ -50,11 +50,13 @@ RARE = [
         "start_id": 0,
     },
     {"positions": "relative", "tie_output": False, "activation": "swiglu"},
+    {"positions": "rotary"},
 ]
 PAIRS = zip_longest(KINDS[::2], KINDS[1::2], fillvalue="residual")
 AROUND = [  # the sub-layers of both stacks; the last connections cannot do with post-norm
     ("post", "post"),
     ("pre", "deepnorm"),
+    ("pre", "pre"),
     ("admin", "b2t"),
     ("peri", "sub-ln"),
     ("scaled", "layer-scale"),
@@ -64,14 +66,13 @@ CASES = [
     (*pair, {**RARE[number % len(RARE)], "around": around})
     for number, (pair, around) in enumerate(zip(PAIRS, AROUND, strict=True))
 ]
-CASES.append(("residual", "residual", {"positions": "rotary"}))
 
 
 def scrambled(encoder: str, decoder: str, settings: dict) -> Transformer:
     """Nothing at a special value, so that every weight matters."""
     torch.manual_seed(0)
     # One layer has two outputs to mix already, and tracing takes seconds a layer; transparent attention needs readers.
-    layers = (1, 2) if encoder == "transparent" else (1, 1)
+    layers = (1, 2) if encoder in ("transparent", "coordinated") else (1, 1)
     stacks = {
         side: StackConfig(
             num_layers=count,
