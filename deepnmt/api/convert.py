@@ -141,7 +141,7 @@ def _meta(checkpoint: Path, toolkit: str, text: ForeignText | None) -> dict[str,
     meta: dict[str, object] = {"converted_from": origin}
     if text is not None and text.decoding:
         meta["decoding"] = dict(text.decoding)
-    if text is not None and (text.tokenizers.source.languages or text.tokenizers.target.languages):
+    if text is not None and text.tokenizers.is_multilingual:
         meta["languages"] = dict(zip(("source", "target"), text.tokenizers.languages, strict=True))
     return meta
 
@@ -164,11 +164,10 @@ def _check_text(
 
 
 def _check_sizes(checkpoint: Path, model: Transformer, tokenizers: TokenizerPair) -> None:
-    """fairseq's dictionaries must have a symbol for each row; NLLB has some rows without a symbol."""
+    """Every row must have a symbol, and every symbol a row."""
     for side in ("source", "target"):
         rows, symbols = getattr(model.config, f"{side}_vocab_size"), getattr(tokenizers, side).vocab_size
-        several = getattr(tokenizers, side).languages is not None
-        if symbols != rows and not (several and symbols < rows):
+        if symbols != rows:
             raise InputError(
                 f"the {side} vocabulary has {symbols:,} symbols, the special ones included, but the embedding of "
                 f"{checkpoint} has {rows:,} rows: it is not this model's"

@@ -57,6 +57,8 @@ def evaluate(
     reference_lines = [(str(path), read_lines(str(path))) for path in paths]
     check_lengths([(str(source), lines)], reference_lines)
     translator = Translator(model, device, precision)
+    if translator.tokenizers[0].is_multilingual:
+        translator = translator.for_languages(source_lang, target_lang)
     settings = translator.defaults | settings
 
     warnings = LineWarnings(str(source))

@@ -3,7 +3,7 @@
 import json
 import signal
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,19 @@ import torch
 
 from deepnmt.config import Recipe, change_recipe, load_recipe
 from deepnmt.data.dataset import Dataset
+from deepnmt.decoding.config import DecodingConfig
 from deepnmt.decoding.translator import Translator
 from deepnmt.devices import choose_device
-from deepnmt.errors import RunError
+from deepnmt.errors import InputError, RunError
 from deepnmt.evaluation.scores import quick_scores
+from deepnmt.model.storage import load_config, load_meta
 from deepnmt.progress import say
+from deepnmt.settings import from_table
 from deepnmt.training import folder, trainer
 from deepnmt.training.assembly import open_run
 from deepnmt.training.averaging import export_model
 from deepnmt.training.checkpoint import read_state
+from deepnmt.training.config import TrainingConfig
 from deepnmt.training.curves import read_log
 from deepnmt.training.distributed import World, join_world
 from deepnmt.training.validation import TextMetrics
@@ -61,7 +65,7 @@ class Run:
 
 
 def train(
-    recipe: str | Path | Recipe,
+    recipe: str | Path | Recipe | None,
     data: str | Path | Dataset,
     out: str | Path,
     *,
@@ -72,7 +76,8 @@ def train(
 ) -> Run:
     """Train a model from a recipe on a DATASET in the RUN folder `out`; `Run.model` is the result.
 
-    recipe: a TOML file, the name of a bundled preset, or a `Recipe`.
+    recipe: a TOML file, the name of a bundled preset, or a `Recipe`. With None and `from_model`, one for fine-tuning
+        with the settings of that model.
     overrides: settings that replace the recipe's: {"training.max_steps": 1000} or ["training.max_steps=1000"].
     resume: continue the run in `out`; start it if there is none. The result is the same, to the last bit, as if the
         run had never been interrupted.
@@ -83,10 +88,32 @@ def train(
     KeyboardInterrupt after saving. Under torchrun every rank calls this function and they train together.
     """
     dataset = data if isinstance(data, Dataset) else Dataset.open(Path(data))
-    resolved = resolve_recipe(recipe, dataset, overrides)
     start = None if from_model is None else Path(from_model)
+    if recipe is None:
+        if start is None:
+            raise InputError("name a recipe, or a model to fine-tune (--from MODEL)")
+        recipe = fine_tuning(start)
+    resolved = resolve_recipe(recipe, dataset, overrides)
     with join_world(choose_device(device), resolved.training.distributed_timeout_seconds) as world:
         return _train(resolved, dataset, Path(out), world, resume, start)
+
+
+def fine_tuning(model: Path) -> Recipe:
+    """A recipe that continues with the model of a MODEL folder: a small constant learning rate, validated often."""
+    training = TrainingConfig(
+        max_steps=2000,
+        optimizer="adamw",
+        schedule="constant",
+        lr=5e-5,
+        warmup_steps=100,
+        clip_norm=1.0,
+        validate_every=200,
+        save_every=200,
+        patience=5,
+    )
+    own = load_meta(model).get("decoding", {})
+    decoding = {field.name: own[field.name] for field in fields(DecodingConfig) if field.name in own}
+    return Recipe(model=load_config(model), training=training, decoding=from_table(DecodingConfig, decoding))
 
 
 def resolve_recipe(recipe: str | Path | Recipe, dataset: Dataset, overrides: Overrides = ()) -> Recipe:

@@ -65,6 +65,8 @@ def translate_file(
     chunk: int | None = None,
     device: str | None = None,
     precision: str = "fp32",
+    source_lang: str | None = None,
+    target_lang: str | None = None,
     **settings: Any,
 ) -> int:
     """Translate a text file (.gz, .xz, .bz2, .zst too) line by line with a MODEL or an ensemble; return its lines.
@@ -73,7 +75,7 @@ def translate_file(
     interruption the same call resumes. `prefixes` is a file of forced beginnings, one per line. `scores` adds a column,
     `as_json` writes one object per line. `settings` are the fields of `TranslationConfig`: with `nbest` the output is
     line number, score and text; with `alignments` a last column has the links. `chunk` lines are sorted by length and
-    translated together.
+    translated together. `source_lang` and `target_lang` choose among the languages of a model that has several.
     """
     from_table(TranslationConfig, settings)
     given, target = (None if path is None or str(path) == "-" else Path(path) for path in (source, out))
@@ -87,7 +89,7 @@ def translate_file(
     for folder in folders:
         if not folder.is_dir():
             raise InputError(f"{folder} is not a MODEL folder")
-    translator = Translator(folders, device, precision)
+    translator = Translator(folders, device, precision).for_languages(source_lang, target_lang)
     size = chunk_lines(chunk, translator.device.type)
     form = LineFormat(
         number="nbest" in settings, scores=scores, alignments=settings.get("alignments", False), as_json=as_json
@@ -95,6 +97,7 @@ def translate_file(
     state = None if forced is None else forced.stat()
     beginnings = None if state is None else [str(forced), state.st_size, state.st_mtime_ns]
     job = {**settings, **asdict(form), "precision": precision, "device": device, "chunk": size, "prefixes": beginnings}
+    job |= {"languages": [source_lang, target_lang]} if source_lang or target_lang else {}
     job = {"pipe": time.time()} if given is None else fingerprint(folders, given, job)
     destination: AbstractContextManager[ResumableFile | _StandardOutput] = nullcontext(_StandardOutput())
     if target is not None:

@@ -6,7 +6,8 @@ import sys
 
 from deepnmt.commands.options import OVERRIDES, RECIPE, add_options
 
-EXAMPLE = "deepnmt train en-de-pre-dlcl-30l training.seed=2 --data DATASET --out RUN"
+EXAMPLE = """deepnmt train en-de-pre-dlcl-30l training.seed=2 --data DATASET --out RUN
+  deepnmt train --from MODEL training.max_steps=500 --data DATASET --out RUN     fine-tune a model"""
 OPTIONS = {
     "--data DATASET": "output of `deepnmt prepare`",
     "--out RUN": "folder of the run",
@@ -17,7 +18,11 @@ OPTIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, RECIPE | OVERRIDES | OPTIONS, "--data", "--out")
+    (recipe,) = RECIPE.values()
+    parser.add_argument(
+        "recipe", nargs="?", metavar="RECIPE", help=f"{recipe}; not needed to fine-tune a model (--from)"
+    )
+    add_options(parser, OVERRIDES | OPTIONS, "--data", "--out")
     parser.add_argument("--from", dest="from_model", metavar="MODEL", help="fine-tune this model")
 
 
@@ -25,6 +30,9 @@ def run(arguments: argparse.Namespace) -> None:
     from deepnmt.api.train import train
 
     options = vars(arguments)
+    if "=" in (arguments.recipe or ""):  # no recipe: the first of the overrides
+        arguments.overrides.insert(0, arguments.recipe)
+        arguments.recipe = None
     if tokens := options.pop("tokens_per_update", None):
         arguments.overrides.append(f"training.tokens_per_update={tokens}")
     finished = train(**options)

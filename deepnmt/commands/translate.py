@@ -11,6 +11,8 @@ OPTIONS = {
     "model MODEL+": "a model folder; several are an ensemble",
     "--input F": "one sentence per line (default: standard input)",
     "--output F": "file to write (default: standard output)",
+    "--source-lang CODE": "language of the input, for a model that has several",
+    "--target-lang CODE": "language of the output, for a model that has several",
     "--prefixes F": "forced beginnings of the translations, one per line",
 }
 OUTPUT = {

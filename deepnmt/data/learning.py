@@ -56,7 +56,7 @@ def given(paths: Sequence[Path], preprocessors: Sequence[Preprocessor], tags: tu
 
 def _of_folder(folder: Path, wanted: tuple[str, str], tags: tuple[str, ...]) -> TokenizerPair:
     pair = TokenizerPair.load(folder)
-    if pair.source.languages or pair.target.languages:
+    if pair.is_multilingual:
         pair = pair.for_languages(*wanted)
     found = (pair.source.language, pair.target.language)
     if found == (wanted[1], wanted[0]) != wanted:

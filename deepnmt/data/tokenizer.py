@@ -249,6 +249,10 @@ class TokenizerPair:
         self.vocab_sizes = source.vocab_size, target.vocab_size
 
     @property
+    def is_multilingual(self) -> bool:
+        return bool(self.source.languages or self.target.languages)
+
+    @property
     def languages(self) -> tuple[list[str], list[str]]:
         """The source and the target languages: those that tags can announce, or one each."""
         found = {"source": [self.source.language], "target": [self.target.language]}

@@ -20,6 +20,7 @@ from deepnmt.data.conversion.text import (
 from deepnmt.data.tokenizer import AS_IT_IS, LanguageTags, Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import SPECIAL_PIECES
 from deepnmt.errors import InputError
+from deepnmt.files import read_json
 
 # M2M100's, in the order of their numbers: a folder need not list them.
 M2M100_LANGUAGES = [
@@ -58,7 +59,8 @@ def read_nllb(folder: Path, source_lang: str | None, target_lang: str | None) ->
 def _read(
     folder: Path, pieces: list[str], tag: re.Pattern[str], source_lang: str | None, target_lang: str | None
 ) -> ForeignText:
-    tags = _added(folder, len(SPECIAL_PIECES) + len(pieces))
+    rows = int(read_json(folder / "config.json").get("vocab_size", 0))
+    tags = _added(folder, len(SPECIAL_PIECES) + len(pieces), rows)
     languages = {match[1]: name for name in tags if (match := tag.fullmatch(name))}
     if not languages:
         raise InputError(f"{folder} does not list its languages: tokenizer.json or tokenizer_config.json must")
@@ -74,8 +76,8 @@ def _read(
     return ForeignText(pair, decoding=decoding_defaults(folder))
 
 
-def _added(folder: Path, first: int) -> list[str]:
-    """The symbols after the pieces, by their numbers; `<extra N>` where there is a gap."""
+def _added(folder: Path, first: int, rows: int) -> list[str]:
+    """The symbols after the pieces, by their numbers; `<extra N>` for a row of the model that has no symbol."""
     config = read_optional(folder / "tokenizer_config.json")
     numbers = {
         entry["content"]: entry["id"] for entry in read_optional(folder / "tokenizer.json").get("added_tokens", [])
@@ -86,9 +88,8 @@ def _added(folder: Path, first: int) -> list[str]:
     if not numbers:
         numbers = {symbol: first + place for place, symbol in enumerate(_listed(folder, config))}
     by_number = {number: symbol for symbol, number in numbers.items()}
-    return [
-        by_number.get(number, f"<extra {number}>") for number in range(first, max(by_number, default=first - 1) + 1)
-    ]
+    last = max(rows, *(number + 1 for number in by_number))
+    return [by_number.get(number, f"<extra {number}>") for number in range(first, last)]
 
 
 def _listed(folder: Path, config: Mapping[str, Any]) -> list[str]:
