@@ -58,8 +58,8 @@ class Judge:
 
     def __init__(self, settings: CleaningSettings, languages: Sequence[str]) -> None:
         self.keep = frozenset(settings.keep)
-        self._foreign_reason, is_foreign = _LANGUAGE_CHECKS[settings.language_check]
-        self._foreign = [is_foreign(language) for language in languages]
+        self._foreign_reason, is_foreign = _LANGUAGE_CHECKS.get(settings.language_check, ("", None))
+        self._is_foreign = [is_foreign(language) for language in languages] if is_foreign else None
 
     def __call__(self, source: str, target: str) -> str | None:
         if not (source and target) or source.isspace() or target.isspace():
@@ -68,7 +68,9 @@ class Judge:
             return "control"
         if "identical" not in self.keep and source.strip() == target.strip():
             return "identical"
-        return self._foreign_reason if self._foreign[0](source) or self._foreign[1](target) else None
+        if self._is_foreign and (self._is_foreign[0](source) or self._is_foreign[1](target)):
+            return self._foreign_reason
+        return None
 
 
 _SCRIPTS = {
@@ -121,7 +123,6 @@ def _identifier() -> Any:
 
 
 _LANGUAGE_CHECKS: dict[str, tuple[str, Callable[[str], Callable[[str], bool]]]] = {
-    "none": ("", lambda language: lambda text: False),
     "script": ("script", _foreign_script),
     "langid": ("language", _foreign_language),
 }

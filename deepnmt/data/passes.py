@@ -43,13 +43,13 @@ class Cleaner:
         source: list[bytes] = []
         target: list[bytes] = []
         for number, columns in chunk.numbered():
-            reason, *texts = self._clean(columns)
+            reason, source_text, target_text = self._clean(columns)
             if reason is not None:
-                dropped.add(reason, f"{chunk.file.source}:{number}", *texts)
+                dropped.add(reason, f"{chunk.file.source}:{number}", source_text, target_text)
                 continue
             numbers.append(number)
-            source.append(texts[0].encode("utf-8"))
-            target.append(texts[1].encode("utf-8"))
+            source.append(source_text.encode("utf-8"))
+            target.append(target_text.encode("utf-8"))
         joined = b"".join(line + b"\n" for line in source), b"".join(line + b"\n" for line in target)
         kept = np.array(numbers, np.uint32)
         return CleanChunk(str(chunk.file.source), kept, joined, (keys(source), keys(target)), dropped, len(chunk))
@@ -64,12 +64,12 @@ class Cleaner:
             return "utf8", columns[0].decode("utf-8", "replace"), columns[1].decode("utf-8", "replace")
         if reason := self.judge(source, target):
             return reason, source, target
-        words = self.preprocessors[0].split(source), self.preprocessors[1].split(target)
-        if not all(words):
+        source_words, target_words = self.preprocessors[0].split(source), self.preprocessors[1].split(target)
+        if not source_words or not target_words:
             return "empty", source, target
         if self.settings.length_unit == "words":
-            reason = self.settings.judge_lengths(words[0].count(" ") + 1, words[1].count(" ") + 1)
-        return (reason, source, target) if reason else (None, *words)
+            reason = self.settings.judge_lengths(source_words.count(" ") + 1, target_words.count(" ") + 1)
+        return (reason, source, target) if reason else (None, source_words, target_words)
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,8 @@ def message_of(model: bytes) -> Any:
 def train(words: Mapping[str, int], settings: SubwordSettings, vocab_size: int) -> bytes:
     """A model of the text with these word counts: the same as from its lines, since pieces never cross a space."""
     model = io.BytesIO()
+    special: dict[str, Any] = {"bos_id": BOS, "pad_id": PAD, "eos_id": EOS, "unk_id": UNK}
+    special |= {f"{name[:3]}_piece": SPECIAL_PIECES[number] for name, number in special.items()}
     with tempfile.TemporaryDirectory() as folder:
         counted = Path(folder) / "words.tsv"
         with counted.open("w", encoding="utf-8", newline="\n") as file:
@@ -131,14 +133,7 @@ def train(words: Mapping[str, int], settings: SubwordSettings, vocab_size: int) 
                 normalization_rule_name="identity",
                 max_sentence_length=1 << 24,
                 num_threads=_TRAINING_THREADS,
-                bos_id=BOS,
-                pad_id=PAD,
-                eos_id=EOS,
-                unk_id=UNK,
-                bos_piece=SPECIAL_PIECES[BOS],
-                pad_piece=SPECIAL_PIECES[PAD],
-                eos_piece=SPECIAL_PIECES[EOS],
-                unk_piece=SPECIAL_PIECES[UNK],
+                **special,
                 minloglevel=2,
             )
         except (RuntimeError, OSError) as error:

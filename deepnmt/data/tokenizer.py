@@ -60,8 +60,9 @@ class Preprocessor:
     def split(self, text: str) -> str:
         """The normalised line, with single spaces between words."""
         text = self._canonical(text)
-        if self.pretokenizer != "none":
-            text = self._words.split(text)
+        if self.pretokenizer == "none":
+            return text
+        text = self._words.split(text)
         return text if self.normalization == AS_IT_IS else clean_spaces(text)
 
     def join(self, text: str) -> str:
