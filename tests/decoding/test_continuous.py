@@ -14,8 +14,11 @@ from deepnmt.decoding.prepared import PreparedModel
 from deepnmt.decoding.rules import Rules
 from deepnmt.decoding.search import Beams, Found, search
 from deepnmt.model.config import ModelConfig, StackConfig
+from deepnmt.model.connections.denseformer import DenseFormerConfig
 from deepnmt.model.connections.dlcl import DlclConfig
 from deepnmt.model.connections.residual import ResidualConfig
+from deepnmt.model.connections.sparse_dlcl import SparseDlclConfig
+from deepnmt.model.connections.transparent_dlcl import TransparentDlclConfig
 from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.model.transformer import Transformer
 
@@ -32,6 +35,9 @@ CONNECTIONS = {
     "dlcl": DlclConfig(),
     "dlcl with a window": DlclConfig(window=2, norm_embedding=True),
     "dlcl without norms": DlclConfig(norm=False),
+    "sparse dlcl": SparseDlclConfig(block=2),
+    "transparent dlcl": TransparentDlclConfig(),
+    "denseformer": DenseFormerConfig(dilation=2),
 }
 
 

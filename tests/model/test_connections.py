@@ -1,5 +1,7 @@
 """What each connection scheme says it is."""
 
+from dataclasses import replace
+
 import torch
 from model_variants import DIM, NORMS, STACKS, padded, scrambled, sentences, tiny_config
 from pytest import mark, raises
@@ -339,12 +341,13 @@ def test_shortcuts_are_what_lets_an_output_bypass_the_next_layer(kind):
 
 @mark.parametrize("kind", CONNECTIONS)
 def test_what_a_fused_step_is_told_is_what_the_scheme_does(kind):
-    connection = CONNECTIONS[kind](CONNECTIONS[kind].Config(), SHAPE)
+    connection = CONNECTIONS[kind](CONNECTIONS[kind].Config(), replace(SHAPE, num_readers=1))
     with torch.no_grad():
         for parameter in connection.parameters():
             parameter.add_(torch.randn_like(parameter))
     mixture, written = connection.step_mixture(), outputs()
-    assert (mixture is not None) == (kind in ("residual", "dlcl"))
+    static = ("residual", "dlcl", "sparse-dlcl", "transparent-dlcl", "denseformer")
+    assert (mixture is not None) == (kind in static)
     if mixture is not None:
         _, read = run(connection, written)
         for row, found in enumerate(read):

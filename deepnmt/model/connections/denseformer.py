@@ -5,7 +5,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from deepnmt.model.connections.connection import Connection, ConnectionConfig, History, StackShape, lower_triangle
+from deepnmt.model.connections.connection import (
+    Connection,
+    ConnectionConfig,
+    History,
+    StackShape,
+    StepMixture,
+    lower_triangle,
+)
 from deepnmt.model.connections.dlcl import DlclHistory
 
 
@@ -48,6 +55,9 @@ class DenseFormer(Connection):
 
     def matrix(self) -> Tensor:
         return self._effective().detach().cpu()
+
+    def step_mixture(self) -> StepMixture:
+        return StepMixture(self._effective(), [nn.Identity() for _ in self.weight])
 
     def _effective(self) -> Tensor:
         identity = torch.eye(len(self.weight), device=self.weight.device)

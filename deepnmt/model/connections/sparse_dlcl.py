@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from deepnmt.model.connections.connection import ConnectionConfig, History, StackShape
+from deepnmt.model.connections.connection import ConnectionConfig, History, StackShape, StepMixture
 from deepnmt.model.connections.dlcl import Dlcl, DlclConfig, DlclHistory
 
 
@@ -56,11 +56,16 @@ class SparseDlcl(Dlcl):
         assert isinstance(history, SparseHistory)
         return super().read(history) if history.inside is None else history.inside
 
-    def step_mixture(self) -> None:
-        return None
-
     def matrix(self) -> Tensor:
-        whole = torch.eye(self.ends[-1] + 1)
-        ends = torch.tensor(self.ends)
-        whole[ends[:, None], ends] = super().matrix()
+        return self._whole().detach().cpu()
+
+    def step_mixture(self) -> StepMixture:
+        norms = dict(zip(self.ends, self.norms, strict=True))
+        return StepMixture(self._whole(), [norms.get(depth, nn.Identity()) for depth in range(self.ends[-1] + 1)])
+
+    def _whole(self) -> Tensor:
+        """With a row and a column for every layer."""
+        whole = torch.eye(self.ends[-1] + 1, device=self.weight.device)
+        ends = torch.tensor(self.ends, device=self.weight.device)
+        whole[ends[:, None], ends] = self._effective()[:, :, 0]
         return whole

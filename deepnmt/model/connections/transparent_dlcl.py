@@ -10,6 +10,7 @@ from deepnmt.model.connections.connection import (
     History,
     LearnedWeights,
     StackShape,
+    StepMixture,
     lower_triangle,
 )
 from deepnmt.model.connections.dlcl import DlclHistory
@@ -62,6 +63,8 @@ class TransparentDlcl(Connection):
 
     def read(self, history: History) -> Tensor:
         assert isinstance(history, TransparentDlclHistory)
+        if len(history.normed) > self.num_layers:
+            return self.memories(history)[0]
         row = len(history) - 1
         mixed = history.tape.mix(history, row)
         return mixed if self.norms_outputs else self.norms[row](mixed)
@@ -74,6 +77,9 @@ class TransparentDlcl(Connection):
 
     def matrix(self) -> Tensor:
         return self._effective().detach().cpu()
+
+    def step_mixture(self) -> StepMixture | None:
+        return StepMixture(self._effective(), list(self.norms)) if self.num_readers == 1 else None
 
     def learned_weights(self) -> LearnedWeights:
         layers, readers = range(1, self.num_layers + 1), range(1, self.num_readers + 1)
