@@ -114,7 +114,8 @@ def _name(recipe: Recipe, trains: bool, seconds: float | None) -> str:
     shape = f"{model.encoder.num_layers}+{model.decoder.num_layers}-d{model.encoder.dim}"
     identity = json.dumps([_chosen(recipe), trains, seconds], sort_keys=True, default=str)
     digest = hashlib.sha256(identity.encode()).hexdigest()[:6]
-    return f"{model.norm}-{model.encoder.connection.kind}-{shape}-s{recipe.training.seed}-{digest}"
+    kinds = f"{model.sublayer_of(model.encoder).kind}-{model.encoder.connection.kind}"
+    return f"{kinds}-{shape}-s{recipe.training.seed}-{digest}"
 
 
 def _chosen(settings: Any) -> Any:

@@ -4,6 +4,8 @@ from pytest import approx, mark, raises
 
 from deepnmt.config import load_recipe
 from deepnmt.errors import InputError
+from deepnmt.model.connections import CONNECTIONS
+from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.reproduction.experiment import EXPERIMENTS
 from deepnmt.reproduction.runs import Budget, choose, count_parameters, estimate, plan_runs, set_budget
 from deepnmt.reproduction.scales import PAPER_DIM, SCALES
@@ -184,3 +186,23 @@ def test_refusals():
     ]:
         with raises(InputError, match=message):
             call()
+
+
+def test_beyond_has_every_scheme_since_the_paper_at_two_depths():
+    arms = [load_recipe(arm.recipe, PAPER["beyond"].overrides_of(arm)).model for arm in PAPER["beyond"].arms]
+    before = {
+        "dense",
+        "average",
+        "transparent",
+        "fusion",
+        "coordinated",
+        "aggregated",
+    }  # figure 2 of the paper, and what it cites
+    for depth in (18, 30):
+        models = [model for model in arms if model.encoder.num_layers == depth]
+        assert {model.encoder.connection.kind for model in models} >= CONNECTIONS.keys() - before
+        assert {model.sublayer_of(stack).kind for model in models for stack in (model.encoder, model.decoder)} == set(
+            SUBLAYERS
+        )
+        assert {model.norm_kind for model in models} == {"layer", "rms"}
+        assert {model.qk_norm for model in models} == {False, True}
