@@ -34,7 +34,7 @@ def random_model(dims=(16, 16), connections=(None, None), sublayer=None, **setti
     config = {"source_vocab_size": 57, "target_vocab_size": 57, **stacks, **settings}
     model = Transformer(ModelConfig(**config)).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
+        for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
             parameter.add_(0.1 * torch.randn_like(parameter))
     return model
 
