@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "serving"))
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "serving")]
 import phrasebook  # noqa: E402
 
 Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter

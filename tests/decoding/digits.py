@@ -3,11 +3,11 @@
 import random
 
 import torch
+from toy_learning import teach
 
 from deepnmt.data.prepare_settings import SubwordSettings
 from deepnmt.data.sentence_pieces import SentencePieces, train
 from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
-from deepnmt.data.vocabulary import EOS, PAD
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections.dlcl import DlclConfig
 from deepnmt.model.transformer import Transformer
@@ -43,22 +43,5 @@ def tiny_model(tokenizers: TokenizerPair, seed: int = 1, tie_output: bool = True
     return Transformer(config)
 
 
-def padded(sentences: list[list[int]]) -> torch.Tensor:
-    width = max(map(len, sentences))
-    return torch.tensor([ids + [PAD] * (width - len(ids)) for ids in sentences])
-
-
-def train_tiny(model: Transformer, tokenizers: TokenizerPair, steps: int, batch: int = 64, longest: int = 6) -> None:
-    optimiser = torch.optim.Adam(model.parameters(), lr=3e-3, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda s: min((s + 1) / 40, (1 - s / steps) + 0.02))
-    for step in range(steps):
-        pairs = reversed_digits(batch, seed=step, longest=longest)
-        source = padded([[*tokenizers.source.encode(text), EOS] for text, _ in pairs])
-        targets = [tokenizers.target.encode(text) for _, text in pairs]
-        logits = model(source, padded([[EOS, *ids] for ids in targets]))
-        output = padded([[*ids, EOS] for ids in targets])
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), output.flatten(), ignore_index=PAD)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        schedule.step()
+def train_tiny(model: Transformer, tokenizers: TokenizerPair, steps: int) -> None:
+    teach(model, tokenizers, lambda step: reversed_digits(64, seed=step), steps, rate=3e-3, warmup=40)

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from digits import padded
 from torch import Tensor
+from toy_learning import padded
 
 from deepnmt.data.vocabulary import EOS
 from deepnmt.decoding.config import SearchConfig

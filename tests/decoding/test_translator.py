@@ -5,7 +5,8 @@ import shutil
 
 import pytest
 import torch
-from digits import WORDS, padded, reversed_digits, tiny_model
+from digits import WORDS, reversed_digits, tiny_model
+from toy_learning import padded
 
 from deepnmt.data.prepare_settings import SubwordSettings
 from deepnmt.data.sentence_pieces import SentencePieces, train

@@ -5,11 +5,11 @@ from collections import Counter
 from pathlib import Path
 
 import torch
+from toy_learning import teach
 
 from deepnmt.data.prepare_settings import SubwordSettings
 from deepnmt.data.sentence_pieces import SentencePieces, train
 from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
-from deepnmt.data.vocabulary import EOS, PAD
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections.dlcl import DlclConfig
 from deepnmt.model.storage import save_model
@@ -62,32 +62,10 @@ def phrase_model(tokenizers: TokenizerPair, dim: int = 32, layers: int = 12) -> 
     return Transformer(config)
 
 
-def padded(sentences: list[list[int]]) -> torch.Tensor:
-    width = max(map(len, sentences))
-    return torch.tensor([ids + [PAD] * (width - len(ids)) for ids in sentences])
-
-
-def learn(model: Transformer, tokenizers: TokenizerPair, steps: int) -> float:
-    optimiser = torch.optim.Adam(model.parameters(), lr=5e-3, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda s: min((s + 1) / 20, (1 - s / steps) + 0.02))
-    for step in range(steps):
-        pairs = phrases(48, seed=step + 1)
-        source = padded([[*tokenizers.source.encode(text), EOS] for text, _ in pairs])
-        targets = [tokenizers.target.encode(text) for _, text in pairs]
-        logits = model(source, padded([[EOS, *ids] for ids in targets]))
-        output = padded([[*ids, EOS] for ids in targets])
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), output.flatten(), ignore_index=PAD)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        schedule.step()
-    return loss.item()
-
-
 def make_model(folder: Path, steps: int = 120, dim: int = 32, layers: int = 12) -> float:
     tokenizers = phrase_tokenizers()
     model = phrase_model(tokenizers, dim, layers)
-    loss = learn(model, tokenizers, steps)
+    loss = teach(model, tokenizers, lambda step: phrases(48, seed=step + 1), steps, rate=5e-3, warmup=20)
     save_model(folder, model.eval())
     tokenizers.save(folder)
     return loss

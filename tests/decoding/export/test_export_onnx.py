@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from digits import digit_tokenizers, padded, reversed_digits, tiny_model
+from digits import digit_tokenizers, reversed_digits, tiny_model
 from exportable import ROOT, examples
+from toy_learning import padded
 
 from deepnmt.cli import main
 from deepnmt.data.sentence_pieces import SentencePieces, cut, piece_counts
