@@ -219,7 +219,10 @@ def worth_translating(source: str, target: str) -> bool:
 def make_corpus(
     name: str, languages: Sequence[str], out: Path, packages: Sequence[Path] = (), overwrite: bool = False
 ) -> tuple[Catalogue, dict[str, int]]:
-    """Write a corpus to the folder `out`, from given package files or downloaded ones; returns the numbers of pairs."""
+    """Write a corpus from given package files or downloaded ones; returns the numbers of pairs.
+
+    The folder `out` has files {train,valid,test}.LANGUAGE, with the licence and the origin beside them.
+    """
     if languages[0] == languages[1]:
         raise InputError(f"both languages are {languages[0]!r}; a parallel corpus needs two")
     download, read, count = _CATALOGUES[name]
@@ -228,11 +231,6 @@ def make_corpus(
     check_out(out, overwrite, "a corpus", "corpus.json")
     with tempfile.TemporaryDirectory() as folder:
         catalogue = read(languages, *(packages or download(languages, Path(folder))))
-    return catalogue, _write(catalogue, languages, out)
-
-
-def _write(catalogue: Catalogue, languages: Sequence[str], out: Path) -> dict[str, int]:
-    """Files {train,valid,test}.LANGUAGE with the licence and the origin beside them; returns the numbers of pairs."""
     pairs = split(catalogue.parts)
     counts = {name: len(listed) for name, listed in pairs.items()}
     if not counts["train"]:
@@ -247,7 +245,7 @@ def _write(catalogue: Catalogue, languages: Sequence[str], out: Path) -> dict[st
         (folder / "README.md").write_text(_readme(catalogue, languages, counts), encoding="utf-8")
         about = {"name": catalogue.name, "origin": catalogue.origin, "licence": catalogue.licence}
         write_json(folder / "corpus.json", {**about, "languages": list(languages), "pairs": counts})
-    return counts
+    return catalogue, counts
 
 
 def _readme(catalogue: Catalogue, languages: Sequence[str], counts: dict[str, int]) -> str:

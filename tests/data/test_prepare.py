@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -266,85 +267,55 @@ def test_codes_of_subword_nmt_are_used(tmp_path: Path, joint: bool) -> None:
     assert text_of(dataset) == pairs
 
 
-def bad_input(folder: Path, case: str) -> tuple[list[str], str]:
-    """Arguments of `prepare` that are refused, and what the refusal says."""
-    train = write_pairs(folder, "train", english_german(50))
-    odd = folder / "odd"
-    arguments = ["--source", str(train[0]), "--target", str(train[1])]
-    if case == "unequal":
-        odd.write_text("x\n" * 49)
-        return ["--source", str(odd), "--target", str(train[1])], f"{odd} has 49 lines but {train[1]} has 50"
-    if case == "directory":
-        return ["--source", str(folder), "--target", str(train[1])], f"{folder} is a folder, not a text file"
-    if case == "empty":
-        odd.touch()
-        return [*arguments, "--valid-source", str(odd), "--valid-target", str(odd)], f"{odd} is empty"
-    if case == "held-out columns":
-        odd.write_text("a\tb\nno tab\n")
-        return [*arguments, "--test-tsv", str(odd)], f"line 2 of {odd} has 1 columns"
-    if case == "nothing left":
-        odd.write_text("\n" * 50)
-        return [
-            "--source",
-            str(odd),
-            "--target",
-            str(train[1]),
-        ], "no pair of corpus train is left after cleaning (a side"
-    if case == "number of files":
-        return ["--source", *map(str, train), "--target", str(train[1])], "source has 2 files and target 1"
-    return {
-        "no text": ([], "no training text"),
-        "missing": (["--source", "nowhere", "--target", str(train[1])], "nowhere does not exist"),
-        "ratio": ([*arguments, "--max-ratio", "0.5"], "max_ratio = 0.5 must be at least 1"),
-        "keep": ([*arguments, "--keep", "utf8"], "invalid choice: 'utf8'"),
-        "tag of nobody": ([*arguments, "--tag", "bt=<bt>"], "tags names corpus 'bt'; the corpora are train"),
-        "tag of two words": ([*arguments, "--tag", "train=a b"], "must be one word"),
-        "weight": ([*arguments, "--weight", "train=much"], "'much' is not a number"),
-        "negative weight": ([*arguments, "--weight", "train=-1"], "must be above zero"),
-        "three codes": (
-            [*arguments, "--codes", "x", "y", "z"],
-            "codes takes one value, or two",
-        ),
-        "pretokenizer": ([*arguments, "--pretokenizer", "mecab"], "invalid choice: 'mecab'"),
-        "tokenizer": ([*arguments, "--tokenizer", "nowhere"], "nowhere does not exist"),
-        "workers": ([*arguments, "--workers", "-1"], "workers = -1 must be at least 1"),
-        "unknown option": ([*arguments, "--vocab", "3"], "see deepnmt prepare --help"),
-        "corpus name": (["--corpus", "../up", *map(str, train)], "corpus name '../up'"),
-    }[case]
+BAD_INPUT = {
+    "--source {short} --target {de}": "{short} has 49 lines but {de} has 50",
+    "--source {folder} --target {de}": "{folder} is a folder, not a text file",
+    "{both} --valid-source {empty} --valid-target {empty}": "{empty} is empty",
+    "{both} --test-tsv {columns}": "line 2 of {columns} has 1 columns",
+    "--source {blank} --target {de}": "no pair of corpus train is left after cleaning (a side",
+    "--source {en} {de} --target {de}": "source has 2 files and target 1",
+    "": "no training text",
+    "--source nowhere --target {de}": "nowhere does not exist",
+    "{both} --max-ratio 0.5": "max_ratio = 0.5 must be at least 1",
+    "{both} --keep utf8": "invalid choice: 'utf8'",
+    "{both} --tag 'bt=<bt>'": "tags names corpus 'bt'; the corpora are train",
+    "{both} --tag 'train=a b'": "must be one word",
+    "{both} --tag train": "--tag 'train' must be NAME=VALUE",
+    "{both} --weight train=much": "'much' is not a number",
+    "{both} --weight train=-1": "must be above zero",
+    "{both} --codes x y z": "codes takes one value, or two",
+    "{both} --pretokenizer mecab": "invalid choice: 'mecab'",
+    "{both} --tokenizer nowhere": "nowhere does not exist",
+    "{both} --workers -1": "workers = -1 must be at least 1",
+    "{both} --no-such-option 3": "see deepnmt prepare --help",
+    "--corpus ../up {en} {de}": "corpus name '../up'",
+    "--corpus a {en} {de} --corpus a {en} {de}": "two corpora have the same name",
+}
 
 
-CASES = [
-    *[
-        "held-out columns",
-        "unequal",
-        "directory",
-        "empty",
-        "nothing left",
-        "number of files",
-        "no text",
-        "missing",
-        "ratio",
-        "keep",
-    ],
-    *["tag of nobody", "tag of two words", "weight", "negative weight", "three codes", "pretokenizer", "tokenizer"],
-    *["workers", "corpus name"],
-]
-
-
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("arguments", "message"), BAD_INPUT.items())
 def test_bad_input_is_refused_in_one_sentence_and_leaves_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str, unchanged: Callable[[Path], Any]
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: str,
+    message: str,
+    unchanged: Callable[[Path], Any],
 ) -> None:
     inputs, old = tmp_path / "in", tmp_path / "old"
     inputs.mkdir()
     old.mkdir()
     write_json(old / "dataset.json", {})
-    arguments, message = bad_input(inputs, case)
+    en, de = write_pairs(inputs, "train", english_german(50))
+    names = {"en": en, "de": de, "folder": inputs, "both": f"--source {en} --target {de}"}
+    for name, content in {"short": "x\n" * 49, "empty": "", "columns": "a\tb\nno tab\n", "blank": "\n" * 50}.items():
+        names[name] = inputs / name
+        (inputs / name).write_text(content)
+    given = shlex.split(arguments.format(**names))
     for out in (tmp_path / "deep" / "new", old):
         with unchanged(tmp_path):
-            assert main(["prepare", *SMALL, *arguments, "--overwrite", "--out", str(out)]) == 2
+            assert main(["prepare", *SMALL, *given, "--overwrite", "--out", str(out)]) == 2
         captured = capsys.readouterr()
-        assert message in captured.err
+        assert message.format(**names) in captured.err
         assert captured.err.splitlines()[-1].startswith("deepnmt: ")
 
 
