@@ -44,7 +44,7 @@ from deepnmt.training.optimizer import optimizer_tensors
 from deepnmt.training.schedule import encoder_depth
 from deepnmt.training.state import TrainingState
 from deepnmt.training.trainer import Job, is_save_due
-from deepnmt.training.validation import TextMetrics, build_validator, score_measure
+from deepnmt.training.validation import TextMetrics, Validator, score_measure
 
 GUESSING_SAMPLE = 5_000_000
 LOCK_WAIT_SECONDS = 60  # for ranks that are started again: the main rank before may still be ending
@@ -85,7 +85,7 @@ def open_run(
         state.measure = score_measure(recipe, dataset, metrics)
         if newest is not None:
             checkpoints.load(newest, state)
-        validate = build_validator(recipe, dataset, engine.objective, world, metrics)
+        validate = Validator(recipe, dataset, engine.objective, world, metrics) if dataset.valid else None
 
         if world.is_main:  # from here on files are written
             if not is_resumed:
@@ -93,7 +93,8 @@ def open_run(
                 held.enter_context(hold_lock(out))
                 folder.check_folder(out, resume=False)  # again, now that nobody else can write
             folder.write_folder(out, recipe, dataset.folder, start)
-            say_what_is_new(stream, newest, state.measure)
+            say_what_is_new(dataset, stream, newest, state.measure)
+        held.callback(checkpoints.wait)  # a thread may still be writing when the lock would be released
         world.agree(None)
         if newest is not None and newest.name.startswith("epoch") and is_save_due(state, recipe.training):
             checkpoints.save(state)  # the run was killed between the two checkpoints of one step
@@ -157,8 +158,10 @@ def check_start(start: Path, model: ModelConfig, dataset: Dataset) -> None:
             )
 
 
-def say_what_is_new(stream: BatchStream, newest: Path | None, measure: str) -> None:
-    """Which pairs a new run skips, and whether a resumed one is validated differently."""
+def say_what_is_new(dataset: Dataset, stream: BatchStream, newest: Path | None, measure: str) -> None:
+    """Which pairs a new run skips, and how it is validated, if that is unusual."""
+    if not dataset.valid:
+        say(f"{dataset.folder} has no validation set: the last checkpoint will count as the best")
     if newest is None:
         if report := stream.pairs.report():
             say(report)
@@ -180,7 +183,7 @@ def build_training(
     is_recordable = recipe.batching.layout == "packed" and not recipe.training.sampled_softmax
     is_recorded = world.device.type == "cuda" and is_recordable and not is_sharded(objective)
     kind = GraphEngine if is_recorded else EagerEngine
-    return state, kind(objective, recipe.training, world, state.splitter)
+    return state, kind(objective, world, state.splitter)
 
 
 def build_objective(
@@ -302,7 +305,7 @@ def _trial(recipe: Recipe, dataset: Dataset, world: World) -> tuple[TrainingStat
     longest = min(max(int(size.max()) for size in sizes), (recipe.batching.max_length or sys.maxsize) + 1)
     if recipe.model.positions == "learned":
         longest = min(longest, recipe.model.max_positions)
-    plain = EagerEngine(engine.objective, recipe.training, world)
+    plain = EagerEngine(engine.objective, world)
     return state, plain, recipe.batching.layout, {min(int(sizes[0].mean()), longest), longest}
 
 

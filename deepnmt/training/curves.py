@@ -77,7 +77,7 @@ class JsonLines(Sink):
         self._open(step, lines, kept=("rollback",))
 
     def _open(self, step: int, lines: int | None, kept: tuple[str, ...]) -> None:
-        found = _whole_lines(self.path)
+        found = read_log(self.path.parent)
         count = sum(line["step"] <= step for line in found) if lines is None else lines
         found = found[:count] + [line for line in found[count:] if line["kind"] in kept]
         with replacing(self.path) as aside:
@@ -96,13 +96,9 @@ class JsonLines(Sink):
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
-    return _whole_lines(folder / LOG)
-
-
-def _whole_lines(path: Path) -> list[dict[str, Any]]:
     """The complete lines. Only a line feed ends one: a sample may hold U+2028, at which `str.splitlines` would cut."""
     lines = []
-    for text in path.read_bytes().split(b"\n")[:-1]:
+    for text in (folder / LOG).read_bytes().split(b"\n")[:-1]:
         try:
             line = json.loads(text)
         except ValueError:

@@ -216,20 +216,15 @@ def shard(module: nn.Module, dtype: torch.dtype) -> None:
         if hasattr(part, "project") and hasattr(part, "key_value"):
             fully_shard(part, mp_policy=policy)
             register_fsdp_forward_method(part, "project")
-    layers = [
-        layer for part in module.modules() if isinstance(part, nn.ModuleList) for layer in part if _trained(layer)
-    ]
+    layers = [layer for part in module.modules() if isinstance(part, nn.ModuleList) for layer in part]
     for layer in layers:
-        fully_shard(layer, mp_policy=policy)
+        if list(layer.parameters()):
+            fully_shard(layer, mp_policy=policy)
     fully_shard(module, mp_policy=policy)
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)  # gloo supports only the plain sum
-
-
-def _trained(module: nn.Module) -> bool:
-    return any(True for _ in module.parameters())
 
 
 def await_gradients(module: nn.Module, wanted: bool) -> None:

@@ -74,10 +74,8 @@ def _sequences(batch: AnyBatch) -> tuple[Tensor | PackedSequences, Tensor | Pack
 class EagerEngine:
     """Plain torch: batch by batch, in smaller pieces if one does not fit in memory."""
 
-    def __init__(
-        self, objective: Objective, config: TrainingConfig, world: World, splitter: Splitter | None = None
-    ) -> None:
-        self.objective, self.config, self.world = objective, config, world
+    def __init__(self, objective: Objective, world: World, splitter: Splitter | None = None) -> None:
+        self.objective, self.config, self.world = objective, objective.config, world
         self.splitter = splitter or Splitter()
         self.take(objective.model)
 

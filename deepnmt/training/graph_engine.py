@@ -17,7 +17,6 @@ from deepnmt.data.batching import Update
 from deepnmt.data.collate import AnyBatch
 from deepnmt.model.kernels.graphs import Work, record_graph
 from deepnmt.model.transformer import Transformer
-from deepnmt.training.config import TrainingConfig
 from deepnmt.training.distributed import World
 from deepnmt.training.engine import EagerEngine, Noise, Objective, zero_gradients
 from deepnmt.training.memory import Splitter, free_memory, is_out_of_memory, sizes_of
@@ -35,14 +34,13 @@ class GraphEngine(EagerEngine):
     def __init__(
         self,
         objective: Objective,
-        config: TrainingConfig,
         world: World,
         splitter: Splitter | None = None,
         record: Callable[[Work], Work] | None = None,
     ) -> None:
         self.batch: AnyBatch | None = None  # the tensors that the recording reads
         self.replay: Work | None = None
-        super().__init__(objective, config, world, splitter)
+        super().__init__(objective, world, splitter)
         self.sums = torch.zeros(2, dtype=torch.float64, device=world.device)
         self.factor = torch.zeros((), device=world.device)
         # One stream for every recording: the matrix library keeps work spaces for each that it has ever seen.

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -54,17 +54,21 @@ class Validation:
         return self.scores.get(metric, -self.loss)
 
 
-@dataclass(frozen=True)
 class Validator:
     """Validates the model of an objective; `metrics` is absent where nothing is to be translated."""
 
-    objective: Objective
-    world: World
-    batches: Sequence[AnyBatch]
-    sources: list[str]
-    references: list[str]
-    metrics: TextMetrics | None
-    beam: int
+    def __init__(
+        self, recipe: Recipe, dataset: Dataset, objective: Objective, world: World, metrics: TextMetrics | None
+    ) -> None:
+        assert dataset.valid is not None
+        self.objective, self.world, self.beam = objective, world, recipe.training.validation_beam
+        longest = recipe.model.max_positions if recipe.model.positions == "learned" else None
+        self.batches = held_out_batches(dataset.valid, recipe.batching.tokens_per_batch, longest)
+        self.sources, self.references = decoded_lines(recipe, dataset)
+        self.metrics = metrics if self.sources else None
+        left_out = len(dataset.valid) - sum(len(batch.sentences) for batch in self.batches)
+        if left_out and world.is_main:
+            say(f"{left_out:,} validation pairs exceed model.max_positions = {longest} and are left out of the loss")
 
     def __call__(self, model: nn.Module) -> Validation:
         loss, nll = mean_loss(self.objective, self.batches, self.world.device)
@@ -85,25 +89,6 @@ class Validator:
             list(zip(self.sources, hypotheses, self.references, strict=True))[:SAMPLES],
             matrices,
         )
-
-
-def build_validator(
-    recipe: Recipe, dataset: Dataset, objective: Objective, world: World, metrics: TextMetrics | None
-) -> Validator | None:
-    """None if the dataset has no validation set."""
-    if dataset.valid is None or not len(dataset.valid):
-        if world.is_main:
-            say(f"{dataset.folder} has no validation set: the last checkpoint will count as the best")
-        return None
-    longest = recipe.model.max_positions if recipe.model.positions == "learned" else None
-    batches = held_out_batches(dataset.valid, recipe.batching.tokens_per_batch, longest)
-    left_out = len(dataset.valid) - sum(len(batch.sentences) for batch in batches)
-    if left_out and world.is_main:
-        say(f"{left_out:,} validation pairs are longer than model.max_positions = {longest}: not counted in the loss")
-    sources, references = decoded_lines(recipe, dataset)
-    metrics = metrics if sources else None
-    beam = recipe.training.validation_beam
-    return Validator(objective, world, batches, sources, references, metrics, beam)
 
 
 def decoded_lines(recipe: Recipe, dataset: Dataset) -> tuple[list[str], list[str]]:
@@ -142,7 +127,7 @@ def mean_loss(objective: Objective, batches: Iterable[AnyBatch], device: torch.d
     objective.model.eval()
     sums = torch.zeros(2, dtype=torch.float64, device=device)
     tokens = 0
-    with in_one_piece(objective):
+    with in_one_piece(objective), objective.autocast(device):  # so that weights are rounded once for all batches
         for batch in batches:
             sums += torch.stack(objective(batch.to(device)))
             tokens += batch.num_target_tokens

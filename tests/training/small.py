@@ -97,7 +97,7 @@ def open_job(
     recipe = Recipe(model=model_config, training=config, batching=batching)
     with open_run(recipe, data or dataset(), folder, world, resume=True) as (state, job):
         if engine is not None:
-            job.engine = engine(job.engine.objective, config, world, state.splitter)
+            job.engine = engine(job.engine.objective, world, state.splitter)
         yield state, job
 
 

@@ -38,7 +38,7 @@ def engine(graphed: bool, dropout: float, precision: Any, compiled: bool = True)
     kind = GraphEngine if graphed else EagerEngine
     world = World(0, 1, torch.device("cuda"))
     training = replace(TRAINING, compile=compiled, precision=precision)
-    return kind(Objective(model, training, world.device), training, world), model
+    return kind(Objective(model, training, world.device), world), model
 
 
 def run(made: tuple[Any, Transformer], update: Update, seed: int = 1) -> tuple[torch.Tensor, list[torch.Tensor]]:

@@ -7,11 +7,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 
 import pytest
 from small import BATCHING, CONFIG_MODEL, TRAINING, corpus, dataset, open_job, run_to_end
 
+import deepnmt.model.storage
 import deepnmt.training.lock
 from deepnmt.errors import InputError
 from deepnmt.training import assembly
@@ -66,6 +68,23 @@ def test_a_second_process_may_read_but_not_resume(tmp_path, unchanged):
         with pytest.raises(InputError, match=f"is in use by process {os.getpid()}"):
             run_to_end(tmp_path, SHORT)
     run_to_end(tmp_path, SHORT)
+
+
+def test_the_lock_is_kept_until_the_last_checkpoint_is_written(tmp_path, monkeypatch):
+    """An exception leaves the run while a thread still writes: in the same process it can be resumed at once."""
+    may_write, write = threading.Event(), deepnmt.model.storage.save_file
+
+    def slow(tensors, path):
+        assert (tmp_path / LOCK).exists() and may_write.wait(30)
+        write(tensors, path)
+
+    monkeypatch.setattr(deepnmt.model.storage, "save_file", slow)
+    with pytest.raises(KeyboardInterrupt), open_job(tmp_path, SHORT) as (run, job):
+        job.checkpoints.save(run)
+        threading.Timer(0.2, may_write.set).start()
+        raise KeyboardInterrupt
+    assert [path.name for path in job.checkpoints.all()] == ["step-00000000"]
+    assert run_to_end(tmp_path, SHORT).step == 6
 
 
 def test_without_locks_in_the_file_system_the_file_decides(tmp_path, monkeypatch):

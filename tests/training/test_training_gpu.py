@@ -162,7 +162,7 @@ def test_failure_in_the_middle_of_recording_leaves_nothing_behind(monkeypatch, f
         torch.manual_seed(1)
         model = Transformer(replace(DEEP, dropout=0.1)).cuda().train()
         config = replace(CONFIG, compile=False, precision="bf16")
-        engine = GraphEngine(Objective(model, config, world.device), config, world)
+        engine = GraphEngine(Objective(model, config, world.device), world)
         engine.splitter.room = None if limited else (4352, 4352)
         release()
         sums = engine.accumulate(update, torch.ones((), device="cuda"), Noise(1))
@@ -200,7 +200,7 @@ def test_gradients_repeat_to_the_last_bit(kind):
         torch.manual_seed(1)
         model = Transformer(replace(DEEP, dropout=0.1)).cuda().train()
         config, device = replace(CONFIG, precision="bf16"), torch.device("cuda")
-        made = make_engine(Objective(model, config, device), config, World(0, 1, device))
+        made = make_engine(Objective(model, config, device), World(0, 1, device))
         made.accumulate(update, torch.ones((), device="cuda"), Noise(1))
         return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
@@ -229,7 +229,7 @@ def test_memory_plan_is_an_even_share_that_fits_and_gives_its_memory_back(tmp_pa
 
         def pieces(kind, tokens):
             model = Transformer(DEEP).cuda().train()
-            engine = kind(Objective(model, training, world.device), training, world)
+            engine = kind(Objective(model, training, world.device), world)
             stream = BatchStream({"train": data}, replace(PACKED, tokens_per_batch=tokens), seed=1)
             engine.accumulate(next(stream), torch.ones((), device="cuda"), Noise(1))
             return engine.splitter.room
