@@ -6,7 +6,6 @@ marked as not to be translated are one token with all they contain.
 
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import unescape
 from html.parser import HTMLParser
@@ -113,78 +112,53 @@ class _Tokens(HTMLParser):
 
 
 def tokens_of(document: str) -> list[Token]:
-    """Every open token has its close; nothing between them is a block."""
-    return _with_matched_tags(_without_kept(_Tokens(document).tokens))
-
-
-def _without_kept(tokens: Sequence[Token]) -> list[Token]:
-    """Each element that is not to be translated as one token, up to its end or that of the element around it."""
+    """Every open token has its close, and nothing between them is a block: inline tags that cannot be matched, or have
+    a block inside, are blocks, so what they separate is translated by itself. An element that is not to be translated
+    is one token, up to its end or that of the element around it."""
     result: list[Token] = []
-    open_names: Counter[str] = Counter()
-    kept: list[Token] = []
-    inside: Counter[str] = Counter()
-
-    def finish() -> None:
-        raw, text = "".join(token.raw for token in kept), "".join(token.text for token in kept)
-        separates = any(token.kind == "block" for token in kept) or len(text) > MAX_OPAQUE or _SENTENCE_END.search(text)
-        result.append(Token("block" if separates else "opaque", raw, text=text))
-        kept.clear()
-        inside.clear()
-
-    for token in tokens:
-        starts = token.kind == "open" or (token.kind == "block" and _is_start(token))
-        ends = bool(token.name) and not starts and token.kind in ("close", "block") and token.name not in VOID
-        if kept and ends and not inside[token.name] and open_names[token.name]:
-            finish()
-        if kept or token.is_kept:
-            kept.append(token)
-            inside[token.name] += starts - (ends and inside[token.name] > 0)
-            if ends and token.name == kept[0].name and not inside[token.name]:
-                finish()
-            continue
-        result.append(token)
-        open_names[token.name] += starts - (ends and open_names[token.name] > 0)
-    if kept:
-        finish()
-    return result
-
-
-def _is_start(token: Token) -> bool:
-    return bool(token.name) and token.name not in VOID and not token.raw.startswith("</")
-
-
-def _with_matched_tags(tokens: list[Token]) -> list[Token]:
-    """The same, with inline tags that cannot be matched as blocks: what they separate is translated by itself."""
-    stack: list[int] = []
+    stack: list[tuple[str, int]] = []  # the open elements, blocks too: names, and where they begin in the result
     names: Counter[str] = Counter()
-    broken = 0  # elements below this depth have a separator inside
-    separators: set[int] = set()
-    for i, token in enumerate(tokens):
-        if token.kind == "open":
-            stack.append(i)
-            names[token.name] += 1
-            if len(stack) > MAX_DEPTH:
-                separators.add(i)
-                broken = len(stack)
-        elif token.kind == "close":
-            if not names[token.name]:
-                separators.add(i)
-                broken = len(stack)
-                continue
-            matched = True
-            while True:
-                own = stack.pop()
-                names[tokens[own].name] -= 1
-                matched &= tokens[own].name == token.name and len(stack) >= broken
-                if not matched:
-                    separators.add(own)
-                if tokens[own].name == token.name:
-                    break
-            if not matched:
-                separators.add(i)
-                broken = len(stack)
-            broken = min(broken, len(stack))
-        elif token.kind == "block":
+    broken = 0  # elements below this depth have a block inside
+    kept: int | None = None  # the depth of an element that is not to be translated
+
+    def close(end: Token | None) -> None:
+        """The innermost element, with its end tag or without one."""
+        nonlocal broken, kept
+        name, first = stack.pop()
+        names[name] -= 1
+        result.extend([] if end is None else [end])
+        depth = len(stack)
+        if kept == depth:
+            kept, inside = None, result[first:]
+            raw, text = "".join(token.raw for token in inside), "".join(token.text for token in inside)
+            separates = any(token.kind == "block" for token in inside) or len(text) > MAX_OPAQUE
+            separates = separates or _SENTENCE_END.search(text) is not None
+            result[first:] = [Token("block" if separates else "opaque", raw, text=text)]
+            broken = depth if separates else min(broken, depth)
+        elif kept is None:
+            if result[first].kind == "open" and (end is None or depth < broken):
+                for i in {first} if end is None else {first, len(result) - 1}:
+                    result[i] = replace(result[i], kind="block")
+                broken = depth
+            broken = min(broken, depth)
+
+    for token in _Tokens(document).tokens:
+        is_end = token.raw.startswith("</")
+        if is_end and names[token.name]:
+            while stack[-1][0] != token.name:
+                close(None)
+            close(token)
+            continue
+        result.append(replace(token, kind="block") if kept is None and token.kind == "close" else token)
+        if kept is None and result[-1].kind == "block":
             broken = len(stack)
-    separators.update(stack)
-    return [replace(token, kind="block") if i in separators else token for i, token in enumerate(tokens)]
+        if token.kind == "open" or (token.kind == "block" and token.name and token.name not in VOID and not is_end):
+            if kept is None and token.is_kept:
+                kept = len(stack)
+            stack.append((token.name, len(result) - 1))
+            names[token.name] += 1
+            if len(stack) - broken > MAX_DEPTH:
+                broken = len(stack)
+    while stack:
+        close(None)
+    return result

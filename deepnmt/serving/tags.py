@@ -93,10 +93,6 @@ class _Placement:
 
         for number in sorted(numbers, key=urgency):
             element = self.elements[number]
-            if element.is_mark:
-                at = self._boundary(self._wanted_boundary(element), free, inside)
-                self.spans[number] = at, at
-                continue
             run = self._run(element, free, words)
             span = self._characters(element, run, free, inside)
             free = [part for one in free for part in _without(one, run)]
@@ -105,6 +101,9 @@ class _Placement:
 
     def _run(self, element: Element, free: list[Span], words: Span) -> Span:
         """The words of an element: the run with the most attention to it, counted against half of all attention."""
+        if element.is_mark:
+            at = self._wanted_boundary(element)
+            return at, at
         mass = self.weights @ np.array([_overlap(word, (element.start, element.end)) for word in self.source_words])
         if element.is_opaque and (found := self._verbatim(element, free)):
             return found
@@ -124,13 +123,8 @@ class _Placement:
             if candidates:
                 i = max(candidates, key=lambda i: mass[i])
                 best = i, i + 1
-        return best or self._empty_run(element, free, words)
-
-    def _empty_run(self, element: Element, free: list[Span], words: Span) -> Span:
-        wanted = words[0] + round((words[1] - words[0]) * element.start / max(len(self.source), 1))
-        points = [point for start, end in free for point in (start, min(max(wanted, start), end), end)]
-        at = min(points, key=lambda point: abs(point - wanted), default=words[0])
-        return at, at
+        at = words[0] + round((words[1] - words[0]) * element.start / max(len(self.source), 1))
+        return best or (at, at)
 
     def _verbatim(self, element: Element, free: list[Span]) -> Span | None:
         content = self.source[element.start : element.end]
