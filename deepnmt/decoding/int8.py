@@ -112,7 +112,7 @@ class Int8Linear(nn.Module):
         rows = x.reshape(-1, x.shape[-1])
         quantised, scales = quantise_positive(rows) if self.after_relu else quantise(rows)
         product = _multiply(quantised, self.packed, self.scales, self.zeros, self.offset)
-        output = product.mul_(scales) if self.bias is None else torch.addcmul(self.bias, product, scales)
+        output = product.mul_(scales) if self.bias is None else torch.addcmul(self.bias, product, scales, out=product)
         if self.relu:
             output.relu_()
         return output.view(*x.shape[:-1], -1)
