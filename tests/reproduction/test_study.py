@@ -190,7 +190,10 @@ def test_refusals(place, tmp_path, capsys):
         (["two", *data, "--out", str(tmp_path / "full"), "--scale", "tiny"], "is not empty and is not a study"),
         (["two", *data, "--out", str(tmp_path / "x"), "--test", "news", "a"], "a test set is NAME SOURCE REFERENCE"),
         (["two", *data, "--out", str(tmp_path / "x"), "--minutes", "-3"], "minutes = -3.0 must be above 0"),
-        (["two", *data, "--out", str(tmp_path / "x"), "--arms", "dlcl"], "--arms 'dlcl' matches none of 'plain', 'DLCL'"),
+        (
+            ["two", *data, "--out", str(tmp_path / "x"), "--arms", "dlcl"],
+            "--arms 'dlcl' matches none of 'plain', 'DLCL'",
+        ),
         (["two", *data, "--out", str(tmp_path / "x"), "training.lrr=3"], "unknown setting training.lrr"),
         (["--report-only", str(tmp_path)], "is not a study: it has no readable study.json"),
         (["two", "--data", str(tmp_path), "--out", str(tmp_path / "x")], "is not a dataset"),
