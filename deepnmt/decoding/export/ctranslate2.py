@@ -45,13 +45,12 @@ Variables = dict[str, np.ndarray | str]  # an alias is the name of another varia
 
 
 def check(config: ModelConfig, tokenizers: TokenizerPair) -> None:
-    config = folded_config(config)
     mixed = mixed_stacks(config)
     obstacles = [
         f"it passes on the last layer's output only, and this model has {' and '.join(mixed)} (export it --to onnx or "
         "--to huggingface, or train a model with connection = residual)"
     ]
-    refuse(NAME, [*(obstacles if mixed else []), *odd_sublayers(config), *other_settings(config)])
+    refuse(NAME, [*(obstacles if mixed else []), *odd_sublayers(folded_config(config)), *other_settings(config)])
 
 
 def write(model: Transformer, tokenizers: TokenizerPair, folder: Path, tell: Tell) -> dict[str, Any]:

@@ -48,7 +48,6 @@ Tensors = dict[str, Tensor]
 
 
 def check(config: ModelConfig, tokenizers: TokenizerPair) -> None:
-    config = folded_config(config)
     stacks = {"encoder": config.encoder, "decoder": config.decoder}
     refuse(
         NAME,
@@ -58,7 +57,7 @@ def check(config: ModelConfig, tokenizers: TokenizerPair) -> None:
                 for side, stack in stacks.items()
                 if stack.connection.kind not in ("residual", *MIXED)
             ),
-            *odd_sublayers(config),
+            *odd_sublayers(folded_config(config)),
             *other_settings(config),
             *unlike_sentencepiece(tokenizers),
         ],
