@@ -6,6 +6,7 @@ from digits import reversed_digits
 from exportable import random_model, save
 
 import deepnmt
+from deepnmt.commands.export import NAMES
 from deepnmt.decoding import export as exporting
 from deepnmt.decoding.translator import Translator
 from deepnmt.errors import InputError
@@ -40,3 +41,7 @@ def test_a_folder_with_a_modelling_file_is_not_read_back(tmp_path):
     )
     with pytest.raises(InputError, match="use the MODEL that it was exported from"):
         deepnmt.convert(tmp_path / "OUT", tmp_path / "AGAIN")
+
+
+def test_the_command_lists_the_formats():
+    assert tuple(exporting.FORMATS) == NAMES

@@ -65,7 +65,7 @@ AROUND = [  # the sub-layers of both stacks; the last connections cannot do with
 ]
 CASES = [
     (*pair, {**RARE[number % len(RARE)], "around": around})
-    for number, (pair, around) in enumerate(zip(PAIRS, AROUND, strict=True))
+    for number, (pair, around) in enumerate(zip_longest(PAIRS, AROUND, fillvalue=("pre", "pre")))
 ]
 
 
