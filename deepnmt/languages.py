@@ -13,9 +13,22 @@ NAMES = {
 }  # fmt: skip
 
 
+# Codes of three letters, as NLLB and OPUS-MT have them, of the languages above.
+TWO_LETTERS = {
+    "arb": "ar", "ara": "ar", "bul": "bg", "ben": "bn", "cat": "ca", "ces": "cs", "dan": "da", "deu": "de", "ell": "el",
+    "eng": "en", "epo": "eo", "spa": "es", "est": "et", "eus": "eu", "fas": "fa", "pes": "fa", "fin": "fi", "fra": "fr",
+    "gle": "ga", "glg": "gl", "heb": "he", "hin": "hi", "hrv": "hr", "hun": "hu", "ind": "id", "isl": "is", "ita": "it",
+    "jpn": "ja", "kor": "ko", "lit": "lt", "lav": "lv", "lvs": "lv", "msa": "ms", "zsm": "ms", "nob": "nb", "nld": "nl",
+    "nno": "nn", "pol": "pl", "por": "pt", "ron": "ro", "rus": "ru", "slk": "sk", "slv": "sl", "als": "sq", "sqi": "sq",
+    "srp": "sr", "swe": "sv", "tam": "ta", "tha": "th", "tgl": "tl", "tur": "tr", "ukr": "uk", "urd": "ur", "vie": "vi",
+    "zho": "zh", "cmn": "zh",
+}  # fmt: skip
+
+
 def base_language(code: str) -> str:
-    """de for de, de-AT, de_CH and DE."""
-    return code.replace("_", "-").partition("-")[0].lower()
+    """de for de, de-AT, de_CH, DE and deu_Latn."""
+    base = code.replace("_", "-").partition("-")[0].lower()
+    return TWO_LETTERS.get(base, base)
 
 
 def language_name(code: str) -> str:

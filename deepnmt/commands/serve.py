@@ -69,6 +69,6 @@ def run(arguments: argparse.Namespace) -> None:
         listening.listen(2048)
         address = address_of(listening)
         for model in models:
-            say(f"serving {model.name} ({model.source} to {model.target})")
+            say(f"serving {model.described()}")
         say(f"open {address} to translate; the API is at {address}/docs")
         make_server(app, arguments.grace, arguments.access_log).run(sockets=[listening])

@@ -24,6 +24,8 @@ PROBE_EVERY = 5.0  # seconds, while a model fails and nobody asks for anything
 class TranslatesTexts(Protocol):
     def translate_nbest(self, texts: Sequence[str], **settings: Any) -> list[list[Hypothesis]]: ...
 
+    def for_languages(self, source: str, target: str) -> "TranslatesTexts": ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -33,6 +35,7 @@ class Options:
     length_penalty: float = DecodingConfig.length_penalty
     nbest: int = 1
     alignments: bool = False
+    languages: tuple[str, str] | None = None  # of a model that has several
 
     def cost(self, characters: int) -> int:
         """What this many characters count for in limits: memory grows with n-best lists and alignments."""
@@ -178,9 +181,10 @@ class BatchQueue:
     def _ask(self, texts: list[str], options: Options) -> list[list[Hypothesis]]:
         self._busy_since = time.monotonic()
         try:
-            return self.translator.translate_nbest(
-                texts, warn=lambda *_: None, keep_placeholders=True, **asdict(options)
-            )
+            settings = asdict(options)
+            languages = settings.pop("languages")
+            translator = self.translator if languages is None else self.translator.for_languages(*languages)
+            return translator.translate_nbest(texts, warn=lambda *_: None, keep_placeholders=True, **settings)
         finally:
             self._busy_since = None
 

@@ -39,7 +39,7 @@ def settings(models: Models, limits: Limits) -> dict[str, Any]:
 
 
 async def detect(models: Models, texts: list[str]) -> DetectionAnswer:
-    sources = [model.source for model in models]
+    sources = [code for model in models for code in model.choices[0]]
     language, confidence = await asyncio.to_thread(detect_language, " ".join(texts), sources)
     return DetectionAnswer(confidence=confidence, language=language)
 
@@ -92,7 +92,7 @@ async def _model(
         target = models.pick(None, None, asked.target).target
     except RefusedError as refused:
         raise RefusedError(400, refused.message) from None
-    detected = await detect(Models(model for model in models if model.target == target), queries)
+    detected = await detect(Models(model for model in models if target in model.choices[1]), queries)
     return models.pick(None, detected.language, target), detected
 
 

@@ -2,11 +2,13 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from sys import getsizeof
 from typing import Any
 
+from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.decoding.translator import Hypothesis, Translator
 from deepnmt.errors import InputError
 from deepnmt.languages import base_language
@@ -45,18 +47,48 @@ class Cache:
 
 
 class ServedModel:
-    """A translator behind a queue. `translator` needs only `Translator.translate_nbest` and its `defaults`."""
+    """A translator behind a queue. `translator` needs only `Translator.translate_nbest` and its `defaults`.
+
+    `choices` are all source and all target languages of a model that has several; `source` and `target` are a pair of
+    them.
+    """
 
     def __init__(
-        self, name: str, languages: tuple[str, str], translator: Any, limits: Limits, metrics: Metrics
+        self,
+        name: str,
+        languages: tuple[str, str],
+        translator: Any,
+        limits: Limits,
+        metrics: Metrics,
+        choices: tuple[list[str], list[str]] | None = None,
     ) -> None:
         self.name, self.translator = name, translator
         self.source, self.target = languages
+        self.choices = choices or ([self.source], [self.target])
         self.metrics = metrics
         self.queue = BatchQueue(translator, name, limits, metrics)
         self.cache = Cache(1e6 * limits.cache_megabytes)
         own = {name: value for name, value in translator.defaults.items() if name in vars(Options())}
         self._defaults = replace(Options(), **own)
+
+    @property
+    def is_multilingual(self) -> bool:
+        return max(map(len, self.choices)) > 1
+
+    def described(self) -> str:
+        """The name and the languages."""
+        if not self.is_multilingual:
+            return f"{self.name} ({self.source} to {self.target})"
+        counts = (f"{len(codes)} languages" if len(codes) > 1 else codes[0] for codes in self.choices)
+        return f"{self.name} ({' to '.join(counts)})"
+
+    def for_languages(self, source: str, target: str) -> "ServedModel":
+        """The same model, with the same queue and cache, for a pair of its languages."""
+        if (source, target) == (self.source, self.target):
+            return self
+        other = copy(self)
+        other.source, other.target = source, target
+        return other
 
     def options(
         self, nbest: int, alignments: bool, beam: int | None = None, length_penalty: float | None = None
@@ -68,6 +100,7 @@ class ServedModel:
             length_penalty=own.length_penalty if length_penalty is None else length_penalty,
             nbest=nbest,
             alignments=alignments,
+            languages=(self.source, self.target) if self.is_multilingual else None,
         )
 
     async def translate(self, text: str, options: Options) -> Hypotheses:
@@ -88,22 +121,29 @@ class Models(list[ServedModel]):
         named = [model for model in self if name is None or name == model.name]
         for fits in (_is, _covers):
             for model in named:
-                if fits(source, model.source) and fits(target, model.target):
-                    return model
+                sources, targets = [model.source, *model.choices[0]], [model.target, *model.choices[1]]
+                found = [
+                    next((code for code in codes if fits(asked, code)), None)
+                    for asked, codes in ((source, sources), (target, targets))
+                ]
+                if found[0] is not None and found[1] is not None:
+                    return model.for_languages(found[0], found[1])
         asked = (("model", name), ("source", source), ("target", target))
         wanted = " ".join(f"{what} {shortened(value)!r}" for what, value in asked if value is not None)
-        offered = ", ".join(f"{model.name} ({model.source} to {model.target})" for model in self)
+        offered = ", ".join(model.described() for model in self)
         raise RefusedError(422, f"no model for {wanted}; available: {offered}")
 
     def languages(self) -> dict[str, list[str]]:
         """Each source language and its targets; a language that is only a target has none."""
         table: dict[str, list[str]] = {}
         for model in self:
-            targets = table.setdefault(model.source, [])
-            if model.target not in targets:
-                targets.append(model.target)
+            sources, targets = model.choices
+            for source in sources:
+                others = [target for target in targets if target != source or not model.is_multilingual]
+                table[source] = [*dict.fromkeys([*table.get(source, []), *others])]
         for model in self:
-            table.setdefault(model.target, [])
+            for target in model.choices[1]:
+                table.setdefault(target, [])
         return table
 
     def close(self) -> None:
@@ -141,11 +181,18 @@ def load_models(names: Sequence[str], device: str, precision: str, limits: Limit
         folders[name] = folder
     translators = {name: Translator(folder, device=device, precision=precision) for name, folder in folders.items()}
     return Models(
-        ServedModel(name, _languages(translator), translator, limits, metrics)
+        ServedModel(name, _languages(pair), translator, limits, metrics, pair.languages)
         for name, translator in translators.items()
+        for pair in translator.tokenizers
     )
 
 
-def _languages(translator: Translator) -> tuple[str, str]:
-    pair = translator.tokenizers[0]
-    return pair.source.language, pair.target.language
+def _languages(pair: TokenizerPair) -> tuple[str, str]:
+    """The languages of a pair; of one that is not told which, English to the first that is not, if there are these."""
+    sources, targets = pair.languages
+    source, target = pair.source.language, pair.target.language
+    if source not in sources:
+        source = next((code for code in sources if base_language(code) == "en"), sources[0])
+    if target not in targets:
+        target = next((code for code in targets if code != source), targets[0])
+    return source, target

@@ -139,9 +139,14 @@ def _add_libretranslate(app: FastAPI, service: Service) -> None:
 
 
 def _add_facts(app: FastAPI, service: Service) -> None:
-    @app.get("/models", summary="The models")
+    @app.get("/models", summary="The models", response_model_exclude_none=True)
     async def models() -> list[ModelAnswer]:
-        return [ModelAnswer(name=model.name, source=model.source, target=model.target) for model in service.models]
+        answers = []
+        for model in service.models:
+            sources, targets = model.choices if model.is_multilingual else (None, None)
+            pair = {"source": model.source, "target": model.target}
+            answers.append(ModelAnswer(name=model.name, **pair, sources=sources, targets=targets))
+        return answers
 
     @app.get(
         "/models/{name}/connections",

@@ -125,6 +125,8 @@ class ModelAnswer(BaseModel):
     name: str
     source: str
     target: str
+    sources: list[str] | None = Field(None, description="all source languages of a model that has several")
+    targets: list[str] | None = Field(None, description="all target languages of a model that has several")
 
 
 class StackAnswer(BaseModel):

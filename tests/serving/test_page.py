@@ -10,7 +10,7 @@ from phrasebook import phrases
 from pytest import approx, fixture, mark, skip
 
 from deepnmt.serving.limits import Limits
-from deepnmt.serving.models import load_models
+from deepnmt.serving.models import Models, ServedModel, load_models
 from deepnmt.serving.prometheus import Metrics
 from deepnmt.serving.server import create_app
 
@@ -228,6 +228,29 @@ def test_models_can_be_chosen_and_languages_swapped(browser, shouting):
     browser.point("#swap", click=True)
     assert browser.evaluate("document.getElementById('source').value") == "HELLO"
     assert browser.evaluate("document.getElementById('source-label').textContent") == "German"
+
+
+class Polyglot(Patient):
+    def for_languages(self, source, target):
+        other = Polyglot()
+        other._said = lambda text, rank, alignments: self._said(f"{target} {text}", rank, alignments)
+        return other
+
+
+def test_languages_of_one_model_can_be_chosen_and_swapped(browser):
+    codes, limits, metrics = ["eng_Latn", "deu_Latn", "jpn_Jpan"], Limits(), Metrics()
+    served = ServedModel("many", tuple(codes[:2]), Polyglot(), limits, metrics, (codes, codes))
+    choose = "(() => { const s = document.getElementById('target-language'); s.value = 'jpn_Jpan';"
+    with listening(create_app(Models([served]), limits, metrics)) as address:
+        browser.open(address)
+        assert browser.evaluate("document.getElementById('model').hidden")
+        browser.type("hello")
+        says(browser, "DEU_LATN HELLO")
+        browser.evaluate(choose + " s.dispatchEvent(new Event('change')); })()")
+        says(browser, "JPN_JPAN HELLO")
+        browser.point("#swap", click=True)
+        says(browser, "ENG_LATN JPN_JPAN HELLO")
+        assert browser.evaluate("document.getElementById('source').lang") == "jpn_Jpan"
 
 
 def test_what_the_server_refuses_is_said_on_the_page(chromium, browser, shouting):

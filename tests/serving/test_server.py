@@ -6,12 +6,12 @@ import re
 import sys
 from urllib.parse import urlencode
 
-from asking import ask, asking, post, service, shouting_app
+from asking import Shouter, ask, asking, post, service, shouting_app
 from pytest import fixture, mark
 
 from deepnmt.decoding.placeholders import lacks_placeholders
 from deepnmt.serving.limits import Limits
-from deepnmt.serving.models import load_models
+from deepnmt.serving.models import Models, ServedModel, load_models
 from deepnmt.serving.prometheus import Metrics
 from deepnmt.serving.server import PAGE, create_app
 from deepnmt.serving.service import WINDOW
@@ -460,6 +460,43 @@ def test_languages_are_listed_as_libretranslate_does():
         {"code": "de", "name": "German", "targets": ["en"]},
         {"code": "fr", "name": "French", "targets": []},
     ]
+
+
+class Polyglot(Shouter):
+    """Puts the languages before what it says."""
+
+    def for_languages(self, source, target):
+        other = Polyglot()
+        other._said = lambda text, rank, alignments: self._said(f"{source} to {target}: {text}", rank, alignments)
+        return other
+
+
+def polyglot_app(*codes):
+    limits, metrics = Limits(), Metrics()
+    served = ServedModel("many", codes[:2], Polyglot(), limits, metrics, (list(codes), list(codes)))
+    return create_app(Models([served]), limits, metrics)
+
+
+def test_a_model_with_many_languages():
+    codes = ("eng_Latn", "deu_Latn", "jpn_Jpan")
+    app = polyglot_app(*codes)
+    languages = {entry["code"]: (entry["name"], entry["targets"]) for entry in ask(app, "GET", "/languages").json()}
+    assert languages["deu_Latn"] == ("German", ["eng_Latn", "jpn_Jpan"])
+    (about,) = ask(app, "GET", "/models").json()
+    assert about == {
+        "name": "many", "source": "eng_Latn", "target": "deu_Latn", "sources": [*codes], "targets": [*codes]
+    }  # fmt: skip
+    answer = post(app, {"text": "x", "target": "jpn_Jpan"}).json()
+    assert (answer["source"], answer["target"]) == ("eng_Latn", "jpn_Jpan")
+    assert answer["translations"][0]["text"] == "ENG_LATN TO JPN_JPAN: X"
+    answer = post(app, {"q": "x", "source": "ja", "target": "de"}).json()  # as LibreTranslate's clients say it
+    assert answer["translatedText"] == "JPN_JPAN TO DEU_LATN: X"
+    answer = post(app, {"q": GERMAN, "source": "auto", "target": "en"}).json()
+    assert answer["detectedLanguage"]["language"] == "deu_Latn"
+    assert answer["translatedText"].startswith("DEU_LATN TO ENG_LATN")
+    refused = post(app, {"text": "x", "target": "fin_Latn"})
+    assert refused.status == 422
+    assert refused.json()["error"].endswith("available: many (3 languages to 3 languages)")
 
 
 # -- facts

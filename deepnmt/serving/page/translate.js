@@ -13,15 +13,18 @@ export function startTranslate(limits) {
   const source = byId("source"), output = byId("output"), pane = byId("target-pane");
   let model, sentences = [], count = 0, chosen = -1, running, timer, translated = null, fileName = "";
 
+  const asked = () => ({ model: model.name, source: model.source, target: model.target });
+  const key = (text) => [...Object.values(asked()), text].join("\n");
+
   // -- translating -----------------------------------------------------------------------------------------------
 
   async function run() {
     clearTimeout(timer);
     const text = source.value;
-    if (`${model.name}\n${text}` === translated) return;
+    if (key(text) === translated) return;
     running?.abort();
     const own = (running = new AbortController());
-    translated = `${model.name}\n${text}`;
+    translated = key(text);
     problem("");
     if (!text.trim()) return finish([], 0);
     pane.classList.add("stale");
@@ -32,7 +35,7 @@ export function startTranslate(limits) {
     try {
       for (const part of parts(text, Math.floor(limits.max_characters / 2))) {
         const options = text.length > LONG ? {} : RICH;
-        await translateStream({ text: part, model: model.name, ...options }, own.signal, (line) => {
+        await translateStream({ text: part, ...asked(), ...options }, own.signal, (line) => {
           if (own.signal.aborted) return;
           if (line.text === undefined) return;
           const start = text.indexOf(line.source, at);
@@ -124,7 +127,7 @@ export function startTranslate(limits) {
 
   async function enrich(sentence, i) {
     try {
-      const answer = await translate({ text: sentence.source, model: model.name, ...RICH });
+      const answer = await translate({ text: sentence.source, ...asked(), ...RICH });
       const [best] = answer.translations[0].sentences;
       if (best && answer.translations[0].sentences.length === 1) Object.assign(sentence, { alternatives: [], ...best, gap: sentence.gap });
       if (sentences[i] === sentence) fill(spanOf(i), sentence);
@@ -183,7 +186,7 @@ export function startTranslate(limits) {
     const i = sentences.findIndex((s) => s.source && s.start <= at && at <= s.start + s.source.length);
     light(-1);
     const sentence = sentences[i];
-    if (!sentence?.alignment || translated !== `${model.name}\n${source.value}`) return;
+    if (!sentence?.alignment || translated !== key(source.value)) return;
     const places = spans(sentence.source, sentence.alignment.source_words);
     const k = places.findIndex((place) => place && sentence.start + place[0] <= at && at <= sentence.start + place[1]);
     if (k < 0) return;
