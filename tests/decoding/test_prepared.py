@@ -97,7 +97,7 @@ def test_company_and_shrinking_change_nothing(model):
         assert_same(alone, together[i : i + 1])
 
 
-def model_of(connection: str, sublayer: str) -> Transformer:
+def model_of(connection: str, sublayer: str, positions: str) -> Transformer:
     shape = {"dim": 32, "ffn_dim": 64, "num_heads": 2, "num_layers": 3}
     stack = StackConfig(
         **shape,
@@ -105,7 +105,8 @@ def model_of(connection: str, sublayer: str) -> Transformer:
         sublayer=SUBLAYER_CONFIGS[sublayer](),  # type: ignore[arg-type]
     )
     torch.manual_seed(2)
-    model = Transformer(ModelConfig(source_vocab_size=40, target_vocab_size=40, encoder=stack, decoder=stack)).eval()
+    sizes = {"source_vocab_size": 40, "target_vocab_size": 40, "max_distance": 3}
+    model = Transformer(ModelConfig(positions=positions, encoder=stack, decoder=stack, **sizes)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.requires_grad:
@@ -113,23 +114,24 @@ def model_of(connection: str, sublayer: str) -> Transformer:
     return model
 
 
-SCHEMES = [(connection, "pre") for connection in CONNECTION_CONFIGS]
-SCHEMES += [("residual", sublayer) for sublayer in SUBLAYER_CONFIGS if sublayer != "pre"]
+SCHEMES = [(connection, "pre", "sinusoidal") for connection in CONNECTION_CONFIGS]
+SCHEMES += [("residual", sublayer, "sinusoidal") for sublayer in SUBLAYER_CONFIGS if sublayer != "pre"]
+SCHEMES += [("residual", "pre", positions) for positions in ("learned", "relative", "rotary")]
 
 
-@pytest.mark.parametrize(("connection", "sublayer"), SCHEMES)
-def test_every_scheme_decodes_step_by_step(connection, sublayer):
-    model = model_of(connection, sublayer)
+@pytest.mark.parametrize(("connection", "sublayer", "positions"), SCHEMES)
+def test_every_scheme_decodes_step_by_step(connection, sublayer, positions):
+    model = model_of(connection, sublayer, positions)
     source, prepared = padded(SENTENCES), PreparedModel(model)
     empty = torch.zeros(len(SENTENCES) * 2, 0, dtype=torch.long)
     expected = search(uncached_step(model), Uncached(source, empty, 2), 2)
     assert_same(search(prepared.step, prepared.start(source, 2), 2), expected)
 
 
-@pytest.mark.parametrize(("connection", "sublayer"), SCHEMES)
+@pytest.mark.parametrize(("connection", "sublayer", "positions"), SCHEMES)
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 0.1), ("int8", 0.1)])
-def test_every_scheme_is_prepared_for_the_cpu(connection, sublayer, precision, tolerance):
-    model = model_of(connection, sublayer)
+def test_every_scheme_is_prepared_for_the_cpu(connection, sublayer, positions, precision, tolerance):
+    model = model_of(connection, sublayer, positions)
     source, target = padded(SENTENCES), torch.tensor([[EOS, 9, 12], [EOS, 20, 7], [EOS, 3, 3]])
     with torch.no_grad():
         expected = model(source, target)

@@ -13,6 +13,9 @@ from deepnmt.model.positions import RelativePositions, Rotation
 from deepnmt.model.sequences import PaddedSequences
 from deepnmt.model.storage import load_model, save_model
 from deepnmt.model.transformer import Transformer
+from deepnmt.training.config import TrainingConfig
+from deepnmt.training.distributed import World
+from deepnmt.training.optimizer import build_optimizer
 
 IN_ATTENTION = [name for name in POSITIONS if name != "learned"]
 
@@ -130,13 +133,13 @@ def test_a_model_comes_back_from_its_folder(name, tmp_path):
 
 
 def test_tables_of_relative_positions_are_not_muons():
-    from deepnmt.training.optimizer import _is_hidden_matrix
-
     model = Transformer(tiny_config(**POSITIONS["relative"]))
-    tables = {name for name, _ in model.named_parameters() if ".relative." in name}
+    config, world = TrainingConfig(max_steps=1, optimizer="muon"), World(0, 1, torch.device("cpu"))
+    optimizer = build_optimizer(model, config, world)
+    tables = [parameter for name, parameter in model.named_parameters() if ".relative." in name]
     assert len(tables) == 2 * 5
-    hidden = {name for name, parameter in model.named_parameters() if _is_hidden_matrix(name, parameter)}
-    assert "encoder.layers.0.attention.input.weight" in hidden and not hidden & tables
+    assert model.encoder.layers[0].attention.input.weight in optimizer.matrices
+    assert not optimizer.matrices & set(tables)
 
 
 def test_heads_of_odd_width_cannot_turn():
