@@ -26,10 +26,11 @@ def build_optimizer(model: nn.Module, config: TrainingConfig, world: World) -> t
     inside = re.compile(r"\blayers\.\d+\.(?!attention\.relative)")
     hidden = [name for name, p in trained.items() if p.ndim == 2 and inside.search(name)]
     matrices = {name: trained[name] for name in hidden if config.optimizer == "muon"}
-    rest = [p for name, p in trained.items() if name not in matrices]
+    rest = {name: p for name, p in trained.items() if name not in matrices}
+    decayed = {name for name, p in rest.items() if p.ndim == 2 and ".connection." not in f".{name}"}
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in rest if p.ndim == 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in rest if p.ndim != 2], "weight_decay": 0.0},
+        {"params": [p for name, p in rest.items() if name in decayed], "weight_decay": config.weight_decay},
+        {"params": [p for name, p in rest.items() if name not in decayed], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
     adam: dict[str, Any] = {"lr": config.lr, "betas": config.betas, "eps": config.eps}

@@ -8,7 +8,10 @@ import torch
 from small import CONFIG_MODEL, TRAINING, corpus
 
 from deepnmt.data.batching import BatchingConfig, BatchStream, Update
+from deepnmt.model.connections import CONNECTIONS, ConnectionConfig
 from deepnmt.model.connections.dlcl import DlclConfig
+from deepnmt.model.connections.residual import ResidualConfig
+from deepnmt.model.sublayers import SUBLAYERS, SublayerConfig
 from deepnmt.model.transformer import Transformer
 from deepnmt.training.distributed import World
 from deepnmt.training.engine import EagerEngine, Noise, Objective
@@ -25,12 +28,21 @@ def updates(count: int) -> list[Update]:
     return [next(stream) for _ in range(count)]
 
 
-def engine(graphed: bool, dropout: float, precision: Any, compiled: bool = True) -> tuple[Any, Transformer]:
+def engine(
+    graphed: bool,
+    dropout: float,
+    precision: Any,
+    compiled: bool = True,
+    connection: ConnectionConfig | None = None,
+    sublayer: SublayerConfig | None = None,
+) -> tuple[Any, Transformer]:
     from deepnmt.training.graph_engine import GraphEngine
 
     torch.manual_seed(1)
     connected = {
-        side: replace(getattr(CONFIG_MODEL, side), connection=DlclConfig(), num_layers=6)
+        side: replace(
+            getattr(CONFIG_MODEL, side), connection=connection or DlclConfig(), sublayer=sublayer, num_layers=6
+        )
         for side in ("encoder", "decoder")
     }
     config = replace(CONFIG_MODEL, dropout=dropout, attention_dropout=dropout, ffn_dropout=dropout, **connected)
@@ -56,6 +68,26 @@ def test_gradients_are_those_of_plain_torch(precision: str, tolerance: float, co
         torch.testing.assert_close(sums, plain_sums, rtol=tolerance / 10, atol=0)
         for gradient, expected in zip(gradients, plain_gradients, strict=True):
             assert (gradient - expected).norm() <= tolerance * expected.norm() + 1e-6
+
+
+def check_recorded(compiled: bool, **scheme: Any) -> None:
+    torch._dynamo.reset()
+    graphed, plain = engine(True, 0.0, "fp32", compiled, **scheme), engine(False, 0.0, "fp32", **scheme)
+    for update in updates(2):
+        (sums, gradients), (plain_sums, plain_gradients) = run(graphed, update), run(plain, update)
+        torch.testing.assert_close(sums, plain_sums, rtol=1e-4, atol=0)
+        for gradient, expected in zip(gradients, plain_gradients, strict=True):
+            assert (gradient - expected).norm() <= 2e-3 * expected.norm() + 1e-6
+
+
+@pytest.mark.parametrize("kind", CONNECTIONS)
+def test_every_connection_is_recorded(kind: str) -> None:
+    check_recorded(compiled=False, connection=CONNECTIONS[kind].Config())  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("kind", SUBLAYERS)
+def test_every_scheme_around_sublayers_is_compiled_and_recorded(kind: str) -> None:
+    check_recorded(compiled=True, connection=ResidualConfig(), sublayer=SUBLAYERS[kind].Config())  # type: ignore[call-arg]
 
 
 def test_the_same_seed_gives_the_same_noise_and_another_seed_another() -> None:

@@ -16,6 +16,9 @@ import deepnmt.model.storage
 import deepnmt.training.checkpoint
 import deepnmt.training.trainer
 from deepnmt.errors import InputError, RunError
+from deepnmt.model.connections import CONNECTIONS
+from deepnmt.model.connections.residual import ResidualConfig
+from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.model.sublayers.admin import AdminConfig
 from deepnmt.training.curves import JsonLines, read_log
 from deepnmt.training.engine import EagerEngine
@@ -117,6 +120,22 @@ def test_a_start_found_in_the_data_is_resumed_to_the_last_bit(tmp_path):
     name = "step-00000016/model.safetensors"
     assert files(tmp_path / "a")[name] == files(tmp_path / "b")[name]
     assert ended.model.encoder.layers[1].around_feed_forward.weight[0] != weights[1], "it is learned"
+
+
+SCHEMES: dict[str, dict[str, object]] = {kind: {"connection": scheme.Config()} for kind, scheme in CONNECTIONS.items()}
+SCHEMES |= {kind: {"sublayer": scheme.Config(), "connection": ResidualConfig()} for kind, scheme in SUBLAYERS.items()}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_scheme_trains_and_resumes_to_the_last_bit(scheme, tmp_path):
+    stacks = {side: replace(getattr(CONFIG_MODEL, side), **SCHEMES[scheme]) for side in ("encoder", "decoder")}
+    model, ended = replace(CONFIG_MODEL, **stacks), []
+    for folder, stops in (("whole", (6,)), ("parts", (3, 6))):
+        for stop in stops:
+            config = replace(TRAINING, max_steps=stop, validate_every=6, save_every=3)
+            run = run_to_end(tmp_path / folder, config, model_config=model)
+        ended.append(flat(run.model))
+    assert torch.equal(*ended) and ended[0].isfinite().all()
 
 
 def test_another_seed_is_another_run(tmp_path, uninterrupted):
