@@ -1,4 +1,4 @@
-"""The learned weights of the connections between layers, as tables, as text and as pictures."""
+"""The learned weights between layers and around sub-layers, as tables, as text and as pictures."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,9 @@ from deepnmt.analysis.charts import bar_chart, heat_map, page
 from deepnmt.columns import aligned, comma_separated
 from deepnmt.errors import InputError
 from deepnmt.model.connections import CONNECTIONS, Connection
+from deepnmt.model.layers import Layer
 from deepnmt.model.storage import load_meta, load_model
+from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.model.transformer import Transformer
 
 DECIMALS = 6
@@ -21,7 +23,10 @@ DECIMALS = 6
 
 @dataclass(frozen=True)
 class ConnectionWeights:
-    """W of one stack: rows are what is mixed (x_1, x_2, ...), columns the outputs y_0 (the embedding), y_1, ..."""
+    """W of one stack: rows are what is mixed (x_1, x_2, ...), columns the outputs y_0 (the embedding), y_1, ...
+
+    Or the factors of its sub-layers, the mean over dimensions: rows are the sub-layers, columns the layers.
+    """
 
     stack: str
     kind: str
@@ -36,7 +41,8 @@ class ConnectionWeights:
 
     @property
     def title(self) -> str:
-        return f"{len(self.columns) - 1}-layer {self.stack}, {self.kind}"
+        depth = self.columns[-1].removeprefix("y").removeprefix("layer ")
+        return f"{depth}-layer {self.stack}, {self.kind}"
 
     def shown(self, mask: bool) -> list[list[float]]:
         return heatmap.shown(self.matrix, mask)
@@ -73,9 +79,9 @@ def read_weights(folder: Path) -> list[ConnectionWeights]:
         config = model.config
         kinds = f"{config.encoder.connection.kind} encoder and {config.decoder.connection.kind} decoder"
         learning = [kind for kind, scheme in CONNECTIONS.items() if scheme.matrix is not Connection.matrix]
+        learning += [kind for kind, scheme in SUBLAYERS.items() if scheme.learns_factors]
         raise InputError(
-            f"{folder}: {kinds}: its connections have no learned weights to show "
-            f"({', '.join(learning[:-1])} and {learning[-1]} have)"
+            f"{folder}: {kinds}: it has no learned weights to show ({', '.join(learning[:-1])} and {learning[-1]} have)"
         )
     return found
 
@@ -88,7 +94,20 @@ def learned_weights(model: Transformer) -> list[ConnectionWeights]:
             columns = tuple(f"y{k}" for k in range(len(matrix[0])))
             kind = getattr(model.config, name).connection.kind
             found.append(ConnectionWeights(name, kind, matrix, learned.rows, columns))
+    for name, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        kind = model.config.sublayer_of(getattr(model.config, name)).kind
+        if SUBLAYERS[kind].learns_factors:
+            found.append(_factors(name, kind, [layer for layer in stack.layers if isinstance(layer, Layer)]))
     return found
+
+
+def _factors(stack: str, kind: str, layers: list[Layer]) -> ConnectionWeights:
+    by_layer = [
+        [sublayer.weight.detach().float().mean().item() for sublayer, _ in layer.sublayers()] for layer in layers
+    ]
+    matrix = [[round(value, DECIMALS) for value in row] for row in zip(*by_layer, strict=True)]
+    rows = ("attention", "feed-forward") if stack == "encoder" else ("attention", "cross-attention", "feed-forward")
+    return ConnectionWeights(stack, kind, matrix, rows, tuple(f"layer {k}" for k in range(1, len(layers) + 1)))
 
 
 def to_csv(found: Sequence[ConnectionWeights]) -> str:

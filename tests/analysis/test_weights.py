@@ -17,6 +17,7 @@ from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections import CONNECTIONS
 from deepnmt.model.connections.dlcl import DlclConfig
 from deepnmt.model.storage import save_model
+from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.model.transformer import Transformer
 
 UNDRAWN = ("residual", "dense", "average", "coordinated", "aggregated")  # nothing is learned, or no matrix
@@ -84,6 +85,22 @@ def test_rows_are_named_by_what_reads_them():
     transparent = learned_weights(model_of(CONNECTIONS["transparent"].Config()))[0]
     assert transparent.rows == ("decoder 1", "decoder 2")
     assert [sum(row) for row in transparent.matrix] == approx([1.0] * 2, abs=1e-5)
+
+
+@mark.parametrize("kind", SUBLAYERS)
+def test_factors_of_sublayers_are_found_where_a_scheme_learns_them(kind):
+    stack = StackConfig(num_layers=3, dim=8, ffn_dim=8, num_heads=2, sublayer=SUBLAYERS[kind].Config())
+    model = Transformer(ModelConfig(source_vocab_size=9, target_vocab_size=9, encoder=stack, decoder=stack))
+    found = learned_weights(model)
+    assert bool(found) == (kind in ("layer-scale", "admin", "rezero"))
+    if found:
+        with torch.no_grad():
+            model.decoder.layers[1].around_cross_attention.weight.fill_(0.7)
+        encoder, decoder = learned_weights(model)
+        assert (encoder.title, encoder.rows) == (f"3-layer encoder, {kind}", ("attention", "feed-forward"))
+        assert decoder.columns == ("layer 1", "layer 2", "layer 3")
+        assert decoder.matrix[1][1] == approx(0.7)
+        assert kind in to_text(decoder, mask=False) and decoder.profile(1)[1] == ("cross-attention", approx(0.7))
 
 
 def test_fixed_weights_are_not_learned():
@@ -160,8 +177,8 @@ def test_json_is_complete(folder, capsys):
 def test_a_scheme_without_learned_weights_is_a_clear_sentence(kind, tmp_path, capsys):
     save_model(tmp_path / "model", model_of(CONNECTIONS[kind].Config()))
     assert call(tmp_path / "model") == 2
-    *some, last = LEARNED
-    expected = f"its connections have no learned weights to show ({', '.join(some)} and {last} have)"
+    *some, last = *LEARNED, "admin", "layer-scale", "rezero"
+    expected = f"it has no learned weights to show ({', '.join(some)} and {last} have)"
     assert f"{kind} encoder and {kind} decoder: {expected}" in capsys.readouterr().err
 
 

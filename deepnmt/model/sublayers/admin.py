@@ -23,6 +23,7 @@ class Admin(Sublayer):
 
     Config = AdminConfig
     placement = "post"
+    learns_factors = True
     starts_from_data = True
     folds_into = "post"
     folds_through_norms = True

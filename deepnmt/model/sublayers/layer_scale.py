@@ -29,6 +29,7 @@ class LayerScale(Sublayer):
 
     Config = LayerScaleConfig
     placement = "pre"
+    learns_factors = True
     folds_into = "pre"
 
     def __init__(self, config: LayerScaleConfig, place: Place) -> None:

@@ -20,6 +20,7 @@ class ReZero(Sublayer):
 
     Config = ReZeroConfig
     placement = "pre"
+    learns_factors = True
     norms_result = False
 
     def __init__(self, config: ReZeroConfig, place: Place) -> None:

@@ -51,11 +51,14 @@ class Function(Protocol):
 class Sublayer(nn.Module):
     """Around a function F of the same width. A scheme overrides `forward`, and states its own start in `initialize`."""
 
+    weight: nn.Parameter
+
     Config: ClassVar[type[SublayerConfig]]
     placement: ClassVar[NormPlacement]  # post: what leaves a layer is normalised; pre: it is a sum
     norms_embedding: ClassVar[bool] = False  # a norm of the stack's input
     norms_result: ClassVar[bool] = True  # a norm of the stack's result, where `placement` is pre
     norms_inside: ClassVar[bool] = False  # a norm before the last matrix of self-attention and feed-forward
+    learns_factors: ClassVar[bool] = False  # `weight`, a number or one for each dimension
     starts_from_data: ClassVar[bool] = False  # `start_from` completes the start
     folds_into: ClassVar[NormPlacement | None] = None  # the plain scheme that `fold_into` knows how to become
     folds_through_norms: ClassVar[bool] = False  # only where a sub-layer's input is the norm of the one below
