@@ -16,7 +16,9 @@ from deepnmt.config import load_recipe
 from deepnmt.model import config as model_config
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections import CONNECTIONS
+from deepnmt.model.folding import folded
 from deepnmt.model.storage import load_model, save_model
+from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.model.transformer import Transformer
 
 ROOT = Path(__file__).parents[1]
@@ -88,6 +90,59 @@ def test_the_option_of_the_guide_is_an_override(decaying, capsys):
     assert main(["inspect", "size", "en-de-pre-20l", *overrides[:1], "model.encoder.connection.start=2.0"]) == 2
     expected = "deepnmt: model.encoder.connection: connection.start = 2.0 must be above 0 and below 1\n"
     assert capsys.readouterr().err == expected
+
+
+SUBLAYER_GUIDE = (ROOT / "docs" / "add-a-sublayer.md").read_text(encoding="utf-8")
+
+
+@fixture
+def damped(monkeypatch):
+    """The guide to schemes around sub-layers, followed."""
+    file, line = re.findall(r"```python\n(.*?)```", SUBLAYER_GUIDE, re.DOTALL)
+    name = "deepnmt.model.sublayers.damped"
+    module = types.ModuleType(name)
+    monkeypatch.setitem(sys.modules, name, module)
+    exec(compile(file, "docs/add-a-sublayer.md", "exec"), module.__dict__)
+    ((kind, scheme),) = eval(f"{{{line}}}", module.__dict__).items()
+    monkeypatch.setitem(SUBLAYERS, kind, scheme)
+    monkeypatch.setitem(model_config.SUBLAYER_CONFIGS, kind, scheme.Config)
+    return scheme
+
+
+def test_the_sublayer_of_the_guide_is_stored_folds_and_learns(damped, tmp_path):
+    torch.manual_seed(0)
+    stack = StackConfig(num_layers=2, dim=16, ffn_dim=32, num_heads=4, sublayer=damped.Config(power=2.0))
+    model = Transformer(
+        ModelConfig(source_vocab_size=14, target_vocab_size=14, encoder=stack, decoder=stack, dropout=0.0)
+    )
+    unit, x = model.encoder.layers[0].around_attention, torch.randn(3, 16)
+    torch.testing.assert_close(unit(x, lambda z: 4 * z, x), x + unit.norm(x))
+    source, target = torch.randint(4, 14, (2, 4, 6))
+    model(source, target).sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+    save_model(tmp_path, model.eval())
+    stored = load_model(tmp_path)
+    torch.testing.assert_close(stored(source, target), model(source, target))
+    plain = folded(stored)
+    assert plain.config.sublayer_of(plain.config.encoder).kind == "pre"
+    torch.testing.assert_close(plain(source, target), stored(source, target), rtol=1e-4, atol=1e-5)
+
+
+COMMANDS = re.compile(r"^deepnmt (?:train|inspect size) (.+)$", re.MULTILINE)
+DEPTH = (ROOT / "docs" / "depth.md").read_text(encoding="utf-8")
+
+
+@mark.parametrize("command", [*COMMANDS.findall(SUBLAYER_GUIDE), *COMMANDS.findall(DEPTH)])
+def test_the_commands_about_depth_name_real_recipes_and_settings(damped, command):
+    name, *overrides = command.partition(" --")[0].split()
+    load_recipe(name, overrides)
+
+
+def test_the_table_of_depth_has_every_scheme_and_its_recipe():
+    for kind in [*CONNECTIONS, *SUBLAYERS]:
+        assert f"`{kind}`" in DEPTH, kind
+    for kind in SUBLAYERS.keys() - {"pre", "post"}:
+        assert load_recipe(f"beyond-{kind}").model.encoder.sublayer == SUBLAYERS[kind].Config()
 
 
 def test_the_python_page_runs_and_shows_every_name(tmp_path, monkeypatch):

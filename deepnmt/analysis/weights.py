@@ -62,7 +62,7 @@ class ConnectionWeights:
 
     @property
     def is_square(self) -> bool:
-        return len(self.rows) == len(self.columns)
+        return len(self.rows) == len(self.columns) and self.columns[0] == "y0"
 
     @property
     def default_column(self) -> int:
