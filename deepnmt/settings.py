@@ -149,11 +149,14 @@ def did_you_mean(name: Any, names: Iterable[Any]) -> str:
 def check_bounds(
     settings: Any, names: str, *, least: float | None = None, above: float | None = None, below: float | None = None
 ) -> None:
-    """Refuse values of these fields outside of the bounds; None is always allowed, and a tuple has several values."""
+    """Refuse values of these fields outside of the bounds; None is always allowed, and a tuple has several values.
+
+    names: separated by spaces; the error says `section.name` where that is given.
+    """
     wanted = {"at least": least, "above": above, "below": below}
     bounds = " and ".join(f"{name} {bound:g}" for name, bound in wanted.items() if bound is not None)
     for name in names.split():
-        value = getattr(settings, name)
+        value = getattr(settings, name.rpartition(".")[2])
         for number in value if isinstance(value, tuple) else (value,):
             if number is not None and not (
                 (least is None or number >= least)

@@ -6,6 +6,7 @@ from typing import Literal
 from deepnmt.model.connections import CONNECTIONS, ConnectionConfig
 from deepnmt.model.connections.residual import ResidualConfig
 from deepnmt.model.sublayers import SUBLAYERS, NormPlacement, SublayerConfig
+from deepnmt.settings import check_bounds
 
 CONNECTION_CONFIGS = {kind: connection.Config for kind, connection in CONNECTIONS.items()}
 SUBLAYER_CONFIGS = {kind: sublayer.Config for kind, sublayer in SUBLAYERS.items()}
@@ -26,14 +27,9 @@ class StackConfig:
     sublayer_dropout: float = 0.0  # the same for the top sub-layer; below it falls to zero
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "dim", "ffn_dim", "num_heads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")
-        for name in ("layer_dropout", "sublayer_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)} must be at least 0 and below 1")
-        if self.norm_eps is not None and self.norm_eps <= 0:
-            raise ValueError(f"norm_eps = {self.norm_eps} must be above 0")
+        check_bounds(self, "num_layers dim ffn_dim num_heads", least=1)
+        check_bounds(self, "layer_dropout sublayer_dropout", least=0, below=1)
+        check_bounds(self, "norm_eps", above=0)
         if self.dim % self.num_heads:
             raise ValueError(f"num_heads = {self.num_heads} does not divide dim = {self.dim}")
         if self.dim % 2:
@@ -71,18 +67,14 @@ class ModelConfig:
     pad_id: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("dropout", "attention_dropout", "ffn_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)} must be at least 0 and below 1")
+        check_bounds(self, "dropout attention_dropout ffn_dropout", least=0, below=1)
+        check_bounds(self, "first_position", least=0)
+        check_bounds(self, "max_distance", least=1)
         for name in ("source_vocab_size", "target_vocab_size"):
             if getattr(self, name) <= self.pad_id:
                 raise ValueError(f"{name} = {getattr(self, name)} leaves no room beside pad_id = {self.pad_id}")
-        if self.first_position is not None and self.first_position < 0:
-            raise ValueError(f"first_position = {self.first_position} must be at least 0")
         if self.start_id is not None and not 0 <= self.start_id < self.target_vocab_size:
             raise ValueError(f"start_id = {self.start_id} is no symbol of the target vocabulary")
-        if self.max_distance < 1:
-            raise ValueError(f"max_distance = {self.max_distance} must be at least 1")
         for name, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
             if self.positions == "rotary" and stack.head_dim % 2:
                 raise ValueError(

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from deepnmt.model.connections.connection import Connection, ConnectionConfig, History, StackShape
 from deepnmt.model.kernels.mixture import mix_by_position
 from deepnmt.model.norms import inverse_rms
+from deepnmt.settings import check_bounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,8 +18,7 @@ class AttentionResidualConfig(ConnectionConfig):
     blocks: int | None = None  # about so many sums of layers to attend to, instead of every layer
 
     def __post_init__(self) -> None:
-        if self.blocks is not None and self.blocks < 1:
-            raise ValueError(f"connection.blocks = {self.blocks} must be at least 1")
+        check_bounds(self, "connection.blocks", least=1)
 
 
 class BranchHistory(History):

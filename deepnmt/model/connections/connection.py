@@ -21,11 +21,6 @@ class ConnectionConfig:
         """Raise ValueError where an option does not fit the width of the stack."""
 
 
-def check_dropout(dropout: float) -> None:
-    if not 0 <= dropout < 1:
-        raise ValueError(f"connection.dropout = {dropout} must be at least 0 and below 1")
-
-
 @dataclass(frozen=True, kw_only=True)
 class StackShape:
     """What a scheme needs to know of the stack it connects."""

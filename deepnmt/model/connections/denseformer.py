@@ -14,6 +14,7 @@ from deepnmt.model.connections.connection import (
     lower_triangle,
 )
 from deepnmt.model.connections.dlcl import DlclHistory
+from deepnmt.settings import check_bounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +24,7 @@ class DenseFormerConfig(ConnectionConfig):
     period: int = 1  # there is a mixture after every such layer; elsewhere the stack is residual
 
     def __post_init__(self) -> None:
-        for name in ("dilation", "period"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"connection.{name} = {getattr(self, name)} must be at least 1")
+        check_bounds(self, "connection.dilation connection.period", least=1)
 
 
 class DenseFormer(Connection):

@@ -13,10 +13,10 @@ from deepnmt.model.connections.connection import (
     History,
     StackShape,
     StepMixture,
-    check_dropout,
     lower_triangle,
 )
 from deepnmt.model.kernels.mixture import open_tape
+from deepnmt.settings import check_bounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +32,8 @@ class DlclConfig(ConnectionConfig):
     dropout: float = 0.0  # on the mixture
 
     def __post_init__(self) -> None:
-        for name in ("groups", "window"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"connection.{name} = {value} must be at least 1")
-        check_dropout(self.dropout)
+        check_bounds(self, "connection.groups connection.window", least=1)
+        check_bounds(self, "connection.dropout", least=0, below=1)
         if self.norm_embedding and not self.norm:
             raise ValueError("connection.norm_embedding = true needs connection.norm = true")
 

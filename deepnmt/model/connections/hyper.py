@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from deepnmt.model.connections.connection import Connection, ConnectionConfig, History, StackShape
 from deepnmt.model.kernels.mixture import mix, mix_by_position
 from deepnmt.model.norms import inverse_rms
+from deepnmt.settings import check_bounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,12 +19,7 @@ class HyperConfig(ConnectionConfig):
     dynamic: bool = True  # weights that depend on the streams, beside those that do not
 
     def __post_init__(self) -> None:
-        check_streams(self.streams)
-
-
-def check_streams(streams: int) -> None:
-    if streams < 2:
-        raise ValueError(f"connection.streams = {streams} must be at least 2")
+        check_bounds(self, "connection.streams", least=2)
 
 
 @dataclass(frozen=True)

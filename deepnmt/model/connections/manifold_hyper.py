@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepnmt.model.connections.connection import ConnectionConfig, StackShape
-from deepnmt.model.connections.hyper import Streams, StreamWeights, check_streams
+from deepnmt.model.connections.hyper import Streams, StreamWeights
 from deepnmt.model.norms import inverse_rms
+from deepnmt.settings import check_bounds
 
 ROUNDS = 20
 FAR = -8.0  # the logit of another stream at the start: its share is about exp(FAR)
@@ -21,7 +22,7 @@ class ManifoldHyperConfig(ConnectionConfig):
     streams: int = 4
 
     def __post_init__(self) -> None:
-        check_streams(self.streams)
+        check_bounds(self, "connection.streams", least=2)
 
 
 class ManifoldHyper(Streams):

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from deepnmt.model.connections.connection import ConnectionConfig, History, StackShape, StepMixture
 from deepnmt.model.connections.dlcl import Dlcl, DlclConfig, DlclHistory
+from deepnmt.settings import check_bounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,8 +16,7 @@ class SparseDlclConfig(ConnectionConfig):
     block: int = 6  # layers
 
     def __post_init__(self) -> None:
-        if self.block < 1:
-            raise ValueError(f"connection.block = {self.block} must be at least 1")
+        check_bounds(self, "connection.block", least=1)
 
 
 class SparseHistory(DlclHistory):

@@ -12,9 +12,9 @@ from deepnmt.model.connections.connection import (
     History,
     LearnedWeights,
     StackShape,
-    check_dropout,
 )
 from deepnmt.model.kernels.mixture import mix
+from deepnmt.settings import check_bounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class TransparentConfig(ConnectionConfig):
     dropout: float = 0.1  # on the normalised weights
 
     def __post_init__(self) -> None:
-        check_dropout(self.dropout)
+        check_bounds(self, "connection.dropout", least=0, below=1)
 
 
 class Transparent(Connection):

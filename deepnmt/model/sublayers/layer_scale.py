@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from deepnmt.model.sublayers.sublayer import Function, Place, Sublayer, SublayerConfig, scale_result
+from deepnmt.settings import check_bounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,8 +16,7 @@ class LayerScaleConfig(SublayerConfig):
     start: float | None = None  # by the depth of the stack, as the authors do
 
     def __post_init__(self) -> None:
-        if self.start is not None and self.start <= 0:
-            raise ValueError(f"sublayer.start = {self.start} must be above 0")
+        check_bounds(self, "sublayer.start", above=0)
 
 
 def start_at(depth: int) -> float:

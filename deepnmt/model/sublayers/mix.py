@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from deepnmt.model.sublayers.sublayer import Place, Sublayer, SublayerConfig
+from deepnmt.settings import check_bounds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,8 +15,7 @@ class MixConfig(SublayerConfig):
     post_share: float = 0.25  # of the layers, from below
 
     def __post_init__(self) -> None:
-        if not 0 <= self.post_share < 1:
-            raise ValueError(f"sublayer.post_share = {self.post_share} must be at least 0 and below 1")
+        check_bounds(self, "sublayer.post_share", least=0, below=1)
 
 
 class Mix(Sublayer):
