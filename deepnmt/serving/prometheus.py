@@ -3,6 +3,7 @@
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -27,6 +28,7 @@ HISTOGRAMS = {
     "deepnmt_batch_sentences": SIZES,
     "deepnmt_batch_seconds": SECONDS,
 }
+Labels = tuple[tuple[str, str], ...]
 Gauges = Iterable[tuple[str, float, Mapping[str, str]]]  # name, value, labels
 
 
@@ -36,42 +38,44 @@ class Metrics:
     def __init__(self) -> None:
         self.gauges: Callable[[], Gauges] = tuple
         self._lock = threading.Lock()
-        self._series: dict[str, dict[str, float]] = {name: {} for name in METRICS}  # as written, by metric
+        # For each set of labels the sum, and of a histogram how many values are in each bucket.
+        self._values: dict[str, dict[Labels, list[float]]] = {name: {} for name in METRICS}
 
     def add(self, name: str, amount: float = 1, **labels: str) -> None:
         with self._lock:
-            self._add(name, "", amount, labels)
+            self._values[name].setdefault(tuple(labels.items()), [0])[0] += amount
 
     def observe(self, name: str, value: float, **labels: str) -> None:
-        """Count a value in its histogram. Buckets are cumulative: each counts the values up to its bound."""
+        """Count a value in its histogram."""
         bounds = HISTOGRAMS[name]
-        place = bisect_left(bounds, value)
         with self._lock:
-            for i, bound in enumerate((*bounds, "+Inf")):
-                self._add(name, "_bucket", i >= place, {**labels, "le": str(bound)})
-            self._add(name, "_sum", value, labels)
-            self._add(name, "_count", 1, labels)
-
-    def _add(self, name: str, suffix: str, amount: float, labels: Mapping[str, str]) -> None:
-        series, key = self._series[name], _series(name + suffix, labels)
-        series[key] = series.get(key, 0) + amount
+            values = self._values[name].setdefault(tuple(labels.items()), [0] * (len(bounds) + 2))
+            values[0] += value
+            values[1 + bisect_left(bounds, value)] += 1
 
     def text(self) -> str:
         with self._lock:
-            shown = {name: dict(series) for name, series in self._series.items()}
-        for name, value, labels in self.gauges():
-            shown[name][_series(name, labels)] = value
+            shown = {name: {key: list(values) for key, values in kept.items()} for name, kept in self._values.items()}
+        for name, value, own in self.gauges():
+            shown[name][tuple(own.items())] = [value]
         lines = []
         for name, series in shown.items():
             kind = "counter" if name.endswith("_total") else "histogram" if name in HISTOGRAMS else "gauge"
             lines += [f"# HELP {name} {METRICS[name]}", f"# TYPE {name} {kind}"]
-            lines += [f"{key} {value:.10g}" for key, value in series.items()]
+            for labels, (total, *counts) in series.items():
+                if name not in HISTOGRAMS:
+                    lines.append(_line(name, labels, total))
+                    continue
+                running = list(accumulate(counts))  # a bucket counts the values up to its bound
+                for bound, count in zip((*HISTOGRAMS[name], "+Inf"), running, strict=True):
+                    lines.append(_line(f"{name}_bucket", (*labels, ("le", str(bound))), count))
+                lines += [_line(f"{name}_sum", labels, total), _line(f"{name}_count", labels, running[-1])]
         return "\n".join(lines) + "\n"
 
 
-def _series(name: str, labels: Mapping[str, str]) -> str:
-    inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
-    return f"{name}{{{inside}}}" if inside else name
+def _line(name: str, labels: Labels, value: float) -> str:
+    inside = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels)
+    return f"{name}{{{inside}}} {value:.10g}" if inside else f"{name} {value:.10g}"
 
 
 def _escaped(text: str) -> str:
