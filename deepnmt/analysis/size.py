@@ -116,9 +116,8 @@ def _part(config: ModelConfig, name: str, parameter: torch.Tensor) -> Part:
         return Part("output", "projection", size, 2 * size)
     if root not in ("encoder", "decoder"):
         side = "source and target" if config.share_embeddings else root.removesuffix("_embedding")
-        return Part(
-            "embedding", side if path[0] == "tokens" else f"{path[0]}, {root.removesuffix('_embedding')}", size, 0
-        )
+        used = side if path[0] == "tokens" else f"{path[0]}, {root.removesuffix('_embedding')}"
+        return Part("embedding", used, size, 0)
     if path[0] == "layers":
         return Part(root, _OF_LAYERS[path[2]], size, 2 * size if parameter.dim() == 2 else 0)
     return Part(root, "norms" if path[0] == "final_norm" else path[0], size, 0)

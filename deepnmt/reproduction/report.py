@@ -60,14 +60,16 @@ def _setting(content: Mapping[str, Any], arms: Arms) -> str:
 
 
 def _main_table(arms: Arms, experiment: Experiment) -> Block:
-    first: dict[str, ArmResult] = {}  # of each group: the others are compared with it
+    """Groups have a row with their name; an arm is compared with the first of its group."""
     head: list[str] = []
     rows: list[list[str]] = []
+    group = ""
     for result in arms:
-        group = result.arm.group
-        cells = _cells(result, first.setdefault(group, result), arms, experiment)
+        reference = next(arm for arm in arms if arm.arm.group == result.arm.group)
+        cells = _cells(result, reference, arms, experiment)
         head = list(cells)
-        if group and result is first[group]:
+        if result.arm.group not in ("", group):
+            group = result.arm.group
             rows.append([f"**{group}**", *[""] * (len(head) - 1)])
         rows.append(list(cells.values()))
     return table(head, rows)

@@ -1,6 +1,5 @@
 """The scores of a study's translations, and its reports: on any machine, without the device that trained."""
 
-import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -56,7 +55,7 @@ def _scored(study: Study, folders: Sequence[Path], names: Sequence[str], languag
 def _score_run(study: Study, folder: Path, names: Sequence[str], languages: Languages) -> list[str]:
     """Returns the metrics that need a package which is not installed; they can be computed later."""
     scores: dict[str, Any] = read_step(folder / SCORES) or {}
-    before, missing = json.dumps(scores), []
+    missing = []
     for test in study.tests():
         path = folder / HYPOTHESES / f"{test.name}.txt"
         if not path.exists():
@@ -72,8 +71,7 @@ def _score_run(study: Study, folder: Path, names: Sequence[str], languages: Lang
                 missing.append(name)
                 continue
             of_test[name] = {"name": found.name, "value": round(found.value, 4), "signature": found.signature}
-    if json.dumps(scores) != before or not (folder / SCORES).exists():
-        write_json(folder / SCORES, scores)
+    write_json(folder / SCORES, scores)
     return missing
 
 

@@ -2,6 +2,7 @@
 
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import two_arms
 from pytest import approx, fixture
@@ -176,3 +177,20 @@ def test_the_page_is_whole_and_loads_nothing(blocks, tmp_path):
         ElementTree.fromstring(picture)
     for name in re.findall(r"\]\((\S+\.svg)\)", (tmp_path / "report.md").read_text()):
         ElementTree.parse(tmp_path / name)
+
+
+def test_a_group_that_comes_again_is_named_again():
+    arms = [replace(two_arms.TWO.arms[0], label=f"{group} {depth}", group=group) for depth in (6, 30) for group in "ab"]
+    runs = [run_of(arm.label, 1, 40.0) for arm in arms]
+    built = report(content_of(runs), replace(two_arms.TWO, arms=tuple(arms), claims=()))
+    assert [row["model"] for row in main_table(built)] == [
+        "**a**",
+        "a 6",
+        "**b**",
+        "b 6",
+        "**a**",
+        "a 30",
+        "**b**",
+        "b 30",
+    ]
+    assert [row["Δ"] for row in main_table(built)][1::2] == ["reference", "reference", "+0.00", "+0.00"]
