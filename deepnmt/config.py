@@ -119,7 +119,7 @@ def read_table(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]
     preset = recipes_folder() / f"{str(base).removesuffix('.toml')}.toml"
     parent = next((candidate.resolve() for candidate in (beside, preset) if candidate.is_file()), None)
     if parent is None:
-        raise InputError(f"{path} extends {base!r}, but {beside} does not exist, nor a preset of that name")
+        raise InputError(f"{path} extends {base!r}, but {beside} does not exist, and there is no preset of that name")
     chain = (*extended_by, path.resolve())
     if parent in chain:
         raise InputError(f"{path} extends {base!r}, which extends it in turn")

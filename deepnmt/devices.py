@@ -55,7 +55,7 @@ def _why_unused() -> str | None:
         return f"torch {torch.__version__} is built without CUDA; install a build with it"
     if visible is not None:
         return f"CUDA_VISIBLE_DEVICES is {visible}"
-    return f"torch {torch.__version__} wants a driver for CUDA {torch.version.cuda}"
+    return f"torch {torch.__version__} needs a driver for CUDA {torch.version.cuda}"
 
 
 def device_name(device: str) -> str:

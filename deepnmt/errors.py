@@ -8,6 +8,6 @@ class InputError(Exception):
 
 
 class RunError(Exception):
-    """The input was fine and the work failed all the same (disk full, training diverged); exit status 1."""
+    """The input was valid, but the work failed (disk full, training diverged); exit status 1."""
 
     status = 1

@@ -110,6 +110,6 @@ def check_out(out: Path, overwrite: bool, kind: str, *files: str) -> None:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not overwrite:
-        raise InputError(f"{out} exists already; choose another --out, or --overwrite it")
+        raise InputError(f"{out} already exists; choose another --out or pass --overwrite")
     if not all((out / name).is_file() for name in files):
         raise InputError(f"{out} is not {kind}, so it is not overwritten; choose another --out")

@@ -44,7 +44,7 @@ def test_one_asked_for_in_vain_is_refused_with_the_reason(machine: pytest.Monkey
     with pytest.raises(InputError, match=r"device cuda: torch sees no GPU \(torch .* is built without CUDA"):
         choose_device("cuda")
     machine.setattr(torch.version, "cuda", "13.0")
-    with pytest.raises(InputError, match=r"device cuda:1: torch sees no GPU \(torch .* wants a driver for CUDA 13\.0"):
+    with pytest.raises(InputError, match=r"device cuda:1: torch sees no GPU \(torch .* needs a driver for CUDA 13\.0"):
         choose_device("cuda:1")
     machine.setenv("CUDA_VISIBLE_DEVICES", "7")
     with pytest.raises(InputError, match=r"torch sees no GPU \(CUDA_VISIBLE_DEVICES is 7\)"):

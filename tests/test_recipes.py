@@ -198,7 +198,8 @@ class TestFiles:
             load_recipe(mine)
         mine = self.write(tmp_path, 'extends = "nowhere.toml"\n')
         with raises(
-            InputError, match=f"^{mine} extends 'nowhere.toml', but .*nowhere.toml does not exist, nor a preset"
+            InputError,
+            match=f"^{mine} extends 'nowhere.toml', but .*nowhere.toml does not exist, and there is no preset",
         ):
             load_recipe(mine)
         mine = self.write(tmp_path, "[training]\nmax_steps = 1\n")

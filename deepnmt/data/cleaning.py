@@ -100,7 +100,7 @@ def _foreign_script(language: str) -> Callable[[str], bool]:
 
     scripts = _SCRIPT_OF.get(base_language(language))
     if scripts is None:
-        raise InputError(f"the script of language {language!r} is not known here; leave out language_check = script")
+        raise InputError(f"the script check does not know the language {language!r}; leave out language_check = script")
     letters = regex.compile(r"\p{L}")
     own = regex.compile("|".join(rf"[\p{{Script={script}}}&&\p{{L}}]" for script in scripts), regex.V1)
     return lambda text: 3 * len(own.findall(text)) < len(letters.findall(text))

@@ -85,7 +85,7 @@ class PrepareSettings(CleaningSettings, SubwordSettings):
         if self.character_coverage > 1:
             raise InputError(f"character_coverage = {self.character_coverage} must be at most 1")
         if self.tokenizer and self.codes:
-            raise InputError("tokenizer and codes exclude each other")
+            raise InputError("give either tokenizer or codes, not both")
 
     def table(self) -> dict[str, Any]:
         """Plain values for dataset.json."""

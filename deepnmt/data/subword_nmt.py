@@ -147,6 +147,6 @@ def read_dictionary(path: Path) -> list[str]:
         if not symbol or not count.isdecimal():
             raise InputError(f"{path}, line {number}: {line[:80]!r} is not a symbol and its count")
         if symbol in symbols:
-            raise InputError(f"{path}, line {number}: {symbol!r} is there already, in line {symbols[symbol]}")
+            raise InputError(f"{path}, line {number}: {symbol!r} repeats line {symbols[symbol]}")
         symbols[symbol] = number
     return list(symbols)

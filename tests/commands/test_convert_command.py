@@ -90,7 +90,7 @@ def test_an_existing_folder_is_kept_unless_it_is_a_model_to_overwrite(convert, t
     command = [AUTHORS / "dlcl_pre.npz", "--from", "dlcl", "--out", out]
     assert convert(*command)[0] == 0
     status, _, err = convert(*command)
-    assert (status, err) == (2, f"deepnmt: {out} exists already; choose another --out, or --overwrite it\n")
+    assert (status, err) == (2, f"deepnmt: {out} already exists; choose another --out or pass --overwrite\n")
     (out / "old").write_text("")
     assert convert(*command, "--overwrite")[0] == 0
     assert not (out / "old").exists()
@@ -144,7 +144,7 @@ def test_refusals(convert, arguments, message):
     [
         (b"a 1\nb\n", "line 2: 'b' is not a symbol and its count"),
         (b"a 1\n\nb 2\n", "line 2: '' is not a symbol and its count"),
-        (b"a 1\na 2\n", "line 2: 'a' is there already, in line 1"),
+        (b"a 1\na 2\n", "line 2: 'a' repeats line 1"),
         (b"\xff 1\n", "not valid UTF-8 at byte 1"),
         (b"", "is empty"),
     ],

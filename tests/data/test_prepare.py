@@ -333,7 +333,7 @@ def test_a_symbolic_link_to_a_dataset_stays_a_link(tmp_path: Path) -> None:
 
 def test_a_dataset_is_replaced_only_when_asked_and_other_folders_never(tmp_path: Path) -> None:
     make(tmp_path, english_german(50))
-    with pytest.raises(InputError, match="exists already; choose another --out, or --overwrite it"):
+    with pytest.raises(InputError, match="already exists; choose another --out or pass --overwrite"):
         make(tmp_path, english_german(60))
     assert len(Dataset.open(tmp_path / "data").train["train"]) == 50
     (tmp_path / "data" / "dataset.json").unlink()

@@ -50,6 +50,6 @@ def check_package(path: Path, overwrite: bool) -> None:
     """Refuse a file that exists, unless it may be overwritten and is a zip."""
     if path.exists():
         if not overwrite:
-            raise InputError(f"{path} exists already; choose another --out, or --overwrite it")
+            raise InputError(f"{path} already exists; choose another --out or pass --overwrite")
         if not (path.is_file() and zipfile.is_zipfile(path)):
             raise InputError(f"{path} is not a package, so it is not overwritten; choose another --out")

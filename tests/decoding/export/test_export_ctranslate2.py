@@ -148,7 +148,7 @@ def test_an_argos_package_has_what_argos_translate_reads(unsure, tmp_path, capsy
 
     before = out.read_bytes()
     assert main(command) == 2
-    assert capsys.readouterr().err.endswith("exists already; choose another --out, or --overwrite it\n")
+    assert capsys.readouterr().err.endswith("already exists; choose another --out or pass --overwrite\n")
     assert out.read_bytes() == before
     assert main([*command, "--overwrite"]) == 0
     (tmp_path / "letter").write_text("mine")

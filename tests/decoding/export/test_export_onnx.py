@@ -328,7 +328,7 @@ def test_what_exists_is_kept_unless_it_is_an_export_to_overwrite(digits_model, t
     command = ["export", str(digits_model), "--to", "onnx", "--out", str(tmp_path)]
     (tmp_path / "mine").write_text("")
     assert main(command) == 2
-    expected = f"deepnmt: {tmp_path} exists already; choose another --out, or --overwrite it\n"
+    expected = f"deepnmt: {tmp_path} already exists; choose another --out or pass --overwrite\n"
     assert capsys.readouterr().err == expected
     assert main([*command, "--overwrite"]) == 2
     expected = f"deepnmt: {tmp_path} is not an export, so it is not overwritten; choose another --out\n"
