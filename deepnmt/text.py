@@ -48,6 +48,12 @@ def iterate_lines(path: Path) -> Iterator[bytes]:
     return chain.from_iterable(_line_blocks(path))
 
 
+def iterate_blocks(path: Path) -> Iterator[bytes]:
+    """The bytes of a file, decompressed by its content."""
+    with _refusing_damage(_name(path)):
+        yield from _blocks(path)
+
+
 def check_readable(path: Path) -> None:
     """Refuse what is certainly no text file, without opening it."""
     if path.is_dir():

@@ -23,28 +23,32 @@ def prepare(
     source: Paths = (),
     target: Paths = (),
     tsv: Paths = (),
+    memory: Paths = (),
     corpora: Mapping[str, tuple[str | Path, str | Path]] | None = None,
     weights: Mapping[str, float] | None = None,
     tags: Mapping[str, str] | None = None,
     valid_source: Paths = (),
     valid_target: Paths = (),
     valid_tsv: Paths = (),
+    valid_memory: Paths = (),
     test_source: Paths = (),
     test_target: Paths = (),
     test_tsv: Paths = (),
+    test_memory: Paths = (),
     workers: int | None = None,
     overwrite: bool = False,
     **settings: Any,
 ) -> Dataset:
     """Clean parallel text, learn subwords, encode it, and write everything to the folder `out`.
 
-    Text is one file or several (plain, .gz, .xz, .bz2, .zst): `source` and `target` line by line, or `tsv` with both in
-    two columns; these are the training corpus called `train`. `corpora` are further ones by name, each a pair of files;
-    `weights` and `tags` are by the name of a corpus. `settings` are the fields of `PrepareSettings`, such as
-    `vocab_size=8000` or `vocab_size=(8000, 6000)`. `workers` is the number of processes (default: all cores); the
-    dataset does not depend on it.
+    Text is one file or several (plain, .gz, .xz, .bz2, .zst): `source` and `target` line by line, `tsv` with both in
+    two columns, or `memory`, TMX or XLIFF; these are the training corpus called `train`. `corpora` are further ones by
+    name, each a pair of files; `weights` and `tags` are by the name of a corpus. `settings` are the fields of
+    `PrepareSettings`, such as `vocab_size=8000` or `vocab_size=(8000, 6000)`. `workers` is the number of processes
+    (default: all cores); the dataset does not depend on it.
     """
-    files = {"train": _pair_files("", source, target, tsv)}
+    languages = source_lang, target_lang
+    files = {"train": _pair_files("", source, target, tsv, memory, languages)}
     for name, pair in (corpora or {}).items():
         if files.get(name):
             raise InputError(f"two corpora are called {name!r}")
@@ -58,8 +62,8 @@ def prepare(
     if workers is not None and workers < 1:
         raise InputError(f"workers = {workers} must be at least 1")
     held_out = {
-        "valid": _pair_files("valid_", valid_source, valid_target, valid_tsv),
-        "test": _pair_files("test_", test_source, test_target, test_tsv),
+        "valid": _pair_files("valid_", valid_source, valid_target, valid_tsv, valid_memory, languages),
+        "test": _pair_files("test_", test_source, test_target, test_tsv, test_memory, languages),
     }
     listed = {name: _listed(settings[name]) for name in SEVERAL & settings.keys()}
     table = {"source_lang": source_lang, "target_lang": target_lang, **settings, **listed}
@@ -76,12 +80,15 @@ def prepare(
     )
 
 
-def _pair_files(prefix: str, source: Paths, target: Paths, tsv: Paths) -> tuple[ParallelFile, ...]:
+def _pair_files(
+    prefix: str, source: Paths, target: Paths, tsv: Paths, memory: Paths, languages: tuple[str, str]
+) -> tuple[ParallelFile, ...]:
     sources, targets = _listed(source), _listed(target)
     if len(sources) != len(targets):
         raise InputError(f"{prefix}source has {len(sources)} files and {prefix}target {len(targets)}; they go in pairs")
     pairs = [*zip(sources, targets, strict=True), *zip(_listed(tsv))]
-    return tuple(ParallelFile(*map(Path, pair)) for pair in pairs)
+    memories = (ParallelFile(Path(path), languages=languages) for path in _listed(memory))
+    return (*(ParallelFile(*map(Path, pair)) for pair in pairs), *memories)
 
 
 def _listed(value: Any) -> Sequence[Any]:

@@ -54,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{prefix}source FILE+": f"{what} text, one sentence per line",
             f"--{prefix}target FILE+": "its translation, line by line",
             f"--{prefix}tsv FILE+": f"{what} text in two columns: source, tab, target",
+            f"--{prefix}memory FILE+": f"{what} text in TMX or XLIFF; the pairs in the two languages are read",
         }
         add_options(text, files)
     several: dict[str, Any] = {"action": "append", "default": []}

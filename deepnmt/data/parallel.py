@@ -1,23 +1,28 @@
-"""Parallel text from the files people have: two files line by line, or one of two columns.
+"""Parallel text from the files people have: two files line by line, one of two columns, or a translation memory.
 
 Lines stay bytes here: whether a line is valid UTF-8 is a question of cleaning, not of reading.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
+from deepnmt.data.memories import iterate_memory
 from deepnmt.errors import InputError
 from deepnmt.text import iterate_lines
 
 
 @dataclass(frozen=True)
 class ParallelFile:
-    """Two files with corresponding lines, or one file with two columns (`target` is None)."""
+    """Two files with corresponding lines, or one file with two columns (`target` is None).
+
+    With `languages` it is TMX or XLIFF, of which the pairs in these languages are read; they count as lines.
+    """
 
     source: Path
     target: Path | None = None
+    languages: tuple[str, str] | None = field(default=None, kw_only=True)
 
     @property
     def paths(self) -> list[Path]:
@@ -49,6 +54,8 @@ def parallel_chunks(files: Sequence[ParallelFile], size: int) -> Iterator[RawChu
     """The lines of every file in order, `size` pairs at a time; unequal numbers of lines are refused."""
     for file in files:
         readers, first = [iterate_lines(path) for path in file.paths], 1
+        if file.languages is not None:
+            readers = [iterate_memory(file.source, *file.languages)]
         while any(lines := [list(islice(reader, size)) for reader in readers]):
             if len(set(map(len, lines))) > 1:
                 counts = [
