@@ -15,6 +15,7 @@ from deepnmt.model.connections.manifold_hyper import ManifoldHyperConfig, sinkho
 from deepnmt.model.connections.sparse_dlcl import SparseDlclConfig
 from deepnmt.model.connections.transparent import TransparentConfig
 from deepnmt.model.connections.transparent_dlcl import TransparentDlclConfig
+from deepnmt.model.kernels.mixture import mix_by_position
 from deepnmt.model.transformer import Transformer
 
 N, DIM, READERS = 5, 8, 2
@@ -273,6 +274,15 @@ def test_manifold_hyper_connections(y):
         return [*inputs, streams.sum(0)]
 
     assert_inputs(connection, y, expected)
+
+
+def test_weights_of_positions_and_outputs_have_the_gradients_of_the_sum():
+    torch.manual_seed(3)
+    outputs = [torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    weights = torch.randn(2, 3, 3, dtype=torch.float64, requires_grad=True)
+    expected = sum(weights[..., k : k + 1] * outputs[k] for k in range(3))
+    torch.testing.assert_close(mix_by_position(outputs, weights), expected)
+    assert torch.autograd.gradcheck(lambda weights, *outputs: mix_by_position(outputs, weights), (weights, *outputs))
 
 
 def test_sinkhorn_is_doubly_stochastic():
