@@ -119,8 +119,8 @@ def measure_gradients(
     world = World(0, 1, torch.device("cpu"))
     batching = BatchingConfig(tokens_per_batch=trial.tokens, max_length=MAX_LENGTH)
     recipe = Recipe(model=model, training=replace(training, precision="fp32"), batching=batching)
-    state, engine = build_training(recipe, world, recipe.model)
-    updates = iter(BatchStream(corpora, batching, seed=training.seed, tokens_per_update=trial.tokens))
+    updates = BatchStream(corpora, batching, seed=training.seed, tokens_per_update=trial.tokens)
+    state, engine = build_training(recipe, world, recipe.model, stream=updates)
 
     found = []
     for step in range(trial.steps + 1):
