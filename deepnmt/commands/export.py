@@ -6,9 +6,10 @@ from deepnmt.commands.options import add_options
 from deepnmt.errors import InputError
 
 EXAMPLE = "deepnmt export MODEL --to ctranslate2 --out MODEL-ctranslate2"
+NAMES = ("onnx", "ctranslate2", "huggingface")
 OPTIONS = {
     "model MODEL": "the folder of a trained model",
-    "--to {onnx,ctranslate2,huggingface}": "format of the export",
+    f"--to {{{','.join(NAMES)}}}": "format of the export",
     "--out DIR": "the folder to write (default: MODEL-FORMAT)",
     "--argos": "with --to ctranslate2: one file for Argos Translate and LibreTranslate (default: MODEL.argosmodel)",
     "--overwrite": "replace an earlier export",
