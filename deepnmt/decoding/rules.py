@@ -22,7 +22,7 @@ class Rules:
     min_length: int = 0
     prefix: Tensor | None = None  # (B, P) long, FREE where nothing is forced
     no_repeat_ngram: int = 0
-    free: int = 0  # so many symbols of a prefix are not the model's choice and cost nothing: the tag of a language
+    free: int = 0  # number of leading symbols of a prefix that cost nothing: the tag of a language
     total: int = field(init=False)  # the longest that any hypothesis may become
 
     def __post_init__(self) -> None:
