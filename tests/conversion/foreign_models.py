@@ -24,6 +24,7 @@ SIZES = {
 }
 
 
+@cache
 def mixed_lines(count: int, seed: int = 1) -> list[str]:
     """Lines of words and of characters from all over Unicode; spaces of all kinds among them."""
     draw = random.Random(seed)

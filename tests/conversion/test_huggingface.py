@@ -1,11 +1,14 @@
 """Models and tokenisers of Hugging Face become ours: the same logits, the same translations, the same ids."""
 
 import json
+import os
+import shutil
 import unicodedata
 import warnings
 from functools import cache
 
 import pytest
+import safetensors.torch
 import sentencepiece
 import torch
 
@@ -16,6 +19,7 @@ from deepnmt.decoding.config import SearchConfig
 from deepnmt.decoding.prepared import PreparedModel
 from deepnmt.decoding.rules import Rules, prefix_table
 from deepnmt.decoding.search import Beams, search
+from deepnmt.errors import InputError
 
 transformers = pytest.importorskip("transformers", reason="parity with Hugging Face needs transformers")
 from foreign_models import mixed_lines, write_fsmt, write_m2m100, write_marian  # noqa: E402
@@ -123,7 +127,7 @@ def test_translations_are_those_of_transformers_token_for_token(both, beam):
         prefix=None if forced is None else prefix_table([[forced]] * len(source)),
         free=int(forced is not None),
     )
-    config = SearchConfig(beam=beam, penalty=deepnmt.decoding.config.LengthPenalty(alpha=0.6), stop_early=False)
+    config = SearchConfig(beam=beam, length_penalty=0.6, stop_early=False)
     found = search(prepared.step, prepared.start(source, beam), Beams(rules, config))
     end = both.theirs.config.eos_token_id
     assert sum(end in row[1:] for row in expected.tolist()) >= 4, "sentences that end by themselves"
@@ -133,6 +137,7 @@ def test_translations_are_those_of_transformers_token_for_token(both, beam):
             assert both.their_ids(symbols, "target").tolist() == row[1 : row.index(end, 1) + 1]
 
 
+@pytest.mark.parametrize("both", [name for name in WRITERS if "relu" not in name], indirect=True)
 def test_ids_of_mixed_unicode_are_those_of_transformers(both):
     lines, pair, announced = mixed_lines(10_000), both.pair, ""
     if both.is_marian or not pair.source.languages:
@@ -164,3 +169,93 @@ def test_the_languages_of_m2m100():
     from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
 
     assert FAIRSEQ_LANGUAGE_CODES["m2m100"] == M2M100_LANGUAGES
+
+
+class Malicious:
+    def __init__(self, command):
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+class TestFiles:
+    """Weights in other files than one of safetensors, and folders that are refused."""
+
+    @pytest.fixture
+    def folder(self, made, tmp_path):
+        return shutil.copytree(made("fsmt").folder, tmp_path / "copy")
+
+    def convert(self, folder):
+        return deepnmt.convert(folder, folder.with_name("MODEL"))
+
+    @pytest.mark.parametrize("split", [False, True], ids=["whole", "in two"])
+    def test_torch_files(self, made, folder, split):
+        state = safetensors.torch.load_file(folder / "model.safetensors")
+        (folder / "model.safetensors").unlink()
+        if split:
+            names = sorted(state)
+            files = {f"part-{i}.bin": {name: state[name] for name in names[i::2]} for i in (0, 1)}
+            index = {"weight_map": {name: file for file, part in files.items() for name in part}}
+            (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index), encoding="utf-8")
+        else:
+            files = {"pytorch_model.bin": state}
+        for name, part in files.items():
+            torch.save(part, folder / name)
+        for mine, expected in zip(self.convert(folder).parameters(), made("fsmt").ours.parameters(), strict=True):
+            assert torch.equal(mine, expected)
+
+    def test_a_pickle_is_not_executed(self, folder, tmp_path):
+        (folder / "model.safetensors").unlink()
+        torch.save({"x": Malicious(f"touch {tmp_path / 'owned'}")}, folder / "pytorch_model.bin")
+        with pytest.raises(InputError, match=r"its pickle asks for posix\.system, which is not data"):
+            self.convert(folder)
+        assert not (tmp_path / "owned").exists()
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"model_type": "t5"}, "has model_type 't5'; deepnmt reads marian, m2m_100, fsmt"),
+            ({"activation_function": "gelu_new"}, "activation_fn = gelu_new, which deepnmt does not have"),
+            ({"eos_token_id": 5}, "eos_token_id = 5, and deepnmt reads only eos_token_id = 2"),
+            ({"normalize_embedding": True}, "deepnmt reads only normalize_embedding = False"),
+        ],
+        ids=str,
+    )
+    def test_settings_are_refused_by_name(self, folder, settings, message):
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        (folder / "config.json").write_text(json.dumps(config | settings), encoding="utf-8")
+        with pytest.raises(InputError, match=message):
+            self.convert(folder)
+        assert not folder.with_name("MODEL").exists()
+
+    @pytest.mark.parametrize(
+        ("name", "message"),
+        [
+            ("model.encoder.layernorm_embedding.weight", "holds encoder.layernorm_embedding.weight, which deepnmt"),
+            ("model.encoder.embed_positions.weight", "which are not the sinusoids of its class"),
+        ],
+    )
+    def test_tensors_are_refused_by_name(self, folder, name, message):
+        state = safetensors.torch.load_file(folder / "model.safetensors")
+        safetensors.torch.save_file(state | {name: torch.ones(8, 32)}, folder / "model.safetensors")
+        with pytest.raises(InputError, match=message):
+            self.convert(folder)
+
+    @pytest.mark.parametrize("name", ["model.safetensors", "merges.txt", "vocab-src.json"])
+    def test_missing_files_are_named(self, folder, name):
+        (folder / name).unlink()
+        with pytest.raises(InputError, match=name):
+            self.convert(folder)
+
+
+@pytest.mark.parametrize("name", ["m2m100", "nllb"])
+def test_a_converted_model_translates_between_its_languages(made, name):
+    first, second = ("en", "de") if name == "m2m100" else ("eng_Latn", "deu_Latn")
+    translator = deepnmt.Translator(made(name).model_folder).for_languages(first, second)
+    (text,) = translator.translate(["the small house"], beam=2, max_length=5)
+    assert second not in text
+    assert json.loads((made(name).model_folder / "meta.json").read_text())["languages"]["source"][0] in (
+        "af",
+        "eng_Latn",
+    )

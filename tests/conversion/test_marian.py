@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sentencepiece
 import torch
 
 import deepnmt
@@ -104,6 +105,22 @@ def changed(folder, tmp_path, **arrays):
         content = {name: stored[name] for name in stored.files} | arrays
     np.savez(copy / "model.npz", **{name: array for name, array in content.items() if array is not None})
     return copy
+
+
+def test_a_sentencepiece_model_as_vocabulary(folder, tmp_path):
+    spm = sentencepiece.SentencePieceProcessor(model_file=str(folder / "source.spm"))
+    rows = spm.get_piece_size()
+    shapes = {"Wemb": np.random.default_rng(0).normal(size=(rows, 16)), "decoder_ff_logit_out_b": np.zeros((1, rows))}
+    copy = changed(folder, tmp_path, **{name: array.astype(np.float32) for name, array in shapes.items()})
+    (copy / "decoder.yml").write_text("vocabs:\n  - source.spm\n  - source.spm\nbeam-size: 2\n", encoding="utf-8")
+    converted = deepnmt.convert(copy, tmp_path / "MODEL", source_lang="en", target_lang="de")
+    pair = TokenizerPair.load(tmp_path / "MODEL")
+    text = EXPECTED["source"][0]
+    ids = pair.source.encode(text)
+    assert [pair.source.piece(number) for number in ids] == spm.encode(text, out_type=str)
+    assert pair.shared
+    table = converted.source_embedding.tokens.weight
+    np.testing.assert_array_equal(table[ids].detach(), shapes["Wemb"][spm.encode(text)].astype(np.float32))
 
 
 def settings(text):

@@ -42,11 +42,11 @@ def read(folder: Path, source_lang: str | None, target_lang: str | None) -> Fore
     else:
         vocabularies, decoding = _of_marian(folder)
     sides, numbering = [], []
-    for side, vocabulary, language in zip(("source", "target"), vocabularies, languages, strict=True):
+    for side, (vocabulary, model), language in zip(("source", "target"), vocabularies, languages, strict=True):
         pieces, tags, rows = _numbered(vocabulary, folder)
         preprocessor = Preprocessor(str(language), normalization=AS_IT_IS)
         announced = LanguageTags("target", {tag[2:-2]: tag for tag in tags}) if tags and side == "source" else None
-        subwords = read_pieces(folder / f"{side}.spm", pieces)
+        subwords = read_pieces(model, pieces)
         sides.append(Tokenizer(subwords, preprocessor, tags, announced))
         numbering.append(rows)
     pair = TokenizerPair(*sides)
@@ -68,13 +68,14 @@ def _numbered(vocabulary: dict[str, int], folder: Path) -> tuple[list[str], list
     return pieces, tags, special + [vocabulary[piece] for piece in (*pieces, *tags)]
 
 
-def _of_huggingface(folder: Path, told: dict[str, Any]) -> list[dict[str, int]]:
+def _of_huggingface(folder: Path, told: dict[str, Any]) -> list[tuple[dict[str, int], Path]]:
     source = read_vocabulary(folder / "vocab.json")
-    return [source, read_vocabulary(folder / "target_vocab.json") if told.get("separate_vocabs") else source]
+    target = read_vocabulary(folder / "target_vocab.json") if told.get("separate_vocabs") else source
+    return [(source, folder / "source.spm"), (target, folder / "target.spm")]
 
 
-def _of_marian(folder: Path) -> tuple[list[dict[str, int]], dict[str, Any]]:
-    """The vocabularies that decoder.yml names, or the one there is."""
+def _of_marian(folder: Path) -> tuple[list[tuple[dict[str, int], Path]], dict[str, Any]]:
+    """The vocabularies that decoder.yml names, or the one there is. A SentencePiece model may be the vocabulary too."""
     told: dict[str, Any] = {}
     for path in (folder / "decoder.yml", *sorted(folder.glob("*decoder.yml"))):
         if path.is_file():
@@ -90,7 +91,8 @@ def _of_marian(folder: Path) -> tuple[list[dict[str, int]], dict[str, Any]]:
         for ours, theirs, kind in (("beam", "beam-size", int), ("length_penalty", "normalize", float))
         if theirs in told
     }
-    return [_vocabulary(folder / name) for name in (names[0], names[-1])], decoding
+    sides = (("source.spm", folder / names[0]), ("target.spm", folder / names[-1]))
+    return [(_vocabulary(path), path if path.suffix == ".spm" else folder / spm) for spm, path in sides], decoding
 
 
 def _vocabulary(path: Path) -> dict[str, int]:
