@@ -10,6 +10,7 @@ from torch import Tensor
 from deepnmt.data.vocabulary import EOS, UNK
 from deepnmt.errors import RunError
 from deepnmt.model.config import ModelConfig
+from deepnmt.model.transformer import Transformer
 
 TOLERANCE = 1e-4  # on a logit
 TIE = 1e-5  # two logits of the model this close are the same but for rounding, so either may be the largest
@@ -68,6 +69,19 @@ def batches(sources: Sequence[list[int]], limit: int | None) -> Iterator[list[li
 def padded(sentences: Sequence[list[int]], pad_id: int) -> Tensor:
     width = max(map(len, sentences))
     return torch.tensor([ids + [pad_id] * (width - len(ids)) for ids in sentences])
+
+
+def greedy(model: Transformer, source: Tensor) -> tuple[Tensor, Tensor]:
+    """(batch, steps) symbols, none of them the end, and their log probabilities."""
+    cache, tokens = model.start(model.encode(source)), torch.full((len(source),), EOS)
+    symbols, log_probs = [], []
+    for _ in range(num_steps(source, model.config)):
+        logits, cache = model.step(tokens, cache)
+        scores = logits.log_softmax(1)
+        tokens = scores.index_fill(1, torch.tensor([EOS]), -torch.inf).argmax(1)
+        symbols.append(tokens)
+        log_probs.append(scores.gather(1, tokens[:, None]))
+    return torch.stack(symbols, 1), torch.cat(log_probs, 1)
 
 
 def same_logits(expected: Tensor, found: Tensor, name: str, where: str) -> float:

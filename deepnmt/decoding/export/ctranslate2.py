@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from deepnmt.data.sentencepiece_rules import SENTENCEPIECE, normalising_model
 from deepnmt.data.tokenizer import Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import BOS, EOS, UNK
-from deepnmt.decoding.export.comparison import TOLERANCE, Agreement, Tell, batches, longest, num_steps, padded
+from deepnmt.decoding.export.comparison import TOLERANCE, Agreement, Tell, batches, greedy, longest, padded
 from deepnmt.decoding.export.expressible import mixed_stacks, odd_sublayers, other_settings, refuse
 from deepnmt.errors import RunError
 from deepnmt.files import write_json
@@ -189,7 +189,7 @@ def compare(model: Transformer, tokenizers: TokenizerPair, folder: Path, sources
     target_symbols = vocabulary(tokenizers.target, config.target_vocab_size)
     for batch in batches(sources, longest(config)):
         source = padded(batch, config.pad_id)
-        chosen, expected = _greedy(model, source)
+        chosen, expected = greedy(model, source)
         found = engine.score_batch(
             [[symbols[number] for number in ids[:-1]] for ids in batch],
             [[target_symbols[number] for number in ids] for ids in chosen.tolist()],
@@ -204,16 +204,3 @@ def compare(model: Transformer, tokenizers: TokenizerPair, folder: Path, sources
             )
         agreement = agreement.plus(len(batch), expected.numel(), difference)
     return agreement
-
-
-def _greedy(model: Transformer, source: Tensor) -> tuple[Tensor, Tensor]:
-    """(batch, steps) symbols, none of them the end, and their log probabilities."""
-    cache, tokens = model.start(model.encode(source)), torch.full((len(source),), EOS)
-    symbols, log_probs = [], []
-    for _ in range(num_steps(source, model.config)):
-        logits, cache = model.step(tokens, cache)
-        scores = logits.log_softmax(1)
-        tokens = scores.index_fill(1, torch.tensor([EOS]), -torch.inf).argmax(1)
-        symbols.append(tokens)
-        log_probs.append(scores.gather(1, tokens[:, None]))
-    return torch.stack(symbols, 1), torch.cat(log_probs, 1)

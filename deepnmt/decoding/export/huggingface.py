@@ -22,8 +22,8 @@ from deepnmt.decoding.export.comparison import (
     Agreement,
     Tell,
     batches,
+    greedy,
     longest,
-    num_steps,
     padded,
     same_logits,
 )
@@ -323,9 +323,8 @@ def compare(model: Transformer, tokenizers: TokenizerPair, folder: Path, sources
     for batch in batches(sources, longest(model.config)):
         source = padded(batch, model.config.pad_id)
         start = EOS if model.config.start_id is None else model.config.start_id
-        target = torch.full((len(source), 1), start)
-        for _ in range(num_steps(source, model.config) - 1):
-            target = torch.cat([target, model(source, target)[:, -1:].argmax(2)], dim=1)
+        said, _ = greedy(model, source)
+        target = torch.cat([torch.full((len(source), 1), start), said[:, :-1]], dim=1)
         expected = model(source, target)
         found = exported(
             input_ids=source, attention_mask=source != model.config.pad_id, decoder_input_ids=target

@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 
 import torch
-from digits import digit_tokenizers, train_tiny
+from digits import digit_tokenizers, reversed_digits
+from toy_learning import teach
 
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.model.config import ModelConfig, StackConfig
@@ -47,7 +48,14 @@ def unsure_model(**settings) -> Transformer:
     model = Transformer(
         ModelConfig(**sizes, share_embeddings=True, dropout=0.0, encoder=stack, decoder=stack, **settings)
     )
-    train_tiny(model, digit_tokenizers(), steps=100, batch=12, longest=3)
+    teach(
+        model,
+        digit_tokenizers(),
+        lambda step: reversed_digits(12, seed=step, longest=3),
+        steps=100,
+        rate=3e-3,
+        warmup=40,
+    )
     return model.eval()
 
 
