@@ -33,7 +33,7 @@ class Recipe:
                         'training.parallel = "fsdp"; use "ddp"'
                     )
         if self.training.grow:
-            check_growth(self.model)
+            check_growth(self.model, self.training.grow)
             last, depth = self.training.grow[-1], self.model.encoder.num_layers
             if last != depth:
                 raise ValueError(f"training.grow ends with {last} layers, but model.encoder.num_layers = {depth}")

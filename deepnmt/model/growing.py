@@ -4,6 +4,7 @@ Li et al. 2020, Shallow-to-Deep Training for Neural Machine Translation, https:/
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -20,14 +21,15 @@ def with_depth(config: ModelConfig, num_layers: int) -> ModelConfig:
     return replace(config, encoder=replace(config.encoder, num_layers=num_layers))
 
 
-def check_growth(config: ModelConfig) -> None:
-    """Raise ValueError for an encoder that cannot become deeper."""
+def check_growth(config: ModelConfig, depths: Sequence[int]) -> None:
+    """Raise ValueError for an encoder that cannot have these depths one after the other."""
     connection, sublayer = config.encoder.connection.kind, config.sublayer_of(config.encoder).kind
     if not CONNECTIONS[connection].grows:
         able = ", ".join(kind for kind, scheme in CONNECTIONS.items() if scheme.grows)
         raise ValueError(
             f"training.grow does not know how to deepen encoder.connection = {connection!r}; use one of {able}"
         )
+    config.encoder.connection.check_growth(depths)
     if sublayer not in SUBLAYERS_THAT_GROW:
         raise ValueError(
             f"training.grow does not work with encoder.sublayer = {sublayer!r}, which depends on the depth; use one of "

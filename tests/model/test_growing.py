@@ -8,9 +8,10 @@ from pytest import mark, raises
 
 from deepnmt.model.connections import CONNECTIONS
 from deepnmt.model.connections.dlcl import DlclConfig
+from deepnmt.model.connections.sparse_dlcl import SparseDlclConfig
 from deepnmt.model.growing import check_growth, deepened
 
-GROWING = [name for name, config in VARIANTS.items() if CONNECTIONS[config.kind].grows]
+GROWING = [name for name, config in VARIANTS.items() if CONNECTIONS[config.kind].grows and "sparse" not in name]
 
 
 @mark.parametrize("norm", ["pre", "post"])
@@ -53,13 +54,27 @@ def test_dlcl_keeps_its_rows_and_starts_those_of_the_new_layers():
         assert torch.equal(deep.norms[k].weight, norms[origin].weight)
 
 
+def test_sparse_dlcl_grows_by_whole_blocks():
+    """Li et al. 2020: the new block has a row and a column of its own."""
+    config = SparseDlclConfig(block=3)
+    shallow = scrambled(tiny_config(encoder=config)).float()
+    deep, before = deepened(shallow, 6).encoder.connection, shallow.encoder.connection
+    assert (before.ends, deep.ends) == ([0, 3], [0, 3, 6])
+    assert torch.equal(deep.weight[:2, :2], before.weight)
+    torch.testing.assert_close(deep.weight[2, :, 0], torch.full((3,), 1 / 3))
+    assert torch.equal(deep.norms[2].weight, before.norms[1].weight)
+    config.check_growth((3, 6))
+    with raises(ValueError, match=r"training\.grow = \[3, 5\] must have multiples of encoder\.connection\.block = 3"):
+        config.check_growth((3, 5))
+
+
 @mark.parametrize("kind", [kind for kind, scheme in CONNECTIONS.items() if not scheme.grows])
 def test_other_connections_are_refused_by_name(kind):
     config = tiny_config(encoder=CONNECTIONS[kind].Config())
     with raises(ValueError, match=f"training.grow does not know how to deepen encoder.connection = '{kind}'; use one"):
-        check_growth(config)
+        check_growth(config, (3, 6))
 
 
 def test_schemes_around_sub_layers_that_depend_on_the_depth_are_refused():
     with raises(ValueError, match=r"does not work with encoder\.sublayer = 'deepnorm', which depends on the depth"):
-        check_growth(replace(tiny_config(), norm="deepnorm"))
+        check_growth(replace(tiny_config(), norm="deepnorm"), (3, 6))

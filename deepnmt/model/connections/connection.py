@@ -20,6 +20,9 @@ class ConnectionConfig:
     def check(self, dim: int) -> None:
         """Raise ValueError where an option does not fit the width of the stack."""
 
+    def check_growth(self, depths: Sequence[int]) -> None:
+        """Raise ValueError where a stack of a scheme that grows cannot have these depths one after the other."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StackShape:

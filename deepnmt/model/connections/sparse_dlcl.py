@@ -1,5 +1,6 @@
 """Sparse DLCL: blocks of residual layers, and dynamic linear combination between the blocks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -18,6 +19,12 @@ class SparseDlclConfig(ConnectionConfig):
     def __post_init__(self) -> None:
         check_bounds(self, "connection.block", least=1)
 
+    def check_growth(self, depths: Sequence[int]) -> None:
+        if any(depth % self.block for depth in depths):
+            raise ValueError(
+                f"training.grow = {list(depths)} must have multiples of encoder.connection.block = {self.block}"
+            )
+
 
 class SparseHistory(DlclHistory):
     """Holds the outputs of whole blocks; inside a block, also the last output."""
@@ -35,7 +42,6 @@ class SparseDlcl(Dlcl):
     """
 
     Config = SparseDlclConfig
-    grows = False
 
     def __init__(self, config: SparseDlclConfig, shape: StackShape) -> None:
         ends = [*range(0, shape.num_layers, config.block), shape.num_layers]
