@@ -229,4 +229,4 @@ def test_pairs_longer_than_learned_positions(tmp_path, layout, capsys, unchanged
     ):
         run_to_end(tmp_path / "run", SHORT, **settings)
     run_to_end(tmp_path / "run", SHORT, **settings | {"batching": replace(batching, max_length=5)})
-    assert "validation pairs are longer than model.max_positions = 6" in capsys.readouterr().err
+    assert "validation pairs exceed model.max_positions = 6" in capsys.readouterr().err
