@@ -25,20 +25,21 @@ class GracefulServer(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config, gate: Gate, grace: float) -> None:
         super().__init__(config)
-        self.gate, self.grace, self._deadline = gate, grace, math.inf
+        self.gate, self.grace = gate, grace
+        self._ends, self._deadline = False, math.inf
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.should_exit = self.force_exit = self.gate.closed
-        self.gate.closed = True
+        self.should_exit = self.force_exit = self._ends
+        self._ends = self.gate.closed = True
 
     async def on_tick(self, counter: int) -> bool:
-        if self.gate.closed and self._deadline == math.inf:
+        if self._ends and self._deadline == math.inf:
             logger.info("shutting down: finishing %d requests", self.gate.requests)
             self._deadline = time.monotonic() + self.grace
         late = time.monotonic() > self._deadline
         if late and self.gate.requests and not self.should_exit:
             logger.warning("%d requests were not finished after %g seconds", self.gate.requests, self.grace)
-        self.should_exit |= self.gate.closed and (late or not self.gate.requests)
+        self.should_exit |= self._ends and (late or not self.gate.requests)
         return await super().on_tick(counter)
 
 
