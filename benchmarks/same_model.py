@@ -63,7 +63,7 @@ def compare(arguments: argparse.Namespace, exported: Path) -> dict[str, Any]:
     engines = {
         name: {
             "lines_per_second": len(plain) / run["seconds"],
-            "bleu": deepnmt.score(run["translations"], references).bleu.score if references else None,
+            "bleu": deepnmt.score(run["translations"], references, metrics=["bleu"]).bleu.value if references else None,
             "same_as_fp32": sum(map(str.__eq__, run["translations"], plain)) / len(plain),
         }
         for name, run in runs.items()
