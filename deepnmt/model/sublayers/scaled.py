@@ -20,6 +20,7 @@ class ScaledNorm(Sublayer):
     Config = ScaledNormConfig
     placement = "pre"
     folds_into = "pre"
+    layer: Tensor
 
     def __init__(self, config: ScaledNormConfig, place: Place) -> None:
         super().__init__(config, place)
@@ -27,9 +28,9 @@ class ScaledNorm(Sublayer):
         self.register_buffer("layer", torch.tensor(float(place.layer)), persistent=False)
 
     def forward(self, x: Tensor, function: Callable[[Tensor], Tensor], layer_input: Tensor) -> Tensor:
-        return x + self.dropout(function(self.norm(x) / self.get_buffer("layer").sqrt()))
+        return x + self.dropout(function(self.norm(x) / self.layer.sqrt()))
 
     def fold_into(self, plain: Sublayer, function: Function, below: Sublayer | None) -> None:
         """The norm takes 1 / sqrt(l)."""
         for parameter in plain.norm.parameters():
-            parameter.div_(self.get_buffer("layer").sqrt())
+            parameter.div_(self.layer.sqrt())
