@@ -10,9 +10,9 @@ EXAMPLE = """deepnmt convert opus-mt-en-de --out MODEL
   deepnmt convert MODEL --fold --out PLAIN"""
 FORMATS = {
     "marian": "a folder of Marian or OPUS-MT, as Marian's .npz or in Hugging Face's format",
-    "m2m100": "Hugging Face's folder",
-    "nllb": "the same",
-    "fsmt": "the same: fairseq's models of WMT19",
+    "m2m100": "a folder of Hugging Face",
+    "nllb": "a folder of Hugging Face",
+    "fsmt": "a folder of Hugging Face (fairseq's models of WMT19)",
     "exported": "what deepnmt export --to huggingface wrote",
     "dlcl": "a checkpoint of the paper's authors, or an .npz of its parameters",
     "fairseq": "a checkpoint of its transformer",
