@@ -63,6 +63,7 @@ CASES = {
     "accumulation": Case(("training.tokens_per_update=192", "batching.tokens_per_batch=48")),
     "ema": Case(("training.ema_decay=0.9", "training.clip_norm=0.5")),
     "muon": Case(("training.optimizer=muon", "training.weight_decay=0.1", "training.precision=bf16")),
+    "relative": Case(("model.positions=relative", "model.attention_dropout=0.1", "batching.layout=packed")),
     "skipping": Case(("model.encoder.layer_dropout=0.3", "model.decoder.sublayer_dropout=0.5")),
     "r-drop": Case(("training.r_drop=5.0", "batching.layout=packed", "batching.tokens_per_batch=128")),
     "sampled-softmax": Case(("training.sampled_softmax=50",)),
