@@ -15,7 +15,7 @@ from deepnmt.settings import check_bounds
 @dataclass(frozen=True, kw_only=True)
 class AttentionResidualConfig(ConnectionConfig):
     kind: str = field(default="attention-residual", init=False)
-    blocks: int | None = None  # about so many sums of layers to attend to, instead of every layer
+    blocks: int | None = None  # the approximate number of blocks; attends to sums over blocks instead of every layer
 
     def __post_init__(self) -> None:
         check_bounds(self, "connection.blocks", least=1)

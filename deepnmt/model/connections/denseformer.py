@@ -20,8 +20,8 @@ from deepnmt.settings import check_bounds
 @dataclass(frozen=True, kw_only=True)
 class DenseFormerConfig(ConnectionConfig):
     kind: str = field(default="denseformer", init=False)
-    dilation: int = 1  # a row sees every such output, counted back from the last
-    period: int = 1  # there is a mixture after every such layer; elsewhere the stack is residual
+    dilation: int = 1  # a row reads every dilation-th output, counted back from the last
+    period: int = 1  # mix after every period-th layer; elsewhere the stack is residual
 
     def __post_init__(self) -> None:
         check_bounds(self, "connection.dilation connection.period", least=1)

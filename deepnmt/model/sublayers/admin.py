@@ -1,4 +1,4 @@
-"""Admin: post-norm whose residual starts with a weight that a pass over real data tells."""
+"""Admin: post-norm whose residual starts with a weight measured in a pass over real data."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

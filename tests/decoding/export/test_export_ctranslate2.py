@@ -1,4 +1,4 @@
-"""`deepnmt export --to ctranslate2`: CTranslate2 says what the model says, token by token."""
+"""`deepnmt export --to ctranslate2`: CTranslate2 produces the same tokens as the model."""
 
 import json
 import zipfile

@@ -1,4 +1,4 @@
-"""`deepnmt export --to huggingface`: transformers opens the folder, and says what the model says."""
+"""`deepnmt export --to huggingface`: transformers loads the folder and agrees with the model."""
 
 import json
 import os
