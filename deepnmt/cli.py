@@ -1,4 +1,4 @@
-"""The command `deepnmt`: a table of commands, each in a file of its own under `commands/`, loaded when it is called."""
+"""The command `deepnmt`: a table of commands, each in its own file under `commands/` and imported on demand."""
 
 import argparse
 import os
@@ -11,7 +11,7 @@ from deepnmt.errors import InputError, RunError
 
 COMMANDS = {
     "demo": "train a small model on a real corpus and try it, in minutes",
-    "corpus": "download a small real parallel corpus to experiment with",
+    "corpus": "download a small parallel corpus to experiment with",
     "prepare": "clean raw parallel text, learn subwords, and write a DATASET",
     "presets": "list the bundled recipes, or show the settings of one",
     "train": "train a model from a recipe, or resume a run",
@@ -19,25 +19,25 @@ COMMANDS = {
     "translate": "translate raw text, from standard input or file to file",
     "backtranslate": "make synthetic parallel text from monolingual text",
     "evaluate": "translate a test set and score it",
-    "score": "score translations: BLEU variants, chrF, TER, each with its signature",
-    "serve": "serve models over HTTP, with a web page to translate on",
-    "inspect": "show a model's size, its learned connection weights, its gradients",
+    "score": "score translations with BLEU, chrF and TER, each with its signature",
+    "serve": "serve models over HTTP, with a web page for translating",
+    "inspect": "show a model's size, its learned connection weights or its gradients",
     "bench": "measure how fast a recipe trains or generates on this machine",
-    "convert": "turn a checkpoint of another toolkit into a MODEL folder",
-    "export": "export a MODEL to ONNX, CTranslate2 or Hugging Face, verified against the original model",
-    "reproduce": "run the paper's experiments and compare the results with its figures",
+    "convert": "convert another toolkit's model to a MODEL folder",
+    "export": "export a MODEL to CTranslate2, Hugging Face or ONNX, and verify the export",
+    "reproduce": "run the paper's experiments and compare the results with the paper's",
 }
 
 
 class _Parser(argparse.ArgumentParser):
-    """Refuses in one sentence instead of a page of usage."""
+    """Reports an error in one sentence instead of a page of usage."""
 
     def error(self, message: str) -> NoReturn:
         raise InputError(f"{message} (see {self.prog} --help)")
 
 
 class Command(Protocol):
-    """What a file under `commands/` holds. It must not import torch before `run`: help is immediate."""
+    """A file under `commands/`. Only `run` may import torch, so that `--help` is immediate."""
 
     EXAMPLE: str
 
@@ -69,15 +69,17 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _parse(argv: list[str]) -> tuple[argparse.Namespace, Command]:
+    about = "Train, study and serve translation models with very deep Transformers."
+    commands = "\n".join(f"  {name:<15}{summary}" for name, summary in COMMANDS.items())
     parser = _Parser(
         prog="deepnmt",
-        description="Train, study and serve translation models with very deep Transformers.",
-        epilog="commands:\n" + "\n".join(f"  {name:<14}{summary}" for name, summary in COMMANDS.items()),
+        description=f"{about}\n\ncommands:\n{commands}",
+        epilog="`deepnmt COMMAND --help` describes a command. New here? Start with `deepnmt demo`.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="deepnmt COMMAND [arguments]   (deepnmt COMMAND --help explains a command)",
+        usage="deepnmt COMMAND [arguments]",
     )
     parser.add_argument("--version", action="version", version=f"deepnmt {__version__}")
-    parser.add_argument("command", choices=list(COMMANDS), metavar="COMMAND", help="one of the commands below")
+    parser.add_argument("command", choices=list(COMMANDS), metavar="COMMAND", help=argparse.SUPPRESS)
     name = parser.parse_args(argv[:1] or ["--help"]).command
 
     command = cast(Command, import_module(f"deepnmt.commands.{name}"))

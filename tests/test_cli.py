@@ -79,7 +79,7 @@ def test_help_lists_every_command_and_no_arguments_is_help(capsys):
         assert ended.value.code == 0
         out = capsys.readouterr().out
         for name, summary in cli.COMMANDS.items():
-            assert f"  {name:<14}{summary}" in out
+            assert f"  {name:<15}{summary}" in out
 
 
 def test_version(capsys):

@@ -230,7 +230,8 @@ class TestFiles:
 class TestPresetsCommand:
     def test_the_list_has_a_line_about_every_preset(self, capsys):
         assert main(["presets"]) == 0
-        lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+        shown = capsys.readouterr().out.splitlines()
+        lines = dict(line.split(maxsplit=1) for line in shown if line.startswith("  "))
         assert sorted(lines) == preset_names()
         assert lines["en-de-pre-dlcl-30l"].startswith("Table 1, pre-norm DLCL")
         assert all(20 < len(line) < 140 for line in lines.values())

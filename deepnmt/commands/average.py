@@ -1,4 +1,4 @@
-"""`deepnmt average`."""
+"""`deepnmt average`: average checkpoints of a run into a MODEL."""
 
 import argparse
 import sys
@@ -7,18 +7,18 @@ from deepnmt.commands.options import add_options
 
 EXAMPLE = "deepnmt average RUN --last 5 --out MODEL"
 CHECKPOINTS = {
-    "--last N": "last N checkpoints (default: 5)",
-    "--best N": "N best checkpoints by validation score",
-    "--steps STEP+": "the checkpoints of these steps",
+    "--last N": "average the last N checkpoints (default: 5)",
+    "--best N": "average the N checkpoints with the best validation scores",
+    "--steps STEP+": "average the checkpoints of these steps",
 }
 OPTIONS = {
-    "run RUN": "output of `deepnmt train`",
-    "--of {epochs,steps}": "kind of checkpoint for --last (default: epochs, if any has ended)",
-    "--best-on-valid": "of the last 1 to N, average those with the best validation BLEU",
-    "--data DATASET": "for --best-on-valid (default: the run's own)",
-    "--beam N": "for --best-on-valid (default: the recipe's)",
-    "--device cpu|cuda": "for --best-on-valid (default: cpu)",
-    "--out MODEL": "folder to write",
+    "run RUN": "folder written by `deepnmt train`",
+    "--of {epochs,steps}": "kind of checkpoint that --last counts (default: epochs; steps if there are none)",
+    "--best-on-valid": "average the last 1, 2, ... or N, whichever has the best validation BLEU",
+    "--data DATASET": "dataset for --best-on-valid (default: the run's)",
+    "--beam N": "beam size for --best-on-valid (default: the recipe's)",
+    "--device cpu|cuda": "device for --best-on-valid (default: cpu)",
+    "--out MODEL": "model folder to write",
 }
 
 

@@ -1,4 +1,4 @@
-"""`deepnmt backtranslate`: monolingual target text and a reverse model make parallel text for training."""
+"""`deepnmt backtranslate`: synthetic parallel text from monolingual text and a model of the opposite direction."""
 
 import argparse
 
@@ -9,12 +9,12 @@ EXAMPLE = """deepnmt backtranslate DE-EN-MODEL mono.de --out bt/news
   writes bt/news.en (synthetic) and bt/news.de (from mono.de), for
   deepnmt prepare --corpus bt bt/news.en bt/news.de --tag 'bt=<bt>' ...
 
-  On 8 GPUs, each of which translates every eighth chunk of lines (after an interruption, the same command resumes):
+  On 8 GPUs (run the same command again to resume after an interruption):
   torchrun --nproc-per-node 8 --no-python deepnmt backtranslate DE-EN-MODEL mono.de --out bt/news --precision bf16"""
 OPTIONS = {
-    "model MODEL": "model that translates from the language of the text",
-    "text MONO": "one sentence per line; .gz, .xz, .bz2, .zst too",
-    "--out PREFIX": "write PREFIX.en and PREFIX.de",
+    "model MODEL": "model folder; its source language is that of the text",
+    "text MONO": "monolingual text, one sentence per line; may be .gz, .xz, .bz2 or .zst",
+    "--out PREFIX": "write PREFIX.LANGUAGE for both languages",
 }
 
 

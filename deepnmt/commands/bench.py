@@ -1,4 +1,4 @@
-"""`deepnmt bench`: how fast a preset trains or generates on this machine, with random weights."""
+"""`deepnmt bench`: training and generation speed of a recipe on this machine, with random weights."""
 
 import argparse
 import json
@@ -15,17 +15,17 @@ EXAMPLE = """deepnmt bench train en-de-pre-dlcl-30l --tokens 32768
   deepnmt bench generate en-de-pre-dlcl-30l --encoder-layers 6 16 20 25 30 --decoder-layers 4 6 8 --json"""
 TRAIN = {
     "tokens": "tokens per batch, on each side",
-    "eager": "plain torch on padded batches, also on a GPU",
-    "steps": "timed updates",
+    "eager": "measure plain torch on padded batches, on a GPU too",
+    "steps": "number of timed updates",
 }
 GENERATE = {
     "batch": "sentences per batch",
     "beam": "beam size",
     "length": "subwords per sentence, source and target",
     "workers": "concurrent batches, one core each",
-    "repeats": "repetitions; the fastest counts",
+    "repeats": "number of repetitions; the fastest is reported",
 }
-DEPTHS = {"--encoder-layers N+": "depths to compare", "--decoder-layers N+": "depths to compare"}
+DEPTHS = {"--encoder-layers N+": "encoder depths to compare", "--decoder-layers N+": "decoder depths to compare"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, MACHINE | {"--json": "print the figures as JSON"}, absent=None)
     train = parser.add_argument_group("train")
     add_settings(train, TrainingTrial, TRAIN)
-    add_options(train, {"--data DATASET": "take the sentence lengths from this dataset"}, absent=None)
+    add_options(train, {"--data DATASET": "use the sentence lengths of this dataset"}, absent=None)
     generate = parser.add_argument_group("generate")
     add_settings(generate, Workload, GENERATE)
     add_options(generate, DEPTHS, absent=[])
@@ -58,9 +58,9 @@ def _train(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps({**_about(arguments), **asdict(speed)}, indent=2))
         return
-    print(f"{arguments.recipe} on {device_name(arguments.device)}, {trial.tokens:,} tokens a step, {speed.engine}")
-    print(f"{speed.tokens_per_second:,.0f} target tokens/s, {speed.milliseconds_per_step:.1f} ms a step")
-    memory = f", {speed.memory_gib:.1f} GiB at most" if arguments.device.startswith("cuda") else ""
+    print(f"{arguments.recipe} on {device_name(arguments.device)}, {trial.tokens:,} tokens per step, {speed.engine}")
+    print(f"{speed.tokens_per_second:,.0f} target tokens/s, {speed.milliseconds_per_step:.1f} ms per step")
+    memory = f", peak memory {speed.memory_gib:.1f} GiB" if arguments.device.startswith("cuda") else ""
     print(f"{speed.tflops:,.2f} TFLOP/s of matrix products, {speed.padding:.1%} padding{memory}")
 
 

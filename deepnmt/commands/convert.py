@@ -1,4 +1,4 @@
-"""`deepnmt convert`: a model of another toolkit becomes a MODEL folder."""
+"""`deepnmt convert`: another toolkit's model to a MODEL folder."""
 
 import argparse
 
@@ -9,37 +9,37 @@ EXAMPLE = """deepnmt convert opus-mt-en-de --out MODEL
                   --source-dict dict.en.txt --target-dict dict.de.txt --codes codes
   deepnmt convert MODEL --fold --out PLAIN"""
 FORMATS = {
-    "marian": "a folder of Marian or OPUS-MT, as Marian's .npz or in Hugging Face's format",
-    "m2m100": "a folder of Hugging Face",
-    "nllb": "a folder of Hugging Face",
-    "fsmt": "a folder of Hugging Face (fairseq's models of WMT19)",
-    "exported": "what deepnmt export --to huggingface wrote",
-    "dlcl": "a checkpoint of the paper's authors, or an .npz of its parameters",
-    "fairseq": "a checkpoint of its transformer",
+    "marian": "folder of a Marian or OPUS-MT model, with Marian's .npz or in Hugging Face format",
+    "m2m100": "folder in Hugging Face format",
+    "nllb": "folder in Hugging Face format",
+    "fsmt": "folder in Hugging Face format (fairseq's WMT19 models)",
+    "exported": "folder written by `deepnmt export --to huggingface`",
+    "dlcl": "checkpoint of the paper authors' code, or an .npz of its parameters",
+    "fairseq": "checkpoint of a fairseq Transformer",
 }
 OPTIONS = {
-    "checkpoint PATH": "checkpoint or folder that another toolkit has written",
-    "--out MODEL": "the folder to write",
-    "--fold": "make the plain model that equals a MODEL whose sub-layers are deepnorm, admin, layer-scale or scaled",
+    "checkpoint PATH": "checkpoint or model folder to convert",
+    "--out MODEL": "model folder to write",
+    "--fold": "write a MODEL with deepnorm, admin, layer-scale or scaled sub-layers as an equivalent plain model",
     "--overwrite": "replace an existing MODEL folder",
 }
 TEXT = {
-    "--source-dict F": "fairseq's dictionary of the source",
-    "--target-dict F": "dictionary of the target (default: --source-dict)",
-    "--codes F+": "subword-nmt codes: for both sides, or one each",
-    "--source-lang en": "language of the source, if the folder does not say it",
-    "--target-lang de": "language of the target, if the folder does not say it",
-    "--pretokenizer {none,moses,jieba}+": "how words were split before subwords: none, moses, jieba; for both or one "
-    "each (default: moses)",
+    "--source-dict FILE": "fairseq dictionary of the source",
+    "--target-dict FILE": "fairseq dictionary of the target (default: --source-dict)",
+    "--codes FILE+": "subword-nmt codes: one file for both sides, or one per side",
+    "--source-lang CODE": "source language, if the folder does not name it",
+    "--target-lang CODE": "target language, if the folder does not name it",
+    "--pretokenizer {none,moses,jieba}+": "word tokeniser applied before subwords: none, moses or jieba; one for both "
+    "sides, or one per side (default: moses)",
     "--lowercase": "the model was trained on lowercased text",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, OPTIONS, "--out")
-    formats = "; ".join(f"{name}: {what}" for name, what in FORMATS.items()) + " (default: recognised from a folder)"
+    formats = "; ".join(f"{name}: {what}" for name, what in FORMATS.items()) + " (default: detected, for a folder)"
     parser.add_argument("--from", dest="toolkit", choices=FORMATS, metavar="FORMAT", help=formats)
-    about = "dlcl and fairseq: with these the MODEL translates, without them it holds the network alone"
+    about = "for dlcl and fairseq checkpoints; without these the MODEL has no tokenisers and cannot translate text"
     add_options(parser.add_argument_group("text", about), TEXT)
 
 
@@ -50,10 +50,10 @@ def run(arguments: argparse.Namespace) -> None:
     options = vars(arguments)
     if options.pop("fold", False):
         model, difference = fold(arguments.checkpoint, arguments.out, overwrite="overwrite" in options)
-        print(f"the same logits as {arguments.checkpoint}, to {difference:.0e} of the largest")
+        print(f"logits equal those of {arguments.checkpoint} to {difference:.0e} of the largest")
     else:
         model = convert(**options)
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{arguments.out}: {parameters:,} parameters, {describe(model.config)}")
     if not (arguments.out / "tokenizer.source.json").exists():
-        print("no tokenisers in it: give --source-dict and --codes to translate with it")
+        print("it has no tokenisers; to translate text, convert again with --source-dict and --codes")

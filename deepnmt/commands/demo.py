@@ -1,4 +1,4 @@
-"""`deepnmt demo`: from nothing to a translation model of one's own."""
+"""`deepnmt demo`: download a corpus, train a model on it, and show what it can do."""
 
 import argparse
 
@@ -7,12 +7,12 @@ from deepnmt.commands.options import add_options
 EXAMPLE = "deepnmt demo --target fr --minutes 20 --out demo-fr"
 EXAMPLES = 10
 OPTIONS = {
-    "--target LANGUAGE": "language to translate English to (default: de)",
-    "--minutes X": "time for everything after the downloads (default: 12 on a CPU, 1 on a GPU)",
+    "--target CODE": "language to translate English into (default: de)",
+    "--minutes X": "total time, downloads excluded (default: 12 on a CPU, 1 on a GPU)",
     "--out DIR": "folder to write (default: demo)",
     "--with-baseline": "also train a 6-layer post-norm Transformer for the same time",
-    "--recipe RECIPE": "train this recipe instead of the demo's",
-    "--device {cpu,cuda}": "default: cuda if there is a GPU",
+    "--recipe RECIPE": "preset or recipe file to train instead of the demo's",
+    "--device {cpu,cuda}": "device to train on (default: cuda if available)",
 }
 
 
@@ -27,8 +27,8 @@ def run(arguments: argparse.Namespace) -> None:
     demo = run_demo(DemoSettings(**vars(arguments)))
     show(demo, EXAMPLES)
     report = write_report(demo, EXAMPLES)
-    print(f"\nCurves, examples and the weights of the layers: {report}")
+    print(f"\nCurves, examples and learned layer weights: {report}")
     print("\nNext:")
     print(f"  echo 'Turn on the light.' | deepnmt translate {demo.model}")
-    print(f"  deepnmt serve {demo.model}          # a page to translate on")
+    print(f"  deepnmt serve {demo.model}          # a web page for translating")
     print("  deepnmt prepare --help               # the same with your own text")

@@ -9,17 +9,17 @@ from deepnmt.commands.score import metric_options
 
 EXAMPLE = "deepnmt evaluate MODEL --source newstest2014.en --reference newstest2014.de --output newstest2014.out.de"
 OPTIONS = {
-    "model MODEL+": "a model folder; several are an ensemble",
-    "--source F": "raw text, one sentence per line",
-    "--reference F+": "one file per reference translation",
-    "--output F": "keep the translations in this file",
+    "model MODEL+": "model folder; several form an ensemble",
+    "--source FILE": "raw source text, one sentence per line",
+    "--reference FILE+": "reference translation; several files are several references",
+    "--output FILE": "write the translations to this file",
     "--json": "print everything as JSON",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, OPTIONS, "--source", "--reference")
-    add_options(parser.add_argument_group("scores (languages: by default the model's)"), metric_options())
+    add_options(parser.add_argument_group("scores (the languages default to the model's)"), metric_options())
     add_translation_options(parser)
 
 

@@ -8,12 +8,13 @@ from deepnmt.errors import InputError
 EXAMPLE = "deepnmt export MODEL --to ctranslate2 --out MODEL-ctranslate2"
 NAMES = ("onnx", "ctranslate2", "huggingface")
 OPTIONS = {
-    "model MODEL": "the folder of a trained model",
+    "model MODEL": "model folder",
     f"--to {{{','.join(NAMES)}}}": "format of the export",
-    "--out DIR": "the folder to write (default: MODEL-FORMAT)",
-    "--argos": "with --to ctranslate2: one file for Argos Translate and LibreTranslate (default: MODEL.argosmodel)",
+    "--out DIR": "folder to write (default: MODEL-FORMAT)",
+    "--argos": "with --to ctranslate2: write one package for Argos Translate and LibreTranslate (default: "
+    "MODEL.argosmodel)",
     "--overwrite": "replace an earlier export",
-    "--check FILE": "source sentences to verify the export on, besides random ones",
+    "--check FILE": "source sentences on which to verify the export, in addition to random ones",
 }
 
 
@@ -36,7 +37,7 @@ def run(arguments: argparse.Namespace) -> None:
     print(f"{written.path}: " + ", ".join(f"{file.name} {file.stat().st_size / 1e6:,.1f} MB" for file in large))
     agreement = written.agreement
     if agreement is None:
-        print(f"not compared with {arguments.model}: {FORMATS[arguments.to].RUNS_IN} is not installed")
+        print(f"not verified against {arguments.model}: {FORMATS[arguments.to].RUNS_IN} is not installed")
     else:
         print(
             f"equal to {arguments.model} on {agreement.positions:,} tokens of {agreement.sentences:,} sentences, "

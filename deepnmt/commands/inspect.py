@@ -23,32 +23,30 @@ EXAMPLE = """deepnmt inspect size en-de-pre-dlcl-30l model.encoder.num_layers=25
 
 FIGURES = (".png", ".svg", ".pdf", ".html", ".csv")
 WHAT = {
-    "size": "the parameters and the arithmetic of each part",
-    "weights": "the learned connection weights of a MODEL",
-    "gradients": "the gradient that reaches each layer, pre-norm against post-norm",
+    "size": "parameters and FLOPs of each part",
+    "weights": "learned connection weights of a MODEL",
+    "gradients": "gradient norm of each layer, with pre-norm and with post-norm",
 }
-
-
 OPTIONS = {
-    "--json": "print JSON instead of a table",
-    "--out FILE": f"write to this file instead; weights and gradients: {' '.join(FIGURES)}",
-    "--data DATASET": "size: with its vocabulary; gradients: train on its sentences (default: random ones)",
+    "--json": "write JSON instead of a table",
+    "--out PATH": f"write to this file; weights and gradients: {' '.join(FIGURES)}",
+    "--data DATASET": "size: use its vocabulary sizes; gradients: train on its sentences (default: random ones)",
 }
 WEIGHTS = {
     "--column K": "plot how much later layers use the output of layer K (default: 10)",
-    "--all": "draw small weights too, which the paper's figure omits",
+    "--all": "show small weights too, which the paper's figure leaves blank",
 }
 GRADIENTS = {
-    "steps": "updates after initialisation",
+    "steps": "number of updates",
     "tokens": "tokens per update",
-    "width": "width of the models; 0 keeps the recipe's",
+    "width": "model width; 0: the recipe's",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "; ".join(f"{name}: {summary}" for name, summary in WHAT.items())
     parser.add_argument("what", choices=list(WHAT), metavar="WHAT", help=what)
-    add_options(parser, {"model MODEL_OR_RECIPE": "a MODEL folder, a bundled preset or a recipe file"} | OVERRIDES)
+    add_options(parser, {"model MODEL_OR_RECIPE": "model folder, bundled preset or recipe file (.toml)"} | OVERRIDES)
     add_options(parser, OPTIONS, absent=None)
     add_options(parser.add_argument_group("weights"), WEIGHTS, absent=None)
     add_settings(parser.add_argument_group("gradients"), GradientTrial, GRADIENTS)
@@ -57,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     out = arguments.out
     if arguments.what != "size" and out is not None and not arguments.json and out.suffix not in FIGURES:
-        raise InputError(f"--out {out}: its name must end in {', '.join(FIGURES)}")
+        raise InputError(f"--out {out}: the file name must end in {', '.join(FIGURES)}")
     {"size": _size, "weights": _weights, "gradients": _gradients}[arguments.what](arguments)
 
 
@@ -78,7 +76,7 @@ def _weights(arguments: argparse.Namespace) -> None:
     from deepnmt.api.inspect import inspect_weights
 
     if arguments.overrides:
-        raise InputError(f"{arguments.overrides[0]}: inspect weights takes a MODEL folder and no settings")
+        raise InputError(f"{arguments.overrides[0]}: inspect weights takes a MODEL folder and no overrides")
     found = inspect_weights(arguments.model)
     column = found[0].default_column if arguments.column is None else arguments.column
     profile = found[0].profile(column)

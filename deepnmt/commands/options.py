@@ -1,7 +1,7 @@
 """Command-line options made from tables of help texts.
 
-Options that fill a dataclass take their types and defaults from its fields. Others are written as in a usage line. What
-a user does not give is absent from the parsed arguments, so that a default has its home in the function that is called.
+Options that fill a dataclass take their types and defaults from its fields. Others are written as in a usage line. An
+option that is not given is absent from the parsed arguments, so that the called function alone defines its default.
 """
 
 import argparse
@@ -14,48 +14,48 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from deepnmt.decoding.config import TranslationConfig
 from deepnmt.devices import tune_for_translation, use_threads
 
-NEGATIONS = {"stop_early": "--no-early-stop"}  # as others call it
+NEGATIONS = {"stop_early": "--no-early-stop"}  # the conventional name
 METAVARS = {bool: "", int: "N", float: "X", str: "NAME", Path: "PATH"}
 
-RECIPE = {"recipe RECIPE": "the name of a bundled preset, or a recipe file (.toml)"}
-OVERRIDES = {"overrides section.field=value*": "settings that replace the recipe's"}
+RECIPE = {"recipe RECIPE": "bundled preset (see `deepnmt presets`) or recipe file (.toml)"}
+OVERRIDES = {"overrides section.field=value*": "setting that overrides the recipe's"}
 MACHINE = {
-    "--device cpu|cuda": "default: cuda if available",
-    "--precision fp32|bf16|fp16|int8": "int8: CPU; fp16: GPU (default: fp32)",
-    "--threads N": "CPU threads (default: all available cores)",
+    "--device cpu|cuda": "device to compute on (default: cuda if available)",
+    "--precision fp32|bf16|fp16|int8": "int8 is for CPUs, fp16 for GPUs (default: fp32)",
+    "--threads N": "number of CPU threads (default: all available cores)",
 }
-CHUNK = {"--chunk N": "lines sorted by length and translated together"}
+CHUNK = {"--chunk N": "number of lines that are sorted by length and translated together"}
 
 SEARCH = {
-    "beam": "hypotheses kept per step; 1 is greedy search",
-    "length_penalty": "alpha: a score is log probability / length**alpha",
+    "beam": "number of hypotheses kept per step; 1: greedy search",
+    "length_penalty": "alpha in score = log probability / length**alpha",
     "penalty_form": "gnmt: divide by ((5 + length) / 6)**alpha instead",
-    "patience": "a sentence is done after patience * beam finished hypotheses",
-    "min_length": "shortest translation",
-    "max_length": "longest translation, instead of ratio and extra",
-    "max_length_ratio": "longest translation: ratio * source + extra",
-    "max_length_extra": "subwords added to that",
-    "no_repeat_ngram": "forbid repeated sequences of N subwords; 0: allow",
+    "patience": "stop a sentence after patience * beam finished hypotheses",
+    "min_length": "minimum length of a translation",
+    "max_length": "maximum length of a translation, instead of ratio * source length + extra",
+    "max_length_ratio": "ratio in ratio * source length + extra",
+    "max_length_extra": "extra in ratio * source length + extra",
+    "no_repeat_ngram": "forbid repeated n-grams of N subwords; 0: allow all",
     "max_source_length": "split longer lines into sentences or clauses, with a warning",
-    "batch_tokens": "source subwords translated at once",
+    "batch_tokens": "number of source subwords per batch",
     "allow_unknown": "allow <unk> in the output",
-    "keep_placeholders": "put back {name}, %%s, URLs and e-mail addresses that the model loses",
-    "stop_early": "continue after the best hypotheses are known",
+    "keep_placeholders": "restore {name}, %%s, URLs and e-mail addresses that the model loses",
+    "stop_early": "continue the search after the best hypotheses are known",
 }
 SAMPLING = {
-    "sampling": "draw each subword instead of searching",
-    "temperature": "below 1 sharper, above 1 flatter",
-    "top_k": "draw from the K most probable subwords; 0: all",
-    "top_p": "draw from the fewest subwords with this share of the probability",
-    "seed": "the same seed and sentence give the same translation",
+    "sampling": "sample translations instead of searching",
+    "temperature": "softmax temperature; below 1 is sharper, above 1 flatter",
+    "top_k": "sample from the N most probable subwords; 0: all",
+    "top_p": "sample from the most probable subwords with this total probability",
+    "seed": "random seed; a sentence gets the same translation with the same seed",
 }
 
 
 def add_translation_options(parser: argparse.ArgumentParser, *omitted: str) -> None:
-    """What `translate`, `evaluate` and `backtranslate` share. A default may be overridden by the model's own."""
+    """The options of `translate`, `evaluate` and `backtranslate`."""
     for title, help_of in (
+        ("search (lengths are in subwords; a model may override the defaults)", SEARCH),
         ("sampling", SAMPLING),
-        ("search (lengths in subwords; a model may have its own defaults)", SEARCH),
     ):
         chosen = {name: text for name, text in help_of.items() if name not in omitted}
         add_settings(parser.add_argument_group(title), TranslationConfig, chosen, passed_on=False)
@@ -63,7 +63,7 @@ def add_translation_options(parser: argparse.ArgumentParser, *omitted: str) -> N
 
 
 def for_translation(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Tune the process, and return the arguments for the function that translates."""
+    """Tune the process for translation, and return the remaining arguments."""
     given = vars(arguments)
     tune_for_translation()
     use_threads(given.pop("threads", None))
@@ -71,9 +71,9 @@ def for_translation(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def add_options(group: Any, options: Mapping[str, str], *required: str, absent: Any = argparse.SUPPRESS) -> None:
-    """Options from usage and help: `--tokens N` is a whole number, `--json` a switch; + and * follow repeated values.
+    """Add options from usage and help: `--tokens N` is an integer, `--json` a switch, `--file FILE+` a list.
 
-    What is not given has the value `absent`, or by default none.
+    An option that is not given has the value `absent`, or is absent by default.
     """
     for usage, text in options.items():
         flag, _, metavar = usage.partition(" ")
@@ -90,14 +90,14 @@ def add_options(group: Any, options: Mapping[str, str], *required: str, absent: 
         else:
             kind["action"] = "store_true"
         if flag in required:
-            kind["required"] = True
+            kind["required"], text = True, f"{text} (required)"
         group.add_argument(flag, help=text, **kind)
 
 
 def add_settings(group: Any, config: type, help_of: Mapping[str, str], *, passed_on: bool = True) -> None:
-    """An option for each field of `config` that `help_of` names, with the field's type and default.
+    """Add an option for each field of `config` in `help_of`, with the field's type and default.
 
-    With `passed_on` false an option that is not given is absent, so that the default can come from elsewhere.
+    With `passed_on` false, an option that is not given is absent.
     """
     hints, defaults = get_type_hints(config), {field.name: field.default for field in fields(config)}
     for name, text in help_of.items():
@@ -125,13 +125,13 @@ def _shown(default: Any) -> str:
 
 
 def settings_in(config: type, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The fields of `config` among the arguments, as far as they are there."""
+    """The arguments that are fields of `config`."""
     names = {field.name for field in fields(config)}
     return {name: value for name, value in vars(arguments).items() if name in names}
 
 
 TYPES: dict[str, type] = {
-    **dict.fromkeys(("N", "STEP", "K", "P"), int),
-    **dict.fromkeys(("X", "S", "M"), float),
-    **dict.fromkeys(("DATASET", "DIR", "FILE", "MODEL", "PATH", "RUN"), Path),
+    **dict.fromkeys(("N", "STEP", "K", "PORT"), int),
+    **dict.fromkeys(("X", "SECONDS", "MINUTES"), float),
+    **dict.fromkeys(("DATASET", "DIR", "MODEL", "PATH", "RUN"), Path),
 }

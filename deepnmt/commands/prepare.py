@@ -1,4 +1,4 @@
-"""`deepnmt prepare`: the options of data preparation, and the summary at its end."""
+"""`deepnmt prepare`: the options of data preparation, and the summary it prints."""
 
 import argparse
 from collections.abc import Callable
@@ -13,66 +13,64 @@ from deepnmt.errors import InputError
 EXAMPLE = """deepnmt prepare --source train.en --target train.de --valid-source dev.en --valid-target dev.de \\
                   --source-lang en --target-lang de --out DATASET
 
-  Files may be plain text or .gz, .xz, .bz2, .zst. Several corpora, one of them back-translated and tagged:
+  Several corpora, one of them back-translated and tagged:
   deepnmt prepare --corpus news news.en.gz news.de.gz --corpus bt bt.en.zst bt.de.zst --tag 'bt=<bt>' --weight bt=0.5 \\
                   --valid-tsv dev.tsv --source-lang en --target-lang de --out DATASET"""
 CLEANING = {
-    "max_length": "longest sentence kept; 0: no limit",
-    "max_ratio": "largest length ratio of the two sides; 0: no limit",
-    "length_unit": "unit of both",
+    "max_length": "drop longer sentences; 0: no limit",
+    "max_ratio": "drop pairs with a larger length ratio; 0: no limit",
+    "length_unit": "unit of length for these two",
     "language_check": "drop pairs in the wrong script, or in the wrong language according to py3langid",
-    "keep": "reasons for which pairs are not dropped",
+    "keep": "reasons for which pairs should not be dropped",
 }
 SUBWORDS = {
-    "vocab_size": "vocabulary size; with --separate also two",
-    "subwords": "kind of subwords",
-    "min_frequency": "split pieces that occur less often than this",
-    "byte_fallback": "make rare characters <unk> instead of bytes",
-    "character_coverage": "share of the characters in the vocabulary",
-    "tokenizer_lines": "learn from at most N pairs, evenly spaced",
+    "vocab_size": "vocabulary size; with --separate, one for both sides or one per side",
+    "subwords": "subword algorithm",
+    "min_frequency": "remove pieces that occur fewer than N times from the vocabulary",
+    "byte_fallback": "encode rare characters as <unk> instead of bytes",
+    "character_coverage": "share of the text's characters that the vocabulary covers",
+    "tokenizer_lines": "learn subwords from at most N pairs, evenly spaced",
     "tokenizer": "use the tokenisers of a DATASET or MODEL folder, or one or two SentencePiece .model files",
-    "codes": "use subword-nmt merge operations: one file, or one per side",
-    "pretokenizer": "word tokeniser applied before subwords: one for both sides, or source and target",
+    "codes": "use subword-nmt codes: one file for both sides, or one per side",
+    "pretokenizer": "word tokeniser applied before subwords, one for both sides or one per side",
     "lowercase": "lowercase the text",
     "normalization": "Unicode normalisation form",
 }
-
-
 TEXT = {
-    "--source-lang CODE": "language code, such as en",
-    "--target-lang CODE": "language code, such as de",
-    "--out DATASET": "folder to write",
+    "--source-lang CODE": "source language, such as en",
+    "--target-lang CODE": "target language, such as de",
+    "--out DATASET": "dataset folder to write",
     "--overwrite": "replace an existing dataset",
-    "--workers N": "number of processes (default: all cores); never changes the result",
+    "--workers N": "number of processes (default: one per core); does not affect the result",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = parser.add_argument_group("text")
+    add_options(parser, TEXT, "--source-lang", "--target-lang", "--out")
+    text = parser.add_argument_group("text (plain or .gz, .xz, .bz2, .zst)")
     for prefix, what in (("", "training"), ("valid-", "validation"), ("test-", "test")):
         files = {
             f"--{prefix}source FILE+": f"{what} text, one sentence per line",
-            f"--{prefix}target FILE+": "its translation, line by line",
-            f"--{prefix}tsv FILE+": f"{what} text in two columns: source, tab, target",
-            f"--{prefix}memory FILE+": f"{what} text in TMX or XLIFF; the pairs in the two languages are read",
+            f"--{prefix}target FILE+": f"translation of --{prefix}source, line by line",
+            f"--{prefix}tsv FILE+": f"{what} text in two tab-separated columns",
+            f"--{prefix}memory FILE+": f"{what} text in TMX or XLIFF",
         }
         add_options(text, files)
     several: dict[str, Any] = {"action": "append", "default": []}
     names = ("NAME", "SOURCE", "TARGET")
-    text.add_argument("--corpus", nargs=3, dest="corpora", metavar=names, help="another training corpus", **several)
+    text.add_argument("--corpus", nargs=3, dest="corpora", metavar=names, help="additional training corpus", **several)
     for name, metavar, content in (
         ("weight", "NAME=W", "weight of a corpus in the training mixture (default: 1)"),
-        ("tag", "NAME=TAG", "tag put before every source sentence of a corpus"),
+        ("tag", "NAME=TAG", "tag added before every source sentence of a corpus"),
     ):
         text.add_argument(f"--{name}", dest=f"{name}s", metavar=metavar, help=content, **several)
-    add_options(text, TEXT, "--source-lang", "--target-lang", "--out")
-    cleaning = parser.add_argument_group("cleaning of the training text (validation and test sets are kept whole)")
+    cleaning = parser.add_argument_group("cleaning (training text only)")
     add_settings(cleaning, PrepareSettings, CLEANING, passed_on=False)
     subwords = parser.add_argument_group("words and subwords")
     sharing = subwords.add_mutually_exclusive_group()
-    add_options(sharing, {"--joint": "one vocabulary for both languages (default)"})
+    add_options(sharing, {"--joint": "share one vocabulary between the languages (default)"})
     parser.set_defaults(joint=PrepareSettings.joint)
-    content = "one vocabulary for each language"
+    content = "use one vocabulary per language"
     sharing.add_argument("--separate", action="store_false", dest="joint", help=content)
     add_settings(subwords, PrepareSettings, SUBWORDS, passed_on=False)
 
@@ -95,7 +93,7 @@ def _named(option: str, entries: list[str], kind: Callable[[str], Any]) -> dict[
     named = {}
     for name, separator, text in (entry.partition("=") for entry in entries):
         if not separator:
-            raise InputError(f"{option} {name!r} must be NAME=VALUE, NAME being a corpus")
+            raise InputError(f"{option} {name!r} must be NAME=VALUE, where NAME is a corpus")
         try:
             named[name] = kind(text)
         except ValueError as error:
@@ -104,7 +102,7 @@ def _named(option: str, entries: list[str], kind: Callable[[str], Any]) -> dict[
 
 
 def show_summary(meta: dict[str, Any], out: Path) -> None:
-    """The tables of what was kept and dropped, the warnings about valid and test, and what to do next."""
+    """Print the pairs kept and dropped, warnings about the held-out sets, and the next command."""
     print(f"{meta['source_lang']} to {meta['target_lang']}:")
     rows = [["corpus", "pairs read", "kept", "source tokens", "target tokens"]]
     for corpus in [*meta["train"], *({"name": split, **meta[split]} for split in ("valid", "test") if meta[split])]:
@@ -124,12 +122,12 @@ def show_summary(meta: dict[str, Any], out: Path) -> None:
             kept = "1 pair" if reason["count"] == 1 else f"{reason['count']:,} pairs"
             print(f"{split}: {kept} kept although {reason['meaning']}")
     if meta["valid"] is None:
-        print("There is no validation set: training cannot pick its best checkpoint.")
+        print("There is no validation set, so training cannot choose the best checkpoint.")
     sizes = f"{meta['source_vocab_size']:,} symbols"
     if not meta["shared_vocabulary"]:
         sizes = f"{sizes} (source) and {meta['target_vocab_size']:,} (target)"
     pairs, seconds = sum(corpus["pairs_read"] for corpus in meta["train"]), max(meta["seconds"], 0.1)
     print(f"{'Shared vocabulary' if meta['shared_vocabulary'] else 'Vocabularies'}: {sizes}. ", end="")
     print(f"{pairs:,} pairs in {seconds:,.1f} s, {2 * pairs / seconds:,.0f} sentences/s.")
-    print(f"Examples of what was dropped: {out / 'dataset.json'}")
+    print(f"Examples of dropped pairs: {out / 'dataset.json'}")
     print(f"Next: deepnmt train RECIPE.toml --data {out} --out RUN")

@@ -5,11 +5,20 @@ import argparse
 from deepnmt.commands.options import OVERRIDES, add_options
 
 EXAMPLE = """deepnmt presets
-  deepnmt presets en-de-pre-dlcl-30l model.encoder.num_layers=25"""
+  deepnmt presets en-de-pre-dlcl-30l model.encoder.num_layers=25 > mine.toml"""
+GROUPS = {  # by the beginning of the name
+    "demo": "The demo",
+    "en-de": "The paper's English-German systems",
+    "zh-en": "The paper's Chinese-English systems",
+    "beyond": "Depth methods published since, with 18 encoder layers",
+}
+NEXT = """
+deepnmt presets NAME                                  shows all settings of a preset
+deepnmt train NAME --data DATASET --out RUN           trains it"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "show all settings of this preset or recipe file (.toml) as TOML"
+    text = "print all settings of this preset or recipe file (.toml) as TOML"
     parser.add_argument("recipe", nargs="?", metavar="RECIPE", help=text)
     add_options(parser, OVERRIDES)
 
@@ -24,7 +33,9 @@ def run(arguments: argparse.Namespace) -> None:
             print(f"# {about}")
         print(to_toml(to_table(recipe)), end="")
         return
-    names = preset_names()
-    width = max(map(len, names))
-    for name in names:
-        print(f"{name:<{width}}  {describe_preset(name)}")
+    for prefix, title in GROUPS.items():
+        group = [name for name in preset_names() if name.startswith(prefix)]
+        width = max(map(len, group))
+        print(f"{title}:")
+        print("\n".join(f"  {name:<{width}}  {describe_preset(name)}" for name in group))
+    print(NEXT)

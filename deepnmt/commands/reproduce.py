@@ -1,4 +1,4 @@
-"""`deepnmt reproduce`: run the paper's experiments, at its scale or a smaller one, and compare the figures."""
+"""`deepnmt reproduce`: run the paper's experiments, at full or reduced scale, and report beside its results."""
 
 import argparse
 
@@ -10,34 +10,35 @@ from deepnmt.settings import from_table
 EXAMPLE = """deepnmt reproduce table1 figure4 --scale multi30k --data DATASET --out STUDY --minutes 20 --parallel 4
   deepnmt reproduce headline --scale europarl --data DATASET --out STUDY --minutes 60 \\
                     --test newstest2014 newstest2014.en newstest2014.de
-  deepnmt reproduce --score-only STUDY      (add scores that were not computed where the runs were made)
-  deepnmt reproduce --report-only STUDY     (write the reports again)
-  deepnmt reproduce --list                  (the experiments and the scales)"""
-
-
+  deepnmt reproduce --score-only STUDY      compute missing scores, on any machine
+  deepnmt reproduce --report-only STUDY     rewrite the reports
+  deepnmt reproduce --list                  list experiments and scales"""
 OPTIONS = {
-    "experiments EXPERIMENT*": "names from --list; section.field=value overrides a setting of all arms",
+    "experiments EXPERIMENT*": "experiment from --list, or section.field=value to override a setting of all arms",
     "--list": "list the experiments and the scales",
-    "--scale NAME": f"a scale from --list (default: {Request.scale}, the paper's)",
-    "--data DATASET": "a dataset written by `deepnmt prepare`",
-    "--out DIR": "study folder; repeat the command to resume",
-    "--stop-after M": "start no new runs after M minutes",
-    "--seeds N": "seeds per arm (default: the scale's)",
-    "--parallel N": f"concurrent runs per GPU (default: {Request.parallel})",
-    "--device {cpu,cuda}": "default: cuda if available",
+    "--scale NAME": f"scale from --list (default: {Request.scale}, the paper's)",
+    "--data DATASET": "folder written by `deepnmt prepare`",
+    "--out DIR": "study folder to write; run the command again to resume",
+    "--stop-after MINUTES": "start no new runs after this time",
+    "--seeds N": "number of seeds per arm (default: the scale's)",
+    "--parallel N": f"number of concurrent runs per GPU (default: {Request.parallel})",
+    "--device {cpu,cuda}": "device to train on (default: cuda if available)",
     "--keep-checkpoints": "keep the checkpoints of finished runs",
-    "--dry-run": "print the runs with their sizes and estimated times, and exit",
+    "--dry-run": "list the runs with their sizes and estimated times, and exit",
     "--score-only DIR": "compute the missing scores of a study and update its reports",
     "--report-only DIR": "rewrite the reports of a study",
 }
-SIZE = {"--minutes M": "total device time for all runs", "--tokens N": "training tokens per run (default: the scale's)"}
+SIZE = {
+    "--minutes MINUTES": "total device time of all runs",
+    "--tokens N": "training tokens per run (default: the scale's)",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, OPTIONS)
-    add_options(parser, {"--arms LABEL+": "run only these arms: labels, or patterns such as 'DLCL *'"}, absent=[])
+    add_options(parser, {"--arms LABEL+": "run only arms with these labels or patterns, such as 'DLCL *'"}, absent=[])
     add_options(parser.add_mutually_exclusive_group(), SIZE)
-    names, text = "NAME SOURCE REFERENCE", "an additional test set, with one or more references"
+    names, text = "NAME SOURCE REFERENCE", "additional test set, with one or more references"
     parser.add_argument("--test", nargs="+", action="append", default=[], metavar=names, help=text)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
 

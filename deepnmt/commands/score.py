@@ -1,4 +1,4 @@
-"""`deepnmt score`: every score of one hypothesis file or several, with its signature."""
+"""`deepnmt score`: scores of one or several files of translations, with their signatures."""
 
 import argparse
 import json
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 EXAMPLE = "deepnmt score --hypothesis test.out.de --reference test.de --source-lang en --target-lang de"
 FILES = {
-    "--hypothesis F+": "raw translations, one per line (-: standard input; .gz, .xz, .bz2 unpacked); the first is the "
-    "baseline",
-    "--reference F+": "one file per reference translation",
+    "--hypothesis FILE+": "raw translations, one per line; of several files, the first is the baseline (-: standard "
+    "input)",
+    "--reference FILE+": "reference translation; several files are several references",
 }
 SCORES = {
-    "--source-lang en": "language code of the source",
-    "--target-lang de": "language code of the target: selects the tokenisers",
-    "--lowercase": "only the case-insensitive variant of every score",
-    "--confidence": "add 95 %% intervals by bootstrap resampling",
+    "--source-lang CODE": "source language, such as en",
+    "--target-lang CODE": "target language, such as de; selects the tokenisers",
+    "--lowercase": "compute the case-insensitive variant of every score",
+    "--confidence": "add 95 %% confidence intervals by bootstrap resampling",
 }
 OPTIONS = {
-    "--samples N": "number of resamples or trials",
-    "--comet": "add COMET if it is installed; needs --source",
-    "--source F": "the source text, for --comet",
-    "--comet-scores F+": "output of comet-score, one file per hypothesis",
+    "--samples N": "number of bootstrap resamples or randomisation trials",
+    "--comet": "add COMET, if it is installed; needs --source",
+    "--source FILE": "source text, for --comet",
+    "--comet-scores FILE+": "output of comet-score, one file per hypothesis",
     "--json": "print everything as JSON",
 }
 
@@ -43,16 +43,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     add_options(parser, FILES, "--hypothesis", "--reference")
     add_options(parser, metric_options() | OPTIONS, absent=None)
-    add_options(parser, {"--comet-model NAME": f"COMET's model (default: {DEFAULT_MODEL})"}, absent=None)
-    text = "how several hypotheses are compared with the first (default: %(default)s)"
+    add_options(parser, {"--comet-model NAME": f"COMET model (default: {DEFAULT_MODEL})"}, absent=None)
+    text = "significance test between the baseline and each other file (default: %(default)s)"
     parser.add_argument("--test", choices=[*TESTS, "none"], default="bootstrap", help=text)
 
 
 def metric_options() -> dict[str, str]:
-    """What `score` and `evaluate` share."""
+    """The options that `score` and `evaluate` share."""
     from deepnmt.evaluation.metrics import METRICS
 
-    return SCORES | {f"--metrics {{{','.join(METRICS)}}}+": f"only these scores: {', '.join(METRICS)}"}
+    return SCORES | {f"--metrics {{{','.join(METRICS)}}}+": f"compute only these scores: {', '.join(METRICS)}"}
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -114,7 +114,7 @@ def _heading(report: dict[str, Any], confidence: bool) -> str:
 
 @contextmanager
 def _status() -> "Iterator[Callable[[str], None]]":
-    """On a terminal, shows which score is being computed, and leaves nothing behind."""
+    """Show which score is being computed, on a terminal."""
     if not sys.stderr.isatty():
         yield lambda title: None
         return

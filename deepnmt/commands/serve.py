@@ -1,4 +1,4 @@
-"""`deepnmt serve`: models behind HTTP, with a web page."""
+"""`deepnmt serve`: serve models over HTTP, with a web page."""
 
 import argparse
 import logging
@@ -13,23 +13,20 @@ from deepnmt.settings import from_table
 
 EXAMPLE = """deepnmt serve MODEL                                     then open http://127.0.0.1:8000
   deepnmt serve en-de=runs/a/model de-en=runs/b/model     several models, chosen by name or languages"""
-
 LIMITS = {
-    "max_characters": "characters of all texts of one request; above: 413",
-    "max_waiting_characters": "characters of all requests at work; above: 429",
-    "max_requests": "requests at work at once; above: 429",
-    "max_connections": "connections open at once; above: 503",
-    "timeout": "seconds for an answer, or for the next sentence of a stream; above: 503",
-    "max_batch_sentences": "sentences translated together; 1 turns batching off",
-    "batch_wait": "seconds the first sentence of a batch waits for others",
-    "cache_megabytes": "size of the cache of translations of each model; 0 turns it off",
+    "max_characters": "characters per request; above: 413",
+    "max_waiting_characters": "characters of all current requests; above: 429",
+    "max_requests": "concurrent requests; above: 429",
+    "max_connections": "open connections; above: 503",
+    "timeout": "seconds until an answer, or the next sentence of a stream; above: 503",
+    "max_batch_sentences": "sentences per batch; 1 turns batching off",
+    "batch_wait": "seconds that the first sentence of a batch waits for others",
+    "cache_megabytes": "size of each model's translation cache; 0 turns it off",
 }
-
-
 OPTIONS = {
-    "--host H": "address to listen on (default: 127.0.0.1)",
-    "--port P": "0: any free port (default: 8000)",
-    "--grace S": "seconds to finish requests on shutdown (default: 30)",
+    "--host HOST": "address to listen on (default: 127.0.0.1)",
+    "--port PORT": "port to listen on; 0: any free port (default: 8000)",
+    "--grace SECONDS": "time to finish requests on shutdown (default: 30)",
     "--access-log": "log each request to standard error",
 }
 
@@ -39,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="+", metavar="MODEL", help=text)
     add_options(parser, OPTIONS | MACHINE, absent=None)
     parser.set_defaults(host="127.0.0.1", port=8000, grace=30.0, precision="fp32")
-    text = "let web pages of this origin use the server; * for all (default: none)"
-    parser.add_argument("--allow-origin", action="append", default=[], metavar="O", help=text)
+    text = "allow web pages of this origin to use the server; * allows all (default: none)"
+    parser.add_argument("--allow-origin", action="append", default=[], metavar="ORIGIN", help=text)
     add_settings(parser.add_argument_group("limits and batching"), Limits, LIMITS)
 
 

@@ -1,4 +1,4 @@
-"""`deepnmt train`."""
+"""`deepnmt train`: train a model from a recipe, resume a run, or fine-tune a model."""
 
 import argparse
 import os
@@ -9,21 +9,19 @@ from deepnmt.commands.options import OVERRIDES, RECIPE, add_options
 EXAMPLE = """deepnmt train en-de-pre-dlcl-30l training.seed=2 --data DATASET --out RUN
   deepnmt train --from MODEL training.max_steps=500 --data DATASET --out RUN     fine-tune a model"""
 OPTIONS = {
-    "--data DATASET": "output of `deepnmt prepare`",
-    "--out RUN": "folder of the run",
-    "--resume": "resume the run in --out, or start it if there is none",
+    "--data DATASET": "folder written by `deepnmt prepare`",
+    "--out RUN": "run folder to write",
+    "--resume": "resume the run in --out; start it if there is none",
     "--tokens-per-update N": "short for training.tokens_per_update=N",
-    "--device cpu|cuda": "default: cuda if there is a GPU",
+    "--device cpu|cuda": "device to train on (default: cuda if available)",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     (recipe,) = RECIPE.values()
-    parser.add_argument(
-        "recipe", nargs="?", metavar="RECIPE", help=f"{recipe}; not needed to fine-tune a model (--from)"
-    )
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help=f"{recipe}; optional with --from")
     add_options(parser, OVERRIDES | OPTIONS, "--data", "--out")
-    parser.add_argument("--from", dest="from_model", metavar="MODEL", help="fine-tune this model")
+    parser.add_argument("--from", dest="from_model", metavar="MODEL", help="model folder to fine-tune")
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -1,1 +1,1 @@
-"""Models behind HTTP: requests of many clients translated together, and a page to translate on."""
+"""Models behind HTTP: requests of many clients translated together, and a web page for translating."""

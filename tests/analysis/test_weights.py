@@ -184,9 +184,9 @@ def test_a_scheme_without_learned_weights_is_a_clear_sentence(kind, tmp_path, ca
 
 def test_refusals(folder, tmp_path, capsys):
     for arguments, message in [
-        ([folder, "--out", tmp_path / "w.txt"], "its name must end in .png, .svg, .pdf, .html, .csv"),
+        ([folder, "--out", tmp_path / "w.txt"], "the file name must end in .png, .svg, .pdf, .html, .csv"),
         ([folder, "--column", 6], "--column 6: the encoder has the columns 0 to 5"),
-        ([folder, "model.norm=pre"], "model.norm=pre: inspect weights takes a MODEL folder and no settings"),
+        ([folder, "model.norm=pre"], "model.norm=pre: inspect weights takes a MODEL folder and no overrides"),
         (["en-de-pre-dlcl-30l"], "en-de-pre-dlcl-30l is not a MODEL folder"),
     ]:
         assert call(*arguments) == 2

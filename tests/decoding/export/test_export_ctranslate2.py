@@ -115,7 +115,7 @@ def test_a_mixture_of_layers_is_refused_before_anything_is_written(kind, tmp_pat
 def test_without_ctranslate2_the_export_is_written_and_said_to_be_unchecked(unsure, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(exporting, "find_spec", lambda name: None)
     assert main(["export", str(unsure("pre")), "--to", "ctranslate2", "--out", str(tmp_path / "OUT")]) == 0
-    assert "not compared with" in capsys.readouterr().out
+    assert "not verified against" in capsys.readouterr().out
     assert json.loads((tmp_path / "OUT" / "export.json").read_text())["checked"] is None
     assert ctranslate2.Translator(str(tmp_path / "OUT"))
 
