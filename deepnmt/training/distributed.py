@@ -1,8 +1,8 @@
 """Several processes that train as one: how they add up gradients, agree, and fail together.
 
-Data parallel: each rank computes the gradient of its part of an update; they are added up after the last micro-batch.
-The sum is explicit, instead of torch's DistributedDataParallel: a rank may have fewer batches or none, may split and
-retry one that does not fit, and may compute its gradients with any engine (a replayed CUDA graph has no hooks).
+Data parallel: each rank computes the gradient of its part of an update; they are added up as the last micro-batch
+completes them. The sum is explicit, instead of torch's DistributedDataParallel: a rank may split and retry a batch that
+does not fit, and may compute its gradients with any engine (a replayed CUDA graph runs no hooks).
 Sharded (FSDP2): parameters, gradients and optimiser state are spread over the ranks, layer by layer.
 """
 
@@ -10,7 +10,7 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -21,13 +21,15 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.rendezvous import rendezvous
+from torch.utils.hooks import RemovableHandle
 
 from deepnmt.devices import choose_device
 from deepnmt.errors import InputError, RunError
 
 T = TypeVar("T")
 R = TypeVar("R")
-BUCKET_BYTES = 64 * 2**20
+BUCKET_BYTES = 32 * 2**20
+ALIGNMENT = 32  # elements: vectors of 16 bytes begin where a gradient does
 FAILURE_KEY = "deepnmt/failure"
 
 
@@ -90,30 +92,111 @@ class World:
         dist.all_gather(parts, done)
         return torch.cat(parts)[: len(rows)]
 
-    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Add up the gradients over the ranks. The backward pass has already added up sharded ones."""
-        if self.size == 1:
+
+class GradientSum:
+    """Adds up the gradients over the ranks in buckets, each of which is one buffer that the gradients are views of.
+
+    Buckets are in the order in which a backward pass completes them: the layers from the last to the first, and then
+    what more than one layer uses. So the exchange of the first can begin long before the pass ends.
+    """
+
+    def __init__(self, model: nn.Module, world: World) -> None:
+        """The backward pass has already added up sharded gradients."""
+        mine = {n: p for n, p in model.named_parameters() if p.requires_grad and not hasattr(p, "full_tensor")}
+        layers = [p for name, p in mine.items() if ".layers." in name][::-1]
+        others = [p for name, p in mine.items() if ".layers." not in name]
+        kinds = [layers, others] if world.size > 1 else []
+        self.buckets = [Bucket(parameters) for kind in kinds for parameters in _divide(kind)]
+        self.stream = torch.cuda.Stream(world.device) if self.buckets and world.device.type == "cuda" else None
+
+    def prepare(self) -> None:
+        """Move the gradients to where they stay."""
+        for bucket in self.buckets:
+            bucket.flatten()
+
+    @contextmanager
+    def marking(self) -> Iterator[None]:
+        """A backward pass in here, and each replay of it if it is recorded, marks when a bucket is complete."""
+        if self.stream is None:
+            yield
             return
-        gradients = [p.grad for p in parameters if p.grad is not None and not hasattr(p, "full_tensor")]
-        pending = []
-        for bucket in _buckets(gradients):
-            flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
-            pending.append((bucket, flat, dist.all_reduce(flat, async_op=True)))
-        for bucket, flat, work in pending:
-            cast(dist.Work, work).wait()
-            pieces = flat.split([gradient.numel() for gradient in bucket])
-            torch._foreach_copy_(bucket, [p.view_as(g) for p, g in zip(pieces, bucket, strict=True)])
+        hooks = [hook for bucket in self.buckets for hook in bucket.hooks()]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def start(self) -> None:
+        """Begin the exchange of each bucket as soon as the pass just launched has completed it."""
+        if self.stream is None:
+            return
+        end = torch.cuda.current_stream().record_event()
+        with torch.cuda.stream(self.stream):
+            for bucket in self.buckets:
+                self.stream.wait_event(bucket.mark or end)
+                bucket.start()
+
+    def finish(self) -> None:
+        """Leave the sums in the gradients."""
+        for bucket in self.buckets:
+            if bucket.work is None:
+                bucket.start()
+        for bucket in self.buckets:
+            bucket.finish()
 
 
-def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
-    bucket: list[Tensor] = []
+class Bucket:
+    """Gradients that are exchanged together."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.flat: Tensor | None = None
+        self.work: dist.Work | None = None
+        self.mark: torch.cuda.Event | None = None  # None also if the last pass left out one of the parameters
+
+    def flatten(self) -> Tensor:
+        if self.flat is None:
+            sizes = [-(-p.numel() // ALIGNMENT) * ALIGNMENT for p in self.parameters]
+            self.flat = torch.zeros(sum(sizes), dtype=self.parameters[0].dtype, device=self.parameters[0].device)
+            for parameter, part in zip(self.parameters, self.flat.split(sizes), strict=True):
+                view = part[: parameter.numel()].view_as(parameter)
+                if parameter.grad is not None:
+                    view.copy_(parameter.grad)
+                parameter.grad = view
+        return self.flat
+
+    def hooks(self) -> list[RemovableHandle]:
+        missing = {id(parameter) for parameter in self.parameters}
+        # External: a replay records it again, and streams outside the recording can wait for it.
+        event, self.mark = torch.cuda.Event(external=True), None
+
+        def note(parameter: Tensor) -> None:
+            missing.discard(id(parameter))
+            if not missing:
+                event.record()
+                self.mark = event
+
+        return [parameter.register_post_accumulate_grad_hook(note) for parameter in self.parameters]
+
+    def start(self) -> None:
+        self.work = cast(dist.Work, dist.all_reduce(self.flatten(), async_op=True))
+
+    def finish(self) -> None:
+        if self.work is not None:
+            self.work.wait()
+            self.work = None
+
+
+def _divide(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    bucket: list[nn.Parameter] = []
     size = 0
-    for tensor in tensors:
-        if bucket and (size + tensor.nbytes > BUCKET_BYTES or tensor.dtype != bucket[0].dtype):
+    for parameter in parameters:
+        if bucket and (size + parameter.nbytes > BUCKET_BYTES or parameter.dtype != bucket[0].dtype):
             yield bucket
             bucket, size = [], 0
-        bucket.append(tensor)
-        size += tensor.nbytes
+        bucket.append(parameter)
+        size += parameter.nbytes
     if bucket:
         yield bucket
 

@@ -15,7 +15,7 @@ from deepnmt.errors import RunError
 from deepnmt.model.sequences import PackedSequences
 from deepnmt.model.transformer import Transformer
 from deepnmt.training.config import TrainingConfig
-from deepnmt.training.distributed import World, await_gradients, is_sharded
+from deepnmt.training.distributed import GradientSum, World, await_gradients, is_sharded
 from deepnmt.training.loss import chunked_loss, sampled_loss
 from deepnmt.training.memory import Splitter, free_memory, is_out_of_memory
 from deepnmt.training.mixed_precision import product_type
@@ -83,6 +83,7 @@ class EagerEngine:
         """Compute the gradients of this model from now on."""
         self.objective.model = model
         self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.gradient_sum = GradientSum(model, self.world)
 
     def accumulate(self, update: Update, scale: Tensor, noise: Noise) -> Tensor:
         """Compute the gradients of this rank's batches; return the sums of their loss and nll: (2,), float64."""

@@ -62,6 +62,7 @@ class GraphEngine(EagerEngine):
             self._load(piece)
             noise.seed_for(piece)
             replay()
+        self.gradient_sum.start()
         return self.sums.clone()
 
     def _recorded(self, batches: Sequence[AnyBatch]) -> tuple[list[AnyBatch], Work]:
@@ -85,12 +86,17 @@ class GraphEngine(EagerEngine):
         try:
             batch = self.batch = example.to(self.world.device)
             zero_gradients(self.parameters)
+            self.gradient_sum.prepare()
             with compiled_layers(self.objective.model) if self.config.compile else nullcontext():
-                self.replay = self.record(lambda: self.run_pass(batch, self.factor, self.sums))
+                self.replay = self.record(lambda: self._run_marked_pass(batch))
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             self.batch = None
+
+    def _run_marked_pass(self, batch: AnyBatch) -> None:
+        with self.gradient_sum.marking():
+            self.run_pass(batch, self.factor, self.sums)
 
     def _load(self, batch: AnyBatch) -> None:
         assert self.batch is not None

@@ -100,7 +100,7 @@ def step(state: TrainingState, update: Update, engine: EagerEngine) -> tuple[Ten
     config, world, scale = engine.config, engine.world, state.loss_scale.factor
     sums = engine.accumulate(update, scale, Noise(config.seed, state.step, state.rollbacks))
     world.sum(sums)
-    world.sum_gradients(state.model.parameters())
+    engine.gradient_sum.finish()
 
     norms = gradient_norms(state.model, scale)
     overflow = ~torch.isfinite(norms.total + sums.sum())

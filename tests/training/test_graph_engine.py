@@ -1,10 +1,12 @@
 """The engine of a GPU computes what plain torch does, and its noise follows the seed."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from small import CONFIG_MODEL, TRAINING, corpus
 
 from deepnmt.data.batching import BatchingConfig, BatchStream, Update
@@ -13,6 +15,7 @@ from deepnmt.model.connections.dlcl import DlclConfig
 from deepnmt.model.connections.residual import ResidualConfig
 from deepnmt.model.sublayers import SUBLAYERS, SublayerConfig
 from deepnmt.model.transformer import Transformer
+from deepnmt.training import distributed
 from deepnmt.training.distributed import World
 from deepnmt.training.engine import EagerEngine, Noise, Objective
 
@@ -35,6 +38,7 @@ def engine(
     compiled: bool = True,
     connection: ConnectionConfig | None = None,
     sublayer: SublayerConfig | None = None,
+    ranks: int = 1,
 ) -> tuple[Any, Transformer]:
     from deepnmt.training.graph_engine import GraphEngine
 
@@ -48,7 +52,7 @@ def engine(
     config = replace(CONFIG_MODEL, dropout=dropout, attention_dropout=dropout, ffn_dropout=dropout, **connected)
     model = Transformer(config).cuda().train()
     kind = GraphEngine if graphed else EagerEngine
-    world = World(0, 1, torch.device("cuda"))
+    world = World(0, ranks, torch.device("cuda"))
     training = replace(TRAINING, compile=compiled, precision=precision)
     return kind(Objective(model, training, world.device), world), model
 
@@ -105,3 +109,60 @@ def test_evaluation_is_not_compiled_after_training() -> None:
     made = engine(True, 0.1, "bf16")
     run(made, updates(1)[0])
     assert all(layer._compiled_call_impl is None for layer in made[1].encoder.layers)
+
+
+@pytest.fixture
+def nccl() -> Iterator[None]:
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Doubled:
+    """NCCL's sum of one rank, twice: as if two ranks had the same gradients."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.begun, self.done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.begun.record()
+        ALL_REDUCE(tensor)
+        tensor *= 2
+        self.done.record()
+
+    def wait(self) -> None:
+        self.done.wait()
+
+
+ALL_REDUCE = dist.all_reduce
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_ranks_exchange_complete_gradients_before_the_pass_ends(
+    monkeypatch: pytest.MonkeyPatch, nccl: None, precision: str
+) -> None:
+    torch._dynamo.reset()
+    monkeypatch.setattr(distributed, "BUCKET_BYTES", 20_000)
+    alone, one_of_two = engine(True, 0.1, precision), engine(True, 0.1, precision, ranks=2)
+    begun: list[Doubled] = []
+
+    def all_reduce(tensor: torch.Tensor, async_op: bool) -> Doubled:
+        begun.append(Doubled(tensor))
+        return begun[-1]
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    for update in updates(3):
+        begun.clear()
+        sums, wanted = run(alone, update)
+        found = one_of_two[0].accumulate(update, torch.ones((), device="cuda"), Noise(1))
+        end = torch.cuda.current_stream().record_event(torch.cuda.Event(enable_timing=True))
+        one_of_two[0].gradient_sum.finish()
+        assert torch.equal(sums, found)
+        gradients = [p.grad for p in one_of_two[1].parameters() if p.grad is not None]
+        for gradient, expected in zip(gradients, wanted, strict=True):
+            assert torch.equal(gradient, 2 * expected)
+    torch.cuda.synchronize()
+    buckets = one_of_two[0].gradient_sum.buckets
+    assert len(begun) == len(buckets) > 5
+    assert sum(bucket.mark is not None for bucket in buckets) > 4
+    ahead = [one.begun.elapsed_time(end) for one in begun]
+    print(f"{precision}: buckets begin {[round(1000 * time) for time in ahead]} us before the end of the last pass")
+    assert ahead[0] > 0.02 and ahead == sorted(ahead, reverse=True)
