@@ -3,7 +3,7 @@
 import math
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,9 +43,18 @@ class TrainingSpeed:
 
 
 def measure_training(
-    model: ModelConfig, training: TrainingConfig, lengths: Lengths, trial: TrainingTrial, *, device: str
+    model: ModelConfig,
+    training: TrainingConfig,
+    lengths: Lengths,
+    trial: TrainingTrial,
+    *,
+    device: str,
+    when_warm: Callable[[], None] = lambda: None,
 ) -> TrainingSpeed:
-    """On a GPU, unless `trial.eager`, by the recorded engine on packed batches; else by the plain one on padded."""
+    """On a GPU, unless `trial.eager`, by the recorded engine on packed batches; else by the plain one on padded.
+
+    `when_warm` is called before the timed steps; it may wait, for example until the device is idle.
+    """
     on_gpu = torch.device(device).type == "cuda"
     graphed = on_gpu and not trial.eager
     free_memory(torch.device(device))
@@ -66,6 +75,7 @@ def measure_training(
             for step in range(trial.warm_ups + trial.steps):
                 if step == trial.warm_ups:
                     wait_for(device)
+                    when_warm()
                     targets = sources = 0
                     started = time.perf_counter()
                 update = next(updates)

@@ -24,6 +24,7 @@ OPTIONS = {
     "--parallel N": f"number of concurrent runs per GPU (default: {Request.parallel})",
     "--device {cpu,cuda}": "device to train on (default: cuda if available)",
     "--keep-checkpoints": "keep the checkpoints of finished runs",
+    "--no-scores": "stop after the translations; --score-only adds scores and reports, on any machine",
     "--dry-run": "list the runs with their sizes and estimated times, and exit",
     "--score-only DIR": "compute the missing scores of a study and update its reports",
     "--report-only DIR": "rewrite the reports of a study",

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,19 +26,29 @@ POLL_SECONDS = 1.0
 
 
 def work(runs: Sequence[PlannedRun], setup: Setup, stop_after: float | None = None) -> None:
-    """Do every run that is not done and not claimed by another process; start none after `stop_after` minutes."""
+    """Do every run that is not done and not claimed by another process; start none after `stop_after` minutes.
+
+    An error in one run does not cost the others: it is reported at the end.
+    """
     if setup.device == "cuda":
         share_compiled_layers()
     started = time.monotonic()
+    failed: list[str] = []
     for number, run in enumerate(runs, start=1):
         if stop_after is not None and time.monotonic() - started > 60 * stop_after:
             say(f"{stop_after:g} minutes have passed: starting no further runs; repeat the command to resume")
-            return
+            break
         folder = setup.study.runs / run.name
         with _claim(folder) as mine:
             if mine and next_step(run, folder):
                 say(f"run {number} of {len(runs)}: {run.name} ({run.purpose})")
-                do_run(run, setup)
+                try:
+                    do_run(run, setup)
+                except Exception as error:
+                    traceback.print_exc()
+                    failed.append(f"{run.name}: {type(error).__name__}: {error}")
+    if failed:
+        raise RunError(f"{len(failed)} of {len(runs)} runs ended with an error: {'; '.join(failed)}")
 
 
 @contextmanager

@@ -38,8 +38,9 @@ def reproduce(request: Request) -> None:
         start_workers(request.words(), gpus, request.parallel, runs, study)
     else:
         work(runs, setup, request.stop_after)
-    score_study(study)
-    write_reports(study, list(experiments))
+    if not request.no_scores:
+        score_study(study)
+        write_reports(study, list(experiments))
 
 
 def work_alone(request: Request) -> None:

@@ -22,6 +22,7 @@ class Request:
     parallel: int = 1  # runs at a time on one GPU
     device: str | None = None
     keep_checkpoints: bool = False
+    no_scores: bool = False  # leave them, and the reports, to another call
 
     def __post_init__(self) -> None:
         check_bounds(self, "tokens seeds parallel", least=1)

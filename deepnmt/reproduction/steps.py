@@ -71,9 +71,15 @@ def next_step(run: PlannedRun, folder: Path) -> str | None:
     needed = [TRAIN] if run.trains else []
     if run.trains and (trained := read_step(folder / TRAIN)) and trained["status"] == "done":
         needed += [DECODE, WEIGHTS] if "weights" in run.measures else [DECODE]
+        if not _has_weights(folder) and not all((folder / name).exists() for name in needed):
+            return TRAIN  # only its small files were copied here, before the rest was done
     if "speed" in run.measures:
         needed.append(SPEED)
     return next((name for name in needed if not (folder / name).exists()), None)
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(place.is_dir() for place in (folder / MODEL, folder / TRAINING / "checkpoints"))
 
 
 def share_compiled_layers() -> None:

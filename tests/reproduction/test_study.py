@@ -5,6 +5,7 @@ import shutil
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,10 @@ from processes import Process
 from pytest import fixture, raises
 
 from deepnmt.cli import main
+from deepnmt.errors import RunError
+from deepnmt.files import write_json
 from deepnmt.reproduction import steps
+from deepnmt.reproduction.processes import work
 from deepnmt.reproduction.runs import PlannedRun
 from deepnmt.reproduction.scales import SCALES
 from deepnmt.reproduction.steps import Setup, do_run, next_step
@@ -158,7 +162,9 @@ def test_fewer_seeds_later_do_not_drop_the_ones_there_are(place, capsys):
 
 
 def test_some_arms_are_run_now_and_the_others_later(place, capsys):
-    assert main([*arguments(place, "arms", "--seeds", "1"), "--arms", "DL*"]) == 0
+    assert main([*arguments(place, "arms", "--seeds", "1"), "--no-scores", "--arms", "DL*"]) == 0
+    assert not (place / "arms" / "two" / "report.md").exists()
+    assert main(["reproduce", "--score-only", str(place / "arms")]) == 0
     report = (place / "arms" / "two" / "report.md").read_text()
     assert "Not run yet: plain." in report and "--arms 'DL*'" in report
     (first,) = (place / "arms" / "runs").iterdir()
@@ -238,6 +244,31 @@ def test_a_run_that_diverges_is_done_and_failed(tmp_path, fake_setup):
     found = read_step(tmp_path / "runs" / "run" / "train.json")
     assert (found["status"], found["reason"]) == ("failed", "diverged at step 7")
     assert next_step(run, tmp_path / "runs" / "run") is None
+
+
+def test_an_error_in_one_run_does_not_cost_the_others(tmp_path, fake_setup, capsys):
+    tried = []
+
+    def breaks(recipe, out):
+        tried.append(recipe.training.seed)
+        raise (ValueError("no kernel") if len(tried) == 1 else TrainingError("diverged"))
+
+    first, second = (replace(run_of_recipe(), name=name) for name in ("first", "second"))
+    with raises(RunError, match="1 of 2 runs ended with an error: first: ValueError: no kernel"):
+        work([first, second], fake_setup(breaks))
+    assert next_step(first, tmp_path / "runs" / "first") == "train.json"
+    assert read_step(tmp_path / "runs" / "second" / "train.json")["status"] == "failed"
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_run_of_which_only_small_files_were_copied_is_done_if_it_was_decoded(tmp_path):
+    write_json(tmp_path / "train.json", {"status": "done"})
+    assert next_step(run_of_recipe(), tmp_path) == "train.json", "there is nothing to decode with"
+    (tmp_path / "model").mkdir()
+    assert next_step(run_of_recipe(), tmp_path) == "decode.json"
+    (tmp_path / "model").rmdir()
+    write_json(tmp_path / "decode.json", {})
+    assert next_step(run_of_recipe(), tmp_path) is None
 
 
 def test_a_run_that_was_told_to_stop_is_not_done(tmp_path, fake_setup):
