@@ -57,5 +57,6 @@ for test in newstest2014 test; do
     for side in en de; do xz -dc "$text/$test.$side.xz" > "$out/$name/$test.$side"; done
     deepnmt translate "$model" --beam 4 --length-penalty 0.6 --input "$out/$name/$test.en" --output "$home/$test.de"
 done
+deepnmt bench generate "$run/recipe.toml" --precision bf16 --json > "$home/speed.json"
 deepnmt inspect weights "$model" --out "$home/weights.csv" || true # some schemes have none
 # On any machine: deepnmt score --hypothesis home/newstest2014.de --reference newstest2014.de --source-lang en --target-lang de
