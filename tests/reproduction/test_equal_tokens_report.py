@@ -29,6 +29,7 @@ def arms(tmp_path):
             translated = LINES[:kept] + ["Nein ."] * (len(LINES) - kept)
             (folder / f"{test}.de").write_text("".join(f"{line}\n" for line in translated))
     shutil.copy(HOME / "equal-tokens" / "dlcl-30l" / "weights.csv", tmp_path / "arms" / "dlcl-30l")
+    (tmp_path / "arms" / "dlcl-30l" / "speed.json").write_text('{"speeds": [{"tokens_per_second": 73800.4}]}')
     for test in ("newstest2014", "test"):
         (tmp_path / f"{test}.de.xz").write_bytes(lzma.compress("".join(f"{line}\n" for line in LINES).encode()))
     return tmp_path / "arms"
@@ -37,8 +38,8 @@ def arms(tmp_path):
 def test_arms_are_measured_and_compared_with_each_other(arms):
     write(["--arms", str(arms), "--text", str(arms / "nowhere"), str(arms.parent), "--samples", "20"])
     report = (arms / "report.md").read_text()
-    assert re.search(r"\| base \| 60\.1M \| 100 \| 2,000 \| 4 \| 500 \| 2\.500 \| \d", report)
-    assert re.search(r"\| dlcl-30l \| 135\.8M \| 100 \| 2,000 \| 8 \| 250 \| 2\.500 \| 100\.00 \[", report)
+    assert re.search(r"\| base \| 60\.1M \| 100 \| 2,000 \| 4 \| 500 \| not measured \| 2\.500 \| \d", report)
+    assert re.search(r"\| dlcl-30l \| 135\.8M \| 100 \| 2,000 \| 8 \| 250 \| 73,800 \| 2\.500 \| 100\.00 \[", report)
     assert report.count("| dlcl-30l against base | +") == 2
     assert "| model.encoder.num_layers | 6 | 30 |" in report and "training.lr" not in report
     assert "BLEU|nrefs:1|bs:20|" in report
