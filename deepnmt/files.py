@@ -65,15 +65,17 @@ def write_json(path: Path, content: Any) -> None:
         aside.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, remedy: str = "") -> dict[str, Any]:
+    """The object in a JSON file; an error ends with the remedy."""
+    remedy = remedy and f"; {remedy}"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise InputError(f"{path} does not exist") from error
+        raise InputError(f"{path} does not exist{remedy}") from error
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} is not JSON: {error}") from error
+        raise InputError(f"{path} is not JSON: {error}{remedy}") from error
     if not isinstance(content, dict):
-        raise InputError(f"{path} is not a JSON object")
+        raise InputError(f"{path} is not a JSON object{remedy}")
     return content
 
 

@@ -17,6 +17,7 @@ from deepnmt.decoding.translator import Translator
 from deepnmt.devices import choose_device
 from deepnmt.errors import InputError, RunError
 from deepnmt.evaluation.scores import quick_scores
+from deepnmt.files import read_json
 from deepnmt.model.storage import load_config, load_meta
 from deepnmt.progress import say
 from deepnmt.settings import from_table
@@ -57,8 +58,7 @@ class Run:
         best = self.folder / "best.json"
         if not best.exists():
             return {}
-        pointed = json.loads(best.read_text(encoding="utf-8"))["checkpoint"]
-        step = read_state(self.folder / pointed).get("step")
+        step = read_state(self.folder / read_json(best)["checkpoint"]).get("step")
         lines = [line for line in self.log if line["kind"] == "validation" and line["step"] == step]
         figures = lines[-1] if lines else {}
         return {name: value for name, value in figures.items() if isinstance(value, float)}
@@ -88,6 +88,7 @@ def train(
     KeyboardInterrupt after saving. Under torchrun every rank calls this function and they train together.
     """
     dataset = data if isinstance(data, Dataset) else Dataset.open(Path(data))
+    dataset.verify()
     start = None if from_model is None else Path(from_model)
     if recipe is None:
         if start is None:

@@ -6,7 +6,6 @@ there are sentences), and NAME.json, written last, which says how long the other
 Training corpora are stored under `train_file_name`, so that a user may call one of them "valid".
 """
 
-import json
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import numpy.typing as npt
 
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.errors import InputError
-from deepnmt.files import write_json
+from deepnmt.files import read_json, write_json
 
 DATASET_FORMAT = 1
 SIDES = ("source", "target")
@@ -159,14 +158,14 @@ class Corpus:
     def open(cls, folder: Path, name: str) -> "Corpus":
         path = folder / f"{name}.json"
         try:
-            described = json.loads(path.read_text(encoding="utf-8"))
+            described = read_json(path, AGAIN)
             pairs = int(described["pairs"])
             source, target = (
                 Side.open(f"{folder / name}.{side}", pairs, int(described[side]["tokens"]), described[side]["dtype"])
                 for side in SIDES
             )
         except FileNotFoundError as error:
-            raise InputError(f"{error.filename} is missing; {AGAIN}") from error
+            raise InputError(f"{error.filename} does not exist; {AGAIN}") from error
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path} does not describe a corpus; {AGAIN}") from error
         return cls(source, target)
@@ -226,7 +225,7 @@ class Dataset:
         for side in SIDES:
             path = self.folder / f"{split}.{side}.txt"
             if not path.exists():
-                raise InputError(f"{path} is missing; {AGAIN}")
+                raise InputError(f"{path} does not exist; {AGAIN}")
             lines = path.read_bytes().decode("utf-8").split("\n")[:-1]  # to the byte as written, a carriage return too
             if len(lines) != pairs:
                 raise InputError(f"{path} has {len(lines):,} lines for {pairs:,} pairs; {AGAIN}")
@@ -234,18 +233,15 @@ class Dataset:
         return sides[0], sides[1]
 
     def verify(self) -> None:
-        """Read every byte and compare with the checksums made while writing."""
-        names = [split for split in HELD_OUT if self.meta[split] is not None]
-        for name in [*map(train_file_name, self.train), *names]:
-            described = json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
+        """Compare every array with the checksum stored when it was written; reads all of the data once."""
+        corpora = {train_file_name(name): corpus for name, corpus in self.train.items()}
+        for name, corpus in (corpora | {"valid": self.valid, "test": self.test}).items():
+            if corpus is None:
+                continue
+            described = read_json(self.folder / f"{name}.json", AGAIN)
             for side, kind in product(SIDES, ARRAYS):
-                path = self.folder / f"{name}.{side}.{kind}"
-                checksum = 0
-                with path.open("rb") as file:
-                    while block := file.read(1 << 22):
-                        checksum = zlib.crc32(block, checksum)
-                if checksum != described[side][f"{kind}_crc32"]:
-                    raise InputError(f"{path} is damaged: its checksum differs; {AGAIN}")
+                if zlib.crc32(getattr(getattr(corpus, side), kind)) != described[side][f"{kind}_crc32"]:
+                    raise InputError(f"{self.folder / name}.{side}.{kind} is damaged: its checksum differs; {AGAIN}")
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
@@ -254,15 +250,9 @@ def read_meta(folder: Path) -> dict[str, Any]:
     if not path.exists():
         why = "it has no dataset.json" if folder.is_dir() else "there is no such folder"
         raise InputError(f"{folder} is not a dataset: {why}; make one with `deepnmt prepare`")
-    try:
-        meta: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        version = meta.get("format")
-    except (ValueError, AttributeError) as error:
-        raise InputError(f"{path} is damaged: not a JSON object ({error}); {AGAIN}") from error
-    if version != DATASET_FORMAT:
-        raise InputError(
-            f"{path} has format {version!r}, and this version of deepnmt reads format {DATASET_FORMAT}; {AGAIN}"
-        )
+    meta = read_json(path, AGAIN)
+    if (version := meta.get("format")) != DATASET_FORMAT:
+        raise InputError(f"{path} has format {version!r}; this version of deepnmt reads {DATASET_FORMAT}: {AGAIN}")
     return meta
 
 

@@ -1,18 +1,27 @@
 """The tokenisers of a dataset: learnt from word counts, or given by the user."""
 
+import io
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from deepnmt.data import sentence_pieces
+import numpy as np
+import sentencepiece
+
+from deepnmt.data.piece_merges import NORMAL, UNUSED
 from deepnmt.data.prepare_settings import SubwordSettings
-from deepnmt.data.sentence_pieces import SentencePieces
+from deepnmt.data.sentence_pieces import SPACE, SentencePieces, message_of
 from deepnmt.data.subword_nmt import Codes, SubwordNmt, count_symbols, vocabulary
 from deepnmt.data.subwords import Subwords
 from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
-from deepnmt.errors import InputError
+from deepnmt.data.vocabulary import BOS, EOS, PAD, SPECIAL_PIECES, UNK
+from deepnmt.errors import InputError, RunError
 
-Words = Mapping[str, int]
+Words = Mapping[str, int]  # a word and its count
+_COUNTED_AT_ONCE = 50_000
+_TRAINING_THREADS = 16  # fixed: the sums of a unigram model depend on it in the last digits
 
 
 def learn(words: Sequence[Words], settings: SubwordSettings) -> Sequence[Subwords]:
@@ -23,10 +32,77 @@ def learn(words: Sequence[Words], settings: SubwordSettings) -> Sequence[Subword
 
 
 def _learn_one(words: Words, settings: SubwordSettings, vocab_size: int) -> Subwords:
-    model = sentence_pieces.train(words, settings, vocab_size)
+    model = train(words, settings, vocab_size)
     if settings.min_frequency > 1:
-        model = sentence_pieces.cut(model, sentence_pieces.piece_counts(model, words), settings.min_frequency)
+        model = cut(model, piece_counts(model, words), settings.min_frequency)
     return SentencePieces(model)
+
+
+def train(words: Words, settings: SubwordSettings, vocab_size: int) -> bytes:
+    """A model of the text with these word counts: the same as from its lines, since pieces never cross a space."""
+    model = io.BytesIO()
+    special: dict[str, Any] = {"bos_id": BOS, "pad_id": PAD, "eos_id": EOS, "unk_id": UNK}
+    special |= {f"{name[:3]}_piece": SPECIAL_PIECES[number] for name, number in special.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        counted = Path(folder) / "words.tsv"
+        with counted.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(f"{word}\t{words[word]}\n" for word in sorted(words))
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                input=str(counted),
+                input_format="tsv",
+                model_writer=model,
+                model_type=settings.subwords,
+                vocab_size=vocab_size,
+                hard_vocab_limit=False,
+                byte_fallback=settings.byte_fallback,
+                character_coverage=settings.character_coverage,
+                normalization_rule_name="identity",
+                max_sentence_length=1 << 24,
+                num_threads=_TRAINING_THREADS,
+                **special,
+                minloglevel=2,
+            )
+        except (RuntimeError, OSError) as error:
+            if "required_chars" not in str(error):
+                raise RunError(f"SentencePiece could not learn subwords: {error}") from error
+            raise InputError(
+                f"a vocabulary of {vocab_size:,} is too small for the different characters of this text; "
+                "use a larger --vocab-size or a smaller --character-coverage"
+            ) from error
+    message = message_of(model.getvalue())
+    del message.trainer_spec.input[:]  # the name of the temporary file
+    return bytes(message.SerializeToString())
+
+
+def piece_counts(model: bytes, words: Words) -> dict[str, int]:
+    """How often each piece is used to write a text with these words."""
+    pieces = SentencePieces(model)
+    totals = np.zeros(len(pieces.pieces), np.int64)
+    listed = list(words)
+    for start in range(0, len(listed), _COUNTED_AT_ONCE):
+        batch = listed[start : start + _COUNTED_AT_ONCE]
+        encoded = pieces.encode_lines(batch)
+        ids = np.frombuffer(b"".join(encoded), np.uint32)
+        times = np.repeat([words[word] for word in batch], [len(one) // 4 for one in encoded])
+        np.add.at(totals, ids, times)
+    return dict(zip(pieces.pieces, totals.tolist(), strict=True))
+
+
+def cut(model: bytes, counts: Words, min_frequency: int) -> bytes:
+    """The model without normal pieces that occur fewer than `min_frequency` times.
+
+    A longer piece is marked unused, which makes SentencePiece split it further; a single character is taken out, so
+    that it falls back to bytes or, in a model without bytes, becomes unknown. The sign for a space always stays.
+    """
+    message = message_of(model)
+    for number, piece in reversed(list(enumerate(message.pieces))):
+        if piece.type == NORMAL and piece.piece != SPACE and counts.get(piece.piece, 0) < min_frequency:
+            if len(piece.piece) == 1:
+                del message.pieces[number]
+            else:
+                piece.type = UNUSED
+    return bytes(message.SerializeToString())
 
 
 def from_codes(codes: Sequence[Codes], words: Sequence[Words], settings: SubwordSettings) -> Sequence[Subwords]:

@@ -1,48 +1,65 @@
-"""Subwords by SentencePiece: training from word counts, the vocabulary cut-off, ids in our order, encoding by words."""
+"""Subwords of a SentencePiece model, under ids of our own."""
 
 import base64
-import io
 import re
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-import numpy as np
 import sentencepiece
 
-from deepnmt.data.piece_merges import NORMAL, UNUSED, PieceMerges
-from deepnmt.data.prepare_settings import SubwordSettings
+from deepnmt.data.piece_merges import PieceMerges
 from deepnmt.data.subwords import Subwords
-from deepnmt.data.vocabulary import BOS, EOS, PAD, SPECIAL_PIECES, UNK
-from deepnmt.errors import InputError, RunError
+from deepnmt.data.vocabulary import SPECIAL_PIECES, UNK
+from deepnmt.errors import InputError
 
 SPACE = "\u2581"
-_COUNTED_AT_ONCE = 50_000
 _BPE = 2  # the type of a model in SentencePiece's message format
-_TRAINING_THREADS = 16  # fixed: the sums of a unigram model depend on it in the last digits
 _WORD = re.compile(f"{SPACE}?[^{SPACE}]+|{SPACE}")
 
 
-class SentencePieces(Subwords):
-    """A SentencePiece model whose ids are ours: the special ones, then every usable piece in the model's order."""
-
-    kind = "sentencepiece"
+class _SentencePieceModel(Subwords):
+    """A model file, and how it is stored."""
 
     def __init__(self, model: bytes) -> None:
+        super().__init__()
         self.model = model
         try:
             self._processor: Any = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
             raise InputError(f"not a SentencePiece model: {error}") from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.from_state, (self.state(),)
+
+    def state(self) -> dict[str, Any]:
+        return {"model": base64.b64encode(self.model).decode("ascii")}
+
+    @classmethod
+    def read(cls, path: Path, *listed: list[str]) -> Self:
+        try:
+            return cls(path.read_bytes(), *listed)
+        except FileNotFoundError as error:
+            raise InputError(f"{path} does not exist") from error
+        except InputError as error:
+            raise InputError(f"{path} is {error}") from error
+
+
+class SentencePieces(_SentencePieceModel):
+    """Ids are the special ones, then every usable piece in the model's order."""
+
+    kind = "sentencepiece"
+
+    def __init__(self, model: bytes) -> None:
+        super().__init__(model)
         processor = self._processor
         self._theirs = [
             number
             for number in range(processor.get_piece_size())
             if not (processor.is_control(number) or processor.is_unknown(number) or processor.is_unused(number))
         ]
-        super().__init__([*SPECIAL_PIECES, *map(processor.id_to_piece, self._theirs)])
+        self.pieces = [*SPECIAL_PIECES, *map(processor.id_to_piece, self._theirs)]
         self._ours = [UNK] * processor.get_piece_size()
         for number, theirs in enumerate(self._theirs, start=len(SPECIAL_PIECES)):
             self._ours[theirs] = number
@@ -86,93 +103,47 @@ class SentencePieces(Subwords):
         special, unknown = len(SPECIAL_PIECES), self._processor.unk_id()
         return str(self._processor.decode([self._theirs[i - special] if i >= special else unknown for i in ids]))
 
-    def __reduce__(self) -> tuple[type["SentencePieces"], tuple[bytes]]:
-        return SentencePieces, (self.model,)
-
-    def state(self) -> dict[str, Any]:
-        return {"model": base64.b64encode(self.model).decode("ascii")}
-
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> "SentencePieces":
         return cls(base64.b64decode(state["model"]))
 
+
+class ListedPieces(_SentencePieceModel):
+    """SentencePiece segments and a list numbers the pieces, as in Marian, M2M100 and NLLB; others are unknown."""
+
+    kind = "sentencepiece-list"
+
+    def __init__(self, model: bytes, listed: list[str]) -> None:
+        super().__init__(model)
+        self.listed, self.pieces = listed, [*SPECIAL_PIECES, *listed]
+        self._ids = {piece: number for number, piece in enumerate(listed, start=len(SPECIAL_PIECES))}
+
+    def _units(self, line: str) -> list[str]:
+        return [line]
+
+    def _encode(self, words: list[str]) -> Iterable[Iterable[int]]:
+        segmented = self._processor.encode(words, out_type=str, num_threads=1)
+        return ([self._ids.get(piece, UNK) for piece in pieces] for pieces in segmented)
+
+    def merge(self, word: str, skips: Iterable[int]) -> tuple[list[int], int]:
+        raise InputError("BPE-dropout needs subwords learnt by deepnmt prepare; set batching.bpe_dropout = 0")
+
+    def _words(self, ids: Sequence[int]) -> list[str]:
+        return [self.decode(ids)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._processor.decode_pieces([self.pieces[number] for number in ids]))
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "vocabulary": self.listed}
+
     @classmethod
-    def read(cls, path: Path) -> "SentencePieces":
-        try:
-            return cls(path.read_bytes())
-        except InputError as error:
-            raise InputError(f"{path} is {error}") from error
+    def from_state(cls, state: Mapping[str, Any]) -> "ListedPieces":
+        return cls(base64.b64decode(state["model"]), state["vocabulary"])
 
 
 def message_of(model: bytes) -> Any:
-    """The content of a model file. Imported late: only learning subwords, BPE-dropout and export look into it."""
+    """The parsed content of a model file, needed to learn subwords, for BPE-dropout and for exports."""
     from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
     return ModelProto.FromString(model)
-
-
-def train(words: Mapping[str, int], settings: SubwordSettings, vocab_size: int) -> bytes:
-    """A model of the text with these word counts: the same as from its lines, since pieces never cross a space."""
-    model = io.BytesIO()
-    special: dict[str, Any] = {"bos_id": BOS, "pad_id": PAD, "eos_id": EOS, "unk_id": UNK}
-    special |= {f"{name[:3]}_piece": SPECIAL_PIECES[number] for name, number in special.items()}
-    with tempfile.TemporaryDirectory() as folder:
-        counted = Path(folder) / "words.tsv"
-        with counted.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(f"{word}\t{words[word]}\n" for word in sorted(words))
-        try:
-            sentencepiece.SentencePieceTrainer.train(
-                input=str(counted),
-                input_format="tsv",
-                model_writer=model,
-                model_type=settings.subwords,
-                vocab_size=vocab_size,
-                hard_vocab_limit=False,
-                byte_fallback=settings.byte_fallback,
-                character_coverage=settings.character_coverage,
-                normalization_rule_name="identity",
-                max_sentence_length=1 << 24,
-                num_threads=_TRAINING_THREADS,
-                **special,
-                minloglevel=2,
-            )
-        except (RuntimeError, OSError) as error:
-            if "required_chars" not in str(error):
-                raise RunError(f"SentencePiece could not learn subwords: {error}") from error
-            raise InputError(
-                f"a vocabulary of {vocab_size:,} is too small for the different characters of this text; "
-                "use a larger --vocab-size or a smaller --character-coverage"
-            ) from error
-    message = message_of(model.getvalue())
-    del message.trainer_spec.input[:]  # the name of the temporary file
-    return bytes(message.SerializeToString())
-
-
-def piece_counts(model: bytes, words: Mapping[str, int]) -> dict[str, int]:
-    """How often each piece is used to write a text with these words."""
-    pieces = SentencePieces(model)
-    totals = np.zeros(len(pieces.pieces), np.int64)
-    listed = list(words)
-    for start in range(0, len(listed), _COUNTED_AT_ONCE):
-        batch = listed[start : start + _COUNTED_AT_ONCE]
-        encoded = pieces.encode_lines(batch)
-        ids = np.frombuffer(b"".join(encoded), np.uint32)
-        times = np.repeat([words[word] for word in batch], [len(one) // 4 for one in encoded])
-        np.add.at(totals, ids, times)
-    return dict(zip(pieces.pieces, totals.tolist(), strict=True))
-
-
-def cut(model: bytes, counts: Mapping[str, int], min_frequency: int) -> bytes:
-    """The model without normal pieces that occur fewer than `min_frequency` times.
-
-    A longer piece is marked unused, which makes SentencePiece split it further; a single character is taken out, so
-    that it falls back to bytes or, in a model without bytes, becomes unknown. The sign for a space always stays.
-    """
-    message = message_of(model)
-    for number, piece in reversed(list(enumerate(message.pieces))):
-        if piece.type == NORMAL and piece.piece != SPACE and counts.get(piece.piece, 0) < min_frequency:
-            if len(piece.piece) == 1:
-                del message.pieces[number]
-            else:
-                piece.type = UNUSED
-    return bytes(message.SerializeToString())

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import sentencepiece
 
-from deepnmt.data.listed_pieces import ListedPieces
-from deepnmt.data.sentence_pieces import SPACE, SentencePieces, message_of
+from deepnmt.data.sentence_pieces import SPACE, ListedPieces, SentencePieces, message_of
 from deepnmt.data.tokenizer import AS_IT_IS, Tokenizer
 
 SENTENCEPIECE = SentencePieces, ListedPieces  # subwords that have a SentencePiece model

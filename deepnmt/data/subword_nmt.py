@@ -113,8 +113,8 @@ class SubwordNmt(Subwords):
     kind = "subword-nmt"
 
     def __init__(self, codes: Codes, symbols: Sequence[str]) -> None:
-        super().__init__([*SPECIAL_PIECES, *symbols])
-        self.codes = codes
+        super().__init__()
+        self.codes, self.pieces = codes, [*SPECIAL_PIECES, *symbols]
         self._ids = {symbol: number for number, symbol in enumerate(symbols, start=len(SPECIAL_PIECES))}
 
     def _encode(self, words: list[str]) -> Iterable[list[int]]:

@@ -14,9 +14,9 @@ class Subwords(ABC):
     """Splits words into pieces. Lines have single spaces; encoded ids are bytes of native unsigned ints."""
 
     kind: ClassVar[str]
+    pieces: list[str]  # by id
 
-    def __init__(self, pieces: list[str]) -> None:
-        self.pieces = pieces
+    def __init__(self) -> None:
         self._cache: dict[str, bytes] = {}
         self._dropout: BpeDropout | None = None
 

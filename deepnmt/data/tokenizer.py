@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from deepnmt.data.bpe_dropout import Keys
-from deepnmt.data.listed_pieces import ListedPieces
 from deepnmt.data.prepare_settings import Normalization
 from deepnmt.data.pretokenizer import PRETOKENIZERS, Jieba, Moses
-from deepnmt.data.sentence_pieces import SPACE, SentencePieces
+from deepnmt.data.sentence_pieces import SPACE, ListedPieces, SentencePieces
 from deepnmt.data.subword_nmt import SubwordNmt
 from deepnmt.data.subwords import Subwords
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
@@ -149,9 +148,6 @@ class Tokenizer:
 
     def piece(self, number: int) -> str:
         return self.tags[number - self._first_tag] if number >= self._first_tag else self.subwords.pieces[number]
-
-    def tag_id(self, tag: str) -> int:
-        return self._tag_ids[tag]
 
     def opening(self, tag: str = "") -> list[int]:
         """What the ids of a text with this tag, or with none, begin with."""

@@ -1,6 +1,5 @@
 """The steps of the demo. Each is skipped when its result exists, so an interrupted demo resumes."""
 
-import json
 import shlex
 import shutil
 import sys
@@ -13,7 +12,7 @@ from deepnmt.config import load_recipe
 from deepnmt.demo.plan import MAX_PROCESSES, MINUTES, Plan, launch, make_plan, seconds_per_step
 from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
-from deepnmt.files import write_json
+from deepnmt.files import read_json, write_json
 from deepnmt.progress import say
 
 RECIPES = {"cpu": "demo", "cuda": "demo-gpu"}
@@ -176,7 +175,7 @@ def _trained_steps(run: Path) -> int:
 
     if not (run / "model" / "meta.json").is_file():
         return 0
-    return step_of(run / json.loads((run / "last.json").read_text(encoding="utf-8"))["checkpoint"])
+    return step_of(run / read_json(run / "last.json")["checkpoint"])
 
 
 def _evaluate(run: Path, corpus: Path, target: str, device: str) -> dict[str, Any]:
@@ -192,8 +191,7 @@ def _evaluate(run: Path, corpus: Path, target: str, device: str) -> dict[str, An
             run / "model", source, reference, output=output, device=device, metrics=["bleu", "chrf"], confidence=True
         )
         write_json(path, {"num_lines": found.scores.num_lines, "scores": found.scores.as_dict()})
-    stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return stored
+    return read_json(path)
 
 
 def _show(command: str, *words: object) -> None:

@@ -1,6 +1,5 @@
 """A MODEL folder: the config, the weights and where they come from. The tokeniser files beside them are `data`'s."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from deepnmt import __version__
 from deepnmt.errors import InputError, RunError
-from deepnmt.files import write_json
+from deepnmt.files import read_json, write_json
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.transformer import Transformer
 from deepnmt.settings import from_table, to_table
@@ -96,7 +95,7 @@ def load_meta(folder: Path) -> dict[str, Any]:
     meta = _read_json(folder / META)
     if meta.get("format") != FORMAT:
         raise InputError(
-            f"{folder / META} has format {meta.get('format')!r}, and this deepnmt reads {FORMAT}: "
+            f"{folder / META} has format {meta.get('format')!r}, but this version of deepnmt reads {FORMAT}: "
             "update deepnmt, or convert the model with the version that wrote it"
         )
     return meta
@@ -125,14 +124,8 @@ def fill(tensors: Mapping[str, Tensor], stored: Mapping[str, Tensor], where: Pat
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError) as error:
+    if not path.is_file():
         inside = path.parent / "model"
         hint = f" (a RUN; its model is {inside})" if (inside / path.name).is_file() else ""
-        raise InputError(f"{path.parent} is not a MODEL folder: it has no {path.name}{hint}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is damaged: {error}") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path} is damaged: not a JSON object")
-    return content
+        raise InputError(f"{path.parent} is not a MODEL folder: it has no {path.name}{hint}")
+    return read_json(path)

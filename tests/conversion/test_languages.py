@@ -10,7 +10,7 @@ from foreign_models import pieces_of, sentencepiece_model
 import deepnmt
 from deepnmt.cli import main
 from deepnmt.data.dataset import Dataset
-from deepnmt.data.listed_pieces import ListedPieces
+from deepnmt.data.sentence_pieces import ListedPieces
 from deepnmt.data.tokenizer import AS_IT_IS, LanguageTags, Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.errors import InputError
 from deepnmt.languages import base_language
@@ -107,7 +107,7 @@ def test_prepared_text_begins_with_the_tags(folder, tmp_path):
     assert (pair.source.begin, pair.target.begin) == ("eng_Latn", "deu_Latn")
     for corpus in (dataset.train["train"], dataset.valid):
         first = (corpus.source[0], corpus.target[0])
-        assert [int(ids[0]) for ids in first] == [pair.source.tag_id("eng_Latn"), pair.target.tag_id("deu_Latn")]
+        assert [int(ids[0]) for ids in first] == [*pair.source.opening("eng_Latn"), *pair.target.opening("deu_Latn")]
         assert pair.target.decode(first[1]) == "an old tree"
 
 

@@ -165,7 +165,7 @@ def test_missing_files_are_named(folder, tmp_path, removed, message):
 
 
 def test_languages_must_be_said(folder, tmp_path):
-    with pytest.raises(InputError, match="does not say its target language: give --target-lang"):
+    with pytest.raises(InputError, match="does not name its languages: give --source-lang and --target-lang"):
         deepnmt.convert(folder, tmp_path / "MODEL", source_lang="en")
 
 

@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deepnmt
-from deepnmt.data import bpe_dropout, sentence_pieces
+from deepnmt.data import bpe_dropout, learning
 from deepnmt.data.bpe_dropout import BpeDropout, Merge, sentence_keys
-from deepnmt.data.learning import learn
+from deepnmt.data.learning import cut, learn, piece_counts
 from deepnmt.data.prepare_settings import SubwordSettings
-from deepnmt.data.sentence_pieces import SentencePieces, cut, piece_counts
+from deepnmt.data.sentence_pieces import SentencePieces
 from deepnmt.data.subword_nmt import Codes, SubwordNmt, count_symbols, vocabulary
 from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.errors import InputError
@@ -40,7 +40,7 @@ def train(**options: object) -> SentencePieces:
 
 def rare_pieces_cut(byte_fallback: bool) -> SentencePieces:
     settings = SubwordSettings(byte_fallback=byte_fallback, character_coverage=1.0)
-    model = sentence_pieces.train(WORDS, settings, vocab_size=700)
+    model = learning.train(WORDS, settings, vocab_size=700)
     return SentencePieces(cut(model, piece_counts(model, WORDS), 12))
 
 
@@ -118,7 +118,7 @@ def test_tags_stay_and_sentences_with_unknown_symbols_are_left_alone(tokenizers:
     ids = tokenizer.encode_batch(texts)
     resampled = tokenizer.resample([*ids, [5, 3, 6]], KEYS[:5], 0.6)
     assert [tokenizer.decode(sentence) for sentence in resampled[:4]] == texts
-    assert resampled[0][0] == tokenizer.tag_id("<bt>")
+    assert resampled[0][0] == tokenizer.opening("<bt>")[0]
     assert resampled[0] != ids[0]
     assert resampled[4] == [5, 3, 6]
 

@@ -91,7 +91,7 @@ def test_truncated_files_are_refused_by_name(tmp_path: Path, file: str) -> None:
 def test_missing_files_are_refused_by_name(tmp_path: Path, file: str) -> None:
     write(tmp_path, "c", SOURCE, TARGET)
     (tmp_path / file).unlink()
-    with pytest.raises(InputError, match=f"{file} is missing"):
+    with pytest.raises(InputError, match=f"{file} does not exist; prepare"):
         Corpus.open(tmp_path, "c")
 
 
@@ -149,7 +149,7 @@ def test_what_is_not_a_dataset_is_refused(tmp_path: Path) -> None:
 def test_an_unknown_format_is_refused(tmp_path: Path, version: object) -> None:
     path = make_dataset(tmp_path) / "dataset.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": version}))
-    with pytest.raises(InputError, match="reads format 1"):
+    with pytest.raises(InputError, match="deepnmt reads 1"):
         Dataset.open(tmp_path)
 
 

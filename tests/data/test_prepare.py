@@ -179,7 +179,7 @@ def test_corpora_keep_their_names_weights_and_tags(tmp_path: Path) -> None:
     ]
     assert text_of(dataset, "news") == news
     assert text_of(dataset, "bt") == [(f"<bt> {source}", target) for source, target in back]
-    tag = dataset.tokenizers.source.tag_id("<bt>")
+    tag = dataset.tokenizers.source.opening("<bt>")[0]
     assert all(dataset.train["bt"].source[i][0] == tag for i in range(60))
     assert dataset.tokenizers.shared
 
@@ -196,7 +196,7 @@ def test_a_held_out_line_that_begins_with_a_tag_is_encoded_and_compared_like_a_t
     assert dataset.valid_text == ([source for source, _ in tagged], [target for _, target in tagged])
     for i, (source, _) in enumerate(tagged):
         assert dataset.valid.source[i].tolist() == dataset.tokenizers.source.encode(source)
-    tag = dataset.tokenizers.target.tag_id("<bt>")
+    tag = dataset.tokenizers.target.opening("<bt>")[0]
     assert not any(tag in dataset.valid.target[i] for i in range(3)), "a target has no tags, as in training"
     assert dataset.meta["cleaning"]["train"]["overlap"]["count"] == 2
 

@@ -11,10 +11,10 @@ from grammar import count_words, english_german
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from deepnmt.data import sentence_pieces, subwords
-from deepnmt.data.learning import learn
+from deepnmt.data import learning, subwords
+from deepnmt.data.learning import cut, learn, piece_counts
 from deepnmt.data.prepare_settings import SubwordSettings
-from deepnmt.data.sentence_pieces import SentencePieces, cut, piece_counts
+from deepnmt.data.sentence_pieces import SentencePieces
 from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.errors import InputError
 
@@ -150,7 +150,7 @@ def test_training_on_counted_words_is_training_on_the_lines(tmp_path: Path) -> N
 
 def learn_uncut(byte_fallback: bool = True) -> bytes:
     settings = SubwordSettings(byte_fallback=byte_fallback, character_coverage=1.0)
-    return sentence_pieces.train({**WORDS, "ħ": 1, "qualm": 2}, settings, vocab_size=500)
+    return learning.train({**WORDS, "ħ": 1, "qualm": 2}, settings, vocab_size=500)
 
 
 @pytest.mark.parametrize("byte_fallback", [True, False])

@@ -5,8 +5,9 @@ import random
 import torch
 from toy_learning import teach
 
+from deepnmt.data.learning import train
 from deepnmt.data.prepare_settings import SubwordSettings
-from deepnmt.data.sentence_pieces import SentencePieces, train
+from deepnmt.data.sentence_pieces import SentencePieces
 from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections.dlcl import DlclConfig

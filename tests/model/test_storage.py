@@ -114,12 +114,12 @@ class TestRefusals:
     @mark.parametrize("content", ["", "{", '{"format": 1', "\ufeff{", "[1]", "null"])
     def test_damaged_table(self, folder, name, content):
         (folder / name).write_text(content)
-        assert refusal(folder).startswith(f"MODEL/{name} is damaged: ")
+        assert refusal(folder).startswith((f"MODEL/{name} is not JSON: ", f"MODEL/{name} is not a JSON object"))
 
     @mark.parametrize("name", ["meta.json", "config.json"])
     def test_table_that_is_not_text(self, folder, name):
         (folder / name).write_bytes(b"\xff\xfe\x00")
-        assert refusal(folder).startswith(f"MODEL/{name} is damaged: ")
+        assert refusal(folder).startswith(f"MODEL/{name} is not JSON: ")
 
     @mark.parametrize("version", [2, 0, "1", None])
     def test_other_format(self, folder, version):

@@ -227,6 +227,15 @@ def test_refusals_leave_nothing_behind(more, data, message, place, capsys, uncha
     assert message in told and told.startswith("deepnmt: ") and told.count("\n") == 1
 
 
+def test_a_damaged_dataset_is_refused(place, tmp_path, capsys):
+    shutil.copytree(place / "joint", tmp_path / "damaged")
+    (ids,) = (tmp_path / "damaged").glob("train.*.source.ids")
+    ids.write_bytes(ids.read_bytes()[::-1])
+    assert main(arguments(place, "refused", data=tmp_path / "damaged")) == 2
+    assert f"{ids} is damaged: its checksum differs; prepare the dataset again" in capsys.readouterr().err
+    assert not (place / "refused").exists()
+
+
 def test_changed_recipe_and_other_data_are_refused_by_name(place, capsys, unchanged):
     with unchanged(place):
         assert main([*arguments(place, "run", "training.label_smoothing=0.2"), "--resume"]) == 2

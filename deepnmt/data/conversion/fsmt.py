@@ -1,40 +1,36 @@
-"""The text of FSMT, fairseq's models of WMT19: Moses with its normalised punctuation, BPE, a vocabulary for each side.
+"""The text of FSMT, fairseq's WMT19 models: Moses with normalised punctuation, BPE, one vocabulary per side.
 
-A symbol that ends a word is written with </w> there; in subword-nmt's way, which is ours, one that does not has @@.
+FSMT marks a symbol that ends a word with </w>; subword-nmt, which we follow, marks all others with @@.
 """
 
 from pathlib import Path
 
-from deepnmt.data.conversion.text import ForeignText, decoding_defaults, read_optional, read_vocabulary
+from deepnmt.data.conversion.text import (
+    ForeignText,
+    chosen_languages,
+    decoding_defaults,
+    read_numbered,
+    read_optional,
+)
 from deepnmt.data.subword_nmt import SEPARATOR, Codes, SubwordNmt
 from deepnmt.data.tokenizer import AS_IT_IS, Preprocessor, Tokenizer, TokenizerPair
-from deepnmt.data.vocabulary import SPECIAL_PIECES
-from deepnmt.errors import InputError
 from deepnmt.text import read_lines
 
 _END = "</w>"
 
 
 def read(folder: Path, source_lang: str | None, target_lang: str | None) -> ForeignText:
-    told = read_optional(folder / "config.json") | read_optional(folder / "tokenizer_config.json")
-    languages = told.get("langs") or ["", ""]
-    languages = [source_lang or languages[0], target_lang or languages[1]]
-    if not all(languages):
-        raise InputError(f"{folder} does not say its languages: give --source-lang and --target-lang")
+    config = read_optional(folder / "config.json") | read_optional(folder / "tokenizer_config.json")
+    languages = chosen_languages(folder, config.get("langs") or ["", ""], source_lang, target_lang)
     merges = [line for line in read_lines(folder / "merges.txt") if not line.startswith("#version")]
     codes = Codes(["#version: 0.2", *(" ".join(line.split()[:2]) for line in merges)], str(folder / "merges.txt"))
+    lowercase = bool(config.get("do_lower_case", False))
     sides = []
     for side, language in zip(("src", "tgt"), languages, strict=True):
-        subwords = SubwordNmt(codes, _symbols(folder / f"vocab-{side}.json"))
-        lowercase = bool(told.get("do_lower_case", False))
+        symbols = [
+            symbol.removesuffix(_END) if symbol.endswith(_END) else symbol + SEPARATOR
+            for symbol in read_numbered(folder / f"vocab-{side}.json")
+        ]
         preprocessor = Preprocessor(language, pretokenizer="moses-wmt19", lowercase=lowercase, normalization=AS_IT_IS)
-        sides.append(Tokenizer(subwords, preprocessor))
+        sides.append(Tokenizer(SubwordNmt(codes, symbols), preprocessor))
     return ForeignText(TokenizerPair(*sides), decoding=decoding_defaults(folder))
-
-
-def _symbols(path: Path) -> list[str]:
-    vocabulary = read_vocabulary(path)
-    listed = sorted(vocabulary, key=vocabulary.__getitem__)
-    if tuple(listed[:4]) != SPECIAL_PIECES or [vocabulary[symbol] for symbol in listed] != [*range(len(listed))]:
-        raise InputError(f"{path} must number its symbols from 0, beginning with <s> <pad> </s> <unk>")
-    return [symbol.removesuffix(_END) if symbol.endswith(_END) else symbol + SEPARATOR for symbol in listed[4:]]

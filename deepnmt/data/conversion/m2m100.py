@@ -1,6 +1,6 @@
-"""The text of M2M100 and NLLB: one SentencePiece model, and a tag for each language before source and target.
+"""The text of M2M100 and NLLB: one SentencePiece model, and a language tag before source and target.
 
-Both have our special symbols. Languages follow the pieces: __de__ in M2M100, deu_Latn in NLLB.
+Both have our special symbols. The tags follow the pieces: __de__ in M2M100, deu_Latn in NLLB.
 """
 
 import re
@@ -10,13 +10,8 @@ from typing import Any
 
 import sentencepiece
 
-from deepnmt.data.conversion.text import (
-    ForeignText,
-    decoding_defaults,
-    read_optional,
-    read_pieces,
-    read_vocabulary,
-)
+from deepnmt.data.conversion.text import ForeignText, decoding_defaults, read_numbered, read_optional
+from deepnmt.data.sentence_pieces import ListedPieces
 from deepnmt.data.tokenizer import AS_IT_IS, LanguageTags, Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import SPECIAL_PIECES
 from deepnmt.errors import InputError
@@ -37,15 +32,11 @@ MANY = "mul"  # the code of ISO 639-2 for several languages
 
 def read_m2m100(folder: Path, source_lang: str | None, target_lang: str | None) -> ForeignText:
     """Pieces are numbered by vocab.json."""
-    vocabulary = read_vocabulary(folder / "vocab.json")
-    pieces = sorted(vocabulary, key=vocabulary.__getitem__)
-    if tuple(pieces[:4]) != SPECIAL_PIECES or [vocabulary[piece] for piece in pieces] != [*range(len(pieces))]:
-        raise InputError(f"{folder / 'vocab.json'} must number its symbols from 0, beginning with <s> <pad> </s> <unk>")
-    return _read(folder, pieces[4:], re.compile(r"__(\w+)__"), source_lang, target_lang)
+    return _read(folder, read_numbered(folder / "vocab.json"), re.compile(r"__(\w+)__"), source_lang, target_lang)
 
 
 def read_nllb(folder: Path, source_lang: str | None, target_lang: str | None) -> ForeignText:
-    """Pieces are numbered by SentencePiece, and moved by one: <pad> is not among them."""
+    """Pieces are numbered by SentencePiece, shifted by one because it has no <pad>."""
     try:
         processor: Any = sentencepiece.SentencePieceProcessor(model_file=str(folder / MODEL))
     except (OSError, RuntimeError) as error:
@@ -63,8 +54,8 @@ def _read(
     tags = _added(folder, len(SPECIAL_PIECES) + len(pieces), rows)
     languages = {match[1]: name for name in tags if (match := tag.fullmatch(name))}
     if not languages:
-        raise InputError(f"{folder} does not list its languages: tokenizer.json or tokenizer_config.json must")
-    subwords, preprocessor = read_pieces(folder / MODEL, pieces), Preprocessor(MANY, normalization=AS_IT_IS)
+        raise InputError(f"{folder} lists no languages in tokenizer.json or tokenizer_config.json")
+    subwords, preprocessor = ListedPieces.read(folder / MODEL, pieces), Preprocessor(MANY, normalization=AS_IT_IS)
     source, target = (
         Tokenizer(subwords, preprocessor, tags, LanguageTags(side, languages)) for side in ("source", "target")
     )
@@ -94,8 +85,8 @@ def _added(folder: Path, first: int, rows: int) -> list[str]:
 
 def _listed(folder: Path, config: Mapping[str, Any]) -> list[str]:
     """Special symbols in the order in which they are numbered."""
-    told = read_optional(folder / "special_tokens_map.json") | dict(config)
-    listed = told.get("additional_special_tokens") or told.get("extra_special_tokens") or []
-    if not listed and told.get("language_codes") == "m2m100":
+    settings = read_optional(folder / "special_tokens_map.json") | dict(config)
+    listed = settings.get("additional_special_tokens") or settings.get("extra_special_tokens") or []
+    if not listed and settings.get("language_codes") == "m2m100":
         listed = [f"__{language}__" for language in M2M100_LANGUAGES]
     return [symbol if isinstance(symbol, str) else symbol["content"] for symbol in listed]

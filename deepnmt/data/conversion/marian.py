@@ -1,7 +1,7 @@
-"""The text of Marian models, in a folder of Marian or of Hugging Face: vocabularies and SentencePiece models.
+"""The text of Marian models, in Marian's or Hugging Face's format: vocabularies and SentencePiece models.
 
-The end is symbol 0 and the unknown one 1; Hugging Face adds <pad>, with which a decoder starts. Ours come first, and
-the tags of a model with several target languages, such as >>deu<<, last.
+Marian numbers </s> 0 and <unk> 1; Hugging Face adds <pad>, which starts the decoder. In our numbering the special
+symbols come first and the tags of a model with several target languages, such as >>deu<<, last.
 """
 
 import re
@@ -13,11 +13,12 @@ import sentencepiece
 from deepnmt.data.conversion.text import (
     ForeignText,
     checked_vocabulary,
+    chosen_languages,
     decoding_defaults,
     read_optional,
-    read_pieces,
     read_vocabulary,
 )
+from deepnmt.data.sentence_pieces import ListedPieces
 from deepnmt.data.tokenizer import AS_IT_IS, LanguageTags, Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.errors import InputError
 from deepnmt.flat_yaml import read_flat_yaml
@@ -31,27 +32,24 @@ def read(folder: Path, source_lang: str | None, target_lang: str | None) -> Fore
     folder = folder if folder.is_dir() else folder.parent
     for name in ("source.bpe", "target.bpe"):
         if (folder / name).is_file():
-            raise InputError(f"{folder / name}: subword-nmt codes of Marian models are not read, SentencePiece's are")
-    told = read_optional(folder / "tokenizer_config.json")
-    languages = source_lang or told.get("source_lang"), target_lang or told.get("target_lang")
-    for side, language in zip(("source", "target"), languages, strict=True):
-        if not language:
-            raise InputError(f"{folder} does not say its {side} language: give --{side}-lang")
+            raise InputError(f"{folder / name}: a Marian model with subword-nmt codes is not supported")
+    config = read_optional(folder / "tokenizer_config.json")
+    named = config.get("source_lang"), config.get("target_lang")
+    languages = chosen_languages(folder, named, source_lang, target_lang)
     if (folder / "config.json").is_file():
-        vocabularies, decoding = _of_huggingface(folder, told), decoding_defaults(folder)
+        vocabularies, decoding = _of_huggingface(folder, config), decoding_defaults(folder)
     else:
         vocabularies, decoding = _of_marian(folder)
     sides, numbering = [], []
     for side, (vocabulary, model), language in zip(("source", "target"), vocabularies, languages, strict=True):
         pieces, tags, rows = _numbered(vocabulary, folder)
-        preprocessor = Preprocessor(str(language), normalization=AS_IT_IS)
+        preprocessor = Preprocessor(language, normalization=AS_IT_IS)
         announced = LanguageTags("target", {tag[2:-2]: tag for tag in tags}) if tags and side == "source" else None
-        subwords = read_pieces(model, pieces)
-        sides.append(Tokenizer(subwords, preprocessor, tags, announced))
+        sides.append(Tokenizer(ListedPieces.read(model, pieces), preprocessor, tags, announced))
         numbering.append(rows)
     pair = TokenizerPair(*sides)
     if pair.source.languages and target_lang:
-        pair = pair.for_languages(str(languages[0]), target_lang)
+        pair = pair.for_languages(languages[0], target_lang)
     return ForeignText(pair, (numbering[0], numbering[1]), decoding)
 
 
@@ -68,28 +66,28 @@ def _numbered(vocabulary: dict[str, int], folder: Path) -> tuple[list[str], list
     return pieces, tags, special + [vocabulary[piece] for piece in (*pieces, *tags)]
 
 
-def _of_huggingface(folder: Path, told: dict[str, Any]) -> list[tuple[dict[str, int], Path]]:
+def _of_huggingface(folder: Path, config: dict[str, Any]) -> list[tuple[dict[str, int], Path]]:
     source = read_vocabulary(folder / "vocab.json")
-    target = read_vocabulary(folder / "target_vocab.json") if told.get("separate_vocabs") else source
+    target = read_vocabulary(folder / "target_vocab.json") if config.get("separate_vocabs") else source
     return [(source, folder / "source.spm"), (target, folder / "target.spm")]
 
 
 def _of_marian(folder: Path) -> tuple[list[tuple[dict[str, int], Path]], dict[str, Any]]:
     """The vocabularies that decoder.yml names, or the one there is. A SentencePiece model may be the vocabulary too."""
-    told: dict[str, Any] = {}
+    config: dict[str, Any] = {}
     for path in (folder / "decoder.yml", *sorted(folder.glob("*decoder.yml"))):
         if path.is_file():
-            told = read_flat_yaml(path.read_text(encoding="utf-8"), str(path))
+            config = read_flat_yaml(path.read_text(encoding="utf-8"), str(path))
             break
-    names = [Path(name).name for name in told.get("vocabs", [])] or [
+    names = [Path(name).name for name in config.get("vocabs", [])] or [
         path.name for path in sorted((*folder.glob("*vocab*.yml"), *folder.glob("*vocab*.spm")))
     ]
     if not names or len(names) > 2:
         raise InputError(f"{folder} must have a decoder.yml that names its vocabularies, or one or two vocab*.yml")
     decoding = {
-        ours: kind(told[theirs])
+        ours: kind(config[theirs])
         for ours, theirs, kind in (("beam", "beam-size", int), ("length_penalty", "normalize", float))
-        if theirs in told
+        if theirs in config
     }
     sides = (("source.spm", folder / names[0]), ("target.spm", folder / names[-1]))
     return [(_vocabulary(path), path if path.suffix == ".spm" else folder / spm) for spm, path in sides], decoding

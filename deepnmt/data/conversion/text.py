@@ -1,38 +1,49 @@
-"""What a folder of another toolkit says about text."""
+"""The parts of another toolkit's folder that concern text."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deepnmt.data.listed_pieces import ListedPieces
 from deepnmt.data.tokenizer import TokenizerPair
+from deepnmt.data.vocabulary import SPECIAL_PIECES
 from deepnmt.errors import InputError
 from deepnmt.files import read_json
 
 
 @dataclass(frozen=True)
 class ForeignText:
-    """Tokenisers, the rows of the model's tables in the order of their symbols if that is not the model's own (-1: the
-    model has none), and how the toolkit decodes by default."""
+    """The tokenisers of a converted model, and the toolkit's default decoding settings."""
 
     tokenizers: TokenizerPair
-    numbering: tuple[list[int], list[int]] | None = None
+    numbering: tuple[list[int], list[int]] | None = None  # per symbol, its row in the original tables; -1: none
     decoding: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_pieces(path: Path, listed: list[str]) -> ListedPieces:
-    try:
-        return ListedPieces(path.read_bytes(), listed)
-    except FileNotFoundError as error:
-        raise InputError(f"{path} does not exist") from error
-    except InputError as error:
-        raise InputError(f"{path} is {error}") from error
+def chosen_languages(folder: Path, named: Sequence[str | None], *asked: str | None) -> tuple[str, str]:
+    """The source and target languages asked for, or those that the folder names."""
+    source, target = (code or known for code, known in zip(asked, named, strict=True))
+    if not source or not target:
+        raise InputError(f"{folder} does not name its languages: give --source-lang and --target-lang")
+    return source, target
 
 
 def read_vocabulary(path: Path) -> dict[str, int]:
     """Symbols and their numbers, all different."""
     return checked_vocabulary(read_json(path), path)
+
+
+def has_our_symbols(vocabulary: Mapping[str, int]) -> bool:
+    return [vocabulary.get(symbol) for symbol in SPECIAL_PIECES] == [*range(len(SPECIAL_PIECES))]
+
+
+def read_numbered(path: Path) -> list[str]:
+    """The symbols of a vocabulary that begins with our special ones, in order, without those."""
+    vocabulary = read_vocabulary(path)
+    symbols = sorted(vocabulary, key=vocabulary.__getitem__)
+    if not has_our_symbols(vocabulary) or vocabulary[symbols[-1]] != len(symbols) - 1:
+        raise InputError(f"{path} must number its symbols from 0, beginning with {' '.join(SPECIAL_PIECES)}")
+    return symbols[len(SPECIAL_PIECES) :]
 
 
 def checked_vocabulary(table: Mapping[str, Any], path: Path) -> dict[str, int]:

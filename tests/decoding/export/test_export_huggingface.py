@@ -11,8 +11,9 @@ from digits import digit_tokenizers, reversed_digits
 from exportable import examples, random_model, save
 
 from deepnmt.cli import main
+from deepnmt.data.learning import cut, piece_counts, train
 from deepnmt.data.prepare_settings import SubwordSettings
-from deepnmt.data.sentence_pieces import SentencePieces, cut, piece_counts, train
+from deepnmt.data.sentence_pieces import SentencePieces
 from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import EOS
 from deepnmt.decoding import export as exporting

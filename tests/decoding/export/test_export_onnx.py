@@ -15,7 +15,8 @@ from exportable import ROOT, examples
 from toy_learning import padded
 
 from deepnmt.cli import main
-from deepnmt.data.sentence_pieces import SentencePieces, cut, piece_counts
+from deepnmt.data.learning import cut, piece_counts
+from deepnmt.data.sentence_pieces import SentencePieces
 from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import EOS
 from deepnmt.decoding import export as exporting
