@@ -88,8 +88,18 @@ def tune_for_translation() -> None:
     """
     for name, value in TRANSLATION_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    if sys.platform == "linux" and not any(name.startswith("MALLOC_") for name in os.environ):
-        libc = ctypes.CDLL(None)
+    if not any(name.startswith("MALLOC_") for name in os.environ):
         for option, limit in ALLOCATION_LIMITS.items():
-            if hasattr(libc, "mallopt"):  # other C libraries have none
-                libc.mallopt(option, limit)
+            _call_allocator("mallopt", option, limit)
+
+
+def return_memory() -> None:
+    """Return to the system what the allocator has kept for reuse."""
+    _call_allocator("malloc_trim", 0)
+
+
+def _call_allocator(name: str, *arguments: int) -> None:
+    """Call a function of glibc, where the C library has it."""
+    function = getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
+    if function is not None:
+        function(*arguments)

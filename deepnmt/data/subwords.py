@@ -3,11 +3,13 @@
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from sys import getsizeof
 from typing import Any, ClassVar, Self
 
 from deepnmt.data.bpe_dropout import BpeDropout, Keys
 
-MAX_CACHED_WORDS = 200_000
+MAX_CACHED_BYTES = 32 << 20
+ENTRY_BYTES = 60  # what a word in the cache takes besides its text and its ids
 
 
 class Subwords(ABC):
@@ -18,17 +20,19 @@ class Subwords(ABC):
 
     def __init__(self) -> None:
         self._cache: dict[str, bytes] = {}
+        self._cached_bytes = 0
         self._dropout: BpeDropout | None = None
 
     def encode_lines(self, lines: Iterable[str]) -> list[bytes]:
         """The ids of each line."""
         split = [self._units(line) for line in lines]
-        if len(self._cache) > MAX_CACHED_WORDS:
-            self._cache = {}  # not cleared: other threads may be reading the old one
+        if self._cached_bytes > MAX_CACHED_BYTES:
+            self._cache, self._cached_bytes = {}, 0  # not cleared: other threads may be reading the old one
         cache = self._cache
         new = list({word for words in split for word in words if word not in cache})
         for word, ids in zip(new, self._encode(new), strict=True):
-            cache[word] = array("I", ids).tobytes()
+            cache[word] = encoded = array("I", ids).tobytes()
+            self._cached_bytes += ENTRY_BYTES + getsizeof(word) + getsizeof(encoded)
         return [b"".join(map(cache.__getitem__, words)) for words in split]
 
     def resample(self, sentences: Sequence[Sequence[int]], keys: Keys, dropout: float) -> list[list[int]]:

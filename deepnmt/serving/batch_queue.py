@@ -12,13 +12,14 @@ from typing import Any, Protocol
 
 from deepnmt.decoding.config import DecodingConfig
 from deepnmt.decoding.translator import Hypothesis
+from deepnmt.devices import return_memory
 from deepnmt.serving.answers import Hypotheses
 from deepnmt.serving.limits import Limits
 from deepnmt.serving.prometheus import Metrics
 from deepnmt.serving.sentences import MAX_SENTENCE
 
 logger = logging.getLogger("deepnmt.serving")
-PROBE_EVERY = 5.0  # seconds, while a model fails and nobody asks for anything
+IDLE = 5.0  # seconds without work: a model that fails is probed, and unused memory is returned to the system
 
 
 class TranslatesTexts(Protocol):
@@ -76,6 +77,7 @@ class BatchQueue:
         self._failure: Failure | None = None
         self._busy_since: float | None = None
         self._known_good = ("Hello.", Options())
+        self._has_worked = False  # since memory was returned
         self._worker = threading.Thread(target=self._work, name=f"translate {name}", daemon=True)
         self._worker.start()
 
@@ -112,8 +114,9 @@ class BatchQueue:
     def _work(self) -> None:
         while (batch := self._next_batch()) is not None:
             if not batch:
-                self._probe()
+                self._rest()
                 continue
+            self._has_worked = True
             answers = self._translate(batch)
             if all(isinstance(answer, Exception) for answer in answers):
                 self._probe()  # is it these sentences, or the model?
@@ -124,14 +127,14 @@ class BatchQueue:
                     job.answer.set_result(answer)
 
     def _next_batch(self) -> list[_Job] | None:
-        """The next jobs; empty when a failing model should be probed, None when the queue is closed and empty."""
+        """The next jobs; empty when there is time for something else, None when the queue is closed and empty."""
         with self._changed:
             while True:
                 self._waiting = [job for job in self._waiting if not job.answer.cancelled()]
                 if not self._waiting:
                     if self._closed:
                         return None
-                    if not self._changed.wait(PROBE_EVERY if self._failure else None):
+                    if not self._changed.wait(IDLE if self._failure or self._has_worked else None):
                         return []
                     continue
                 left = self._waiting[0].since + self.limits.batch_wait - time.monotonic()
@@ -187,6 +190,13 @@ class BatchQueue:
             return translator.translate_nbest(texts, warn=lambda *_: None, keep_placeholders=True, **settings)
         finally:
             self._busy_since = None
+
+    def _rest(self) -> None:
+        if self._failure:
+            self._probe()
+        elif self._has_worked:
+            return_memory()
+            self._has_worked = False
 
     def _probe(self) -> None:
         """Translate a sentence that has been translated before; only a model that fails on this one is failing."""

@@ -1,4 +1,5 @@
 import io
+import tracemalloc
 import unicodedata
 from array import array
 from concurrent.futures import ThreadPoolExecutor
@@ -104,17 +105,30 @@ def test_encoding_does_not_depend_on_what_was_encoded_before(monkeypatch: pytest
     pieces = MODELS["bpe"]
     assert isinstance(pieces, SentencePieces)
     expected = [SentencePieces(pieces.model).encode_lines([line])[0] for line in SENTENCES[:50]]
-    monkeypatch.setattr(subwords, "MAX_CACHED_WORDS", 7)
+    monkeypatch.setattr(subwords, "MAX_CACHED_BYTES", 1000)
     small = SentencePieces(pieces.model)
     assert [small.encode_lines([line])[0] for line in SENTENCES[:50]] == expected
     assert small.encode_lines(SENTENCES[:50]) == expected
+
+
+def test_the_cache_of_words_is_limited_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = MODELS["bpe"]
+    assert isinstance(pieces, SentencePieces)
+    monkeypatch.setattr(subwords, "MAX_CACHED_BYTES", 1_000_000)
+    small = SentencePieces(pieces.model)
+    tracemalloc.start()
+    for i in range(600):
+        small.encode_lines([f"{i}" * 1000])
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 1_500_000
 
 
 def test_threads_that_share_a_tokeniser_do_not_disturb_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = MODELS["bpe"]
     assert isinstance(pieces, SentencePieces)
     expected = pieces.encode_lines(SENTENCES)
-    monkeypatch.setattr(subwords, "MAX_CACHED_WORDS", 20)
+    monkeypatch.setattr(subwords, "MAX_CACHED_BYTES", 3000)
     small = SentencePieces(pieces.model)
 
     def encode(first: int) -> bool:

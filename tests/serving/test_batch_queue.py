@@ -1,12 +1,14 @@
 """Sentences of many clients in few calls, and nobody's answer lost, mixed up or spoiled by another's."""
 
 import asyncio
+import time
 from contextlib import asynccontextmanager
 
 from asking import Shouter
 from pytest import mark, raises
 
 from deepnmt.decoding.translator import Translator
+from deepnmt.serving import batch_queue
 from deepnmt.serving.batch_queue import BatchQueue, Options
 from deepnmt.serving.limits import Limits
 from deepnmt.serving.prometheus import Metrics
@@ -69,6 +71,28 @@ def test_a_batch_is_the_oldest_sentence_and_those_most_like_it():
     texts = ["a" * 50, "b", "c" * 48, "d" * 3]
     asyncio.run(ask_together(queue, texts))
     assert said(queue) == [["a" * 50, "c" * 48], ["b", "d" * 3]]
+
+
+def test_memory_is_returned_once_after_work(monkeypatch):
+    returned = []
+    monkeypatch.setattr(batch_queue, "IDLE", 0.01)
+    monkeypatch.setattr(batch_queue, "return_memory", lambda: returned.append(True))
+
+    async def run():
+        queue = queue_of()
+        await asyncio.sleep(0.1)
+        counts = [len(returned)]
+        for _ in range(2):
+            await answers([queue.submit("text", Options())])
+            deadline = time.monotonic() + 30
+            while len(returned) == counts[-1] and time.monotonic() < deadline:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
+            counts.append(len(returned))
+        queue.close()
+        return counts
+
+    assert asyncio.run(run()) == [0, 1, 2]
 
 
 def test_different_options_are_never_mixed():
