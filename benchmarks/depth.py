@@ -58,7 +58,12 @@ def main() -> None:
         group = [name for name in waiting if name != reference][: arguments.at_once]
         waiting = waiting[len(group) :] if group else []
         stored["rows"] += measure_group([reference, *group, reference], arguments, deadline)
-        stored |= {"machine": describe_machine(), "command": " ".join(["python", *sys.argv]), "what": WHAT}
+        stored |= {
+            "machine": describe_machine(),
+            "reference": reference,
+            "command": " ".join(["python", *sys.argv]),
+            "what": WHAT,
+        }
         if arguments.json:
             arguments.json.parent.mkdir(parents=True, exist_ok=True)
             arguments.json.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")

@@ -57,6 +57,7 @@ class Experiment:
     keeps_shape: bool = False  # a scale does not resize the models
     shows_gradients: bool = False
     shows_perplexity: bool = False
+    shows_significance: bool = False  # of the difference from the first arm of the group
     trains: bool = True
 
     def overrides_of(self, arm: Arm) -> list[str]:

@@ -91,6 +91,8 @@ def _cells(result: ArmResult, reference: ArmResult, arms: Arms, experiment: Expe
         ours, theirs = result.score(metric), reference.score(metric)
         difference = f"{ours.mean - theirs.mean:+.2f}" if ours and theirs else ""
         cells["Δ"] = "reference" if result is reference else difference
+        if experiment.shows_significance:
+            cells["p"] = "" if result.p_value is None else f"{result.p_value:.3f}"
         if "bleu" in given:
             cells["paper BLEU"] = _paper(paper.get("bleu"))
             gap = paper.get("bleu", math.nan) - reference.arm.paper.get("bleu", math.nan)
@@ -110,6 +112,11 @@ def _cells(result: ArmResult, reference: ArmResult, arms: Arms, experiment: Expe
         cells["minutes"] = _text(number("train", "train_seconds"), ".1f", 60)
         cells["trained tokens/s"] = _text(number("train", "tokens_per_second"), ",.0f")
         cells["GiB"] = _text(number("train", "memory_gib"), ".1f")
+    if any(arm.cost for arm in arms):
+        cost = result.cost or {}
+        for key, unit in (("milliseconds_per_step", "ms a step alone"), ("memory_gib", "GiB alone")):
+            cells[unit] = f"{cost[key]:.2f}" if key in cost else ""
+            cells[f"{unit.split()[0]} over pre"] = f"{cost[key + '_ratio']:.2f}" if f"{key}_ratio" in cost else ""
     return cells
 
 
@@ -139,6 +146,13 @@ def _notes(arms: Arms, experiment: Experiment) -> Iterator[Block]:
     scored = [
         of_test for arm in arms for run in arm.runs if run["decode"] for of_test in (run["scores"] or {}).values()
     ]
+    if any(arm.p_value is not None for arm in arms):
+        yield paragraph(
+            "p comes from a paired bootstrap against the first arm of the group: 1,000 resamples of the sentences, on "
+            "which every seed of both arms is scored; the means over seeds are compared."
+        )
+    if any(arm.cost for arm in arms):
+        yield paragraph("Costs alone are those of a model twice as wide on an idle GPU (`benchmarks/depth.py`).")
     if "scores" in experiment.measures and any(experiment.metric not in of_test for of_test in scored):
         yield paragraph(
             f"Some scores ({experiment.metric}) could not be computed where the runs were made; "

@@ -14,6 +14,7 @@ from deepnmt.reproduction.scales import SCALES
 from deepnmt.reproduction.study import DECODE, SCORES, SPEED, TRAIN, WEIGHTS, Study, read_step
 
 RESULTS = "results.json"
+COST = "cost.json"  # what benchmarks/depth.py measured, if it was copied there
 FAILED = "failed"
 STEPS = {"train": TRAIN, "decode": DECODE, "scores": SCORES, "speed": SPEED, "weights": WEIGHTS}
 
@@ -40,7 +41,22 @@ def refresh(study: Study, name: str) -> None:
         folder = study.runs / run["run"]
         if folder.is_dir():
             run.update({step: read_step(folder / file) for step, file in STEPS.items()})
+    if cost := read_step(study.folder / name / COST):
+        content["cost"] = _costs(cost)
     write_json(study.folder / name / RESULTS, content)
+
+
+def _costs(cost: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """The mean cost of each arm, and its ratio to the reference's."""
+    found: dict[str, dict[str, float]] = {}
+    for label in dict.fromkeys(row["arm"] for row in cost["rows"]):
+        rows = [row for row in cost["rows"] if row["arm"] == label and "error" not in row]
+        for key in ("milliseconds_per_step", "memory_gib") if rows else ():
+            found.setdefault(label, {})[key] = statistics.fmean(row[key] for row in rows)
+    plain = found.get(cost["reference"], {})
+    for own in found.values():
+        own |= {f"{key}_ratio": own[key] / plain[key] for key in list(own) if plain}
+    return found
 
 
 def read_results(study: Study, name: str) -> dict[str, Any]:
@@ -77,6 +93,8 @@ class ArmResult:
     arm: Arm
     runs: list[Mapping[str, Any]]
     worst_bleu: float
+    cost: Mapping[str, float] | None = None  # of a training step on an idle device
+    p_value: float | None = None  # of the difference from the first arm of its group
 
     @property
     def is_started(self) -> bool:
@@ -127,7 +145,14 @@ class ArmResult:
 
 def by_arm(content: Mapping[str, Any], experiment: Experiment) -> list[ArmResult]:
     scale = SCALES[content["fixed"]["scale"]]
+    costs, p_values = content.get("cost", {}), content.get("p_values", {})
     return [
-        ArmResult(arm, [run for run in content["runs"] if run["arm"] == arm.label], scale.worst_bleu)
+        ArmResult(
+            arm,
+            [run for run in content["runs"] if run["arm"] == arm.label],
+            scale.worst_bleu,
+            costs.get(arm.label),
+            p_values.get(arm.label),
+        )
         for arm in scale.arms(experiment)
     ]

@@ -15,6 +15,7 @@ from deepnmt.reproduction.document import write_report
 from deepnmt.reproduction.experiment import EXPERIMENTS
 from deepnmt.reproduction.report import report
 from deepnmt.reproduction.results import read_results, refresh
+from deepnmt.reproduction.significance import add_p_values
 from deepnmt.reproduction.study import HYPOTHESES, SCORES, Study, read_step
 
 Languages = tuple[str | None, str | None]  # source and target
@@ -80,6 +81,8 @@ def write_reports(study: Study, names: Sequence[str]) -> None:
     for name in names:
         refresh(study, name)
         experiment = EXPERIMENTS[name]
+        if experiment.shows_significance:
+            add_p_values(study, name)
         write_report(study.folder / name, experiment.title, report(read_results(study, name), experiment))
         say(f"{study.folder / name / 'report.md'}, report.html")
     written = [name for name in study.read()["experiments"] if (study.folder / name / "report.md").exists()]

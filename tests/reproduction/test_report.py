@@ -7,9 +7,11 @@ from dataclasses import replace
 import two_arms
 from pytest import approx, fixture
 
+from deepnmt.files import write_json
 from deepnmt.reproduction.document import write_report
 from deepnmt.reproduction.report import report
-from deepnmt.reproduction.results import Figure
+from deepnmt.reproduction.results import Figure, read_results, refresh
+from deepnmt.reproduction.study import Study
 
 
 def run_of(arm, seed, bleu=None, status="done", reason="", metrics=("compound_bleu", "bleu")):
@@ -91,6 +93,20 @@ def test_figures_are_means_with_the_spread_over_seeds(blocks):
     assert (row["parameters"], row["target tokens"], row["minutes"]) == ("2.50M", "1,000,000", "1.5")
     assert row["valid ppl"] == "9.50 ± 0.71"
     assert Figure((40.0, 41.0)).spread == approx(0.7071, abs=1e-4)
+
+
+def test_costs_and_significance_stand_beside_the_scores(tmp_path):
+    rows = [("plain", 10.0, 2.0), ("DLCL", 13.2, 3.0), ("plain", 12.0, 2.0)]
+    measured = [{"arm": arm, "milliseconds_per_step": ms, "memory_gib": gib} for arm, ms, gib in rows]
+    study = Study(tmp_path)
+    write_json(tmp_path / "two" / "cost.json", {"reference": "plain", "rows": [*measured, {"arm": "x", "error": "no"}]})
+    content = content_of([run_of("plain", 1, 40.0), run_of("DLCL", 1, 42.0)]) | {"p_values": {"DLCL": 0.0123}}
+    write_json(tmp_path / "two" / "results.json", content)
+    refresh(study, "two")
+    plain, dlcl = main_table(report(read_results(study, "two"), two_arms.TWO))
+    assert (plain["p"], dlcl["p"]) == ("", "0.012")
+    assert (plain["ms a step alone"], plain["ms over pre"]) == ("11.00", "1.00")
+    assert (dlcl["ms over pre"], dlcl["GiB alone"], dlcl["GiB over pre"]) == ("1.20", "3.00", "1.50")
 
 
 def test_arms_with_unlike_numbers_of_seeds_say_so(blocks):

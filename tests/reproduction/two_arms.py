@@ -16,6 +16,7 @@ TWO = Experiment(
     measures=("scores", "weights"),
     shows_gradients=True,
     shows_perplexity=True,
+    shows_significance=True,
     arms=(
         Arm(label="plain", recipe="en-de-pre-20l", paper={"parameters": 106, "bleu": 28.9}),
         Arm(label="DLCL", recipe="en-de-pre-dlcl-20l", paper={"bleu": 28.8}),
