@@ -24,14 +24,14 @@ class BatchingConfig:
 
     tokens_per_batch: int = 4096  # on either side, padding and eos counted
     layout: Literal["auto", "padded", "packed"] = "auto"  # auto: packed on a GPU, else padded
-    max_shapes: int = 256  # padded: largest number of shapes; fewer shapes mean more padding
+    max_shapes: int = 256  # padded: maximum number of shapes; fewer shapes mean more padding
     max_length: int | None = None  # longer sentences (either side, eos not counted) are skipped in training
     weights: dict[str, float] = field(default_factory=dict)  # by corpus; default: the dataset's
     temperature: float = 1.0
     bpe_dropout: float = 0.0
 
     def longest_pair(self) -> tuple[int, str]:
-        """The longest side that is trained on, eos counted, and the setting that says so."""
+        """The maximum length of either side, eos counted, and the setting that limits it."""
         if self.max_length is not None and self.max_length < self.tokens_per_batch:
             return self.max_length + 1, "max_length"
         return self.tokens_per_batch, "tokens_per_batch"
@@ -47,7 +47,7 @@ class BatchingConfig:
 
 
 class StreamState(TypedDict):
-    """The position of a stream: the next update, and everything the order depends on."""
+    """The position of a stream: the next update, and everything that determines the order."""
 
     epoch: int
     position: int
@@ -58,7 +58,7 @@ class StreamState(TypedDict):
 class Update:
     """One optimiser step: this rank's batches, and the counts over all ranks, which the loss is divided by.
 
-    Every rank has the same number of batches; one that is only there to keep step has num_target_tokens 0.
+    Every rank has the same number of batches; a batch that only keeps a rank in step has num_target_tokens 0.
     """
 
     batches: list[AnyBatch]
@@ -76,12 +76,12 @@ class Update:
 class BatchStream:
     """Iterates updates without end, epoch after epoch, from any state.
 
-    An epoch's plan follows from (corpora, config, seed, epoch) alone, and an update is a fixed number of consecutive
+    The plan of an epoch depends only on (corpora, config, seed, epoch), and an update is a fixed number of consecutive
     batches of the plan, so any position can be reached by its index. The ranks take an update's batches in turn; with
     fewer batches than ranks, some ranks share a batch by rows.
 
-    With BPE-dropout the plan is made with lengths that allow for the growth measured on a sample. A segmentation that
-    still does not fit is not used, and the sentence keeps its usual one: budgets and shapes always hold.
+    With BPE-dropout, planned lengths include the growth measured on a sample. If a segmentation still does not fit, the
+    sentence keeps its usual one, so budgets and shapes always hold.
     """
 
     _next: tuple[int, int]  # epoch and index of the next update
@@ -98,12 +98,12 @@ class BatchStream:
         state: StreamState | None = None,
         resample: tuple[Resample, ...] | None = None,
     ) -> None:
-        """An update is as many batches as come nearest to `tokens_per_update`; one batch if that is None.
+        """An update has the number of batches that comes closest to `tokens_per_update`; one batch if that is None.
 
-        `resample` segments sentences of the source and of the target again, for BPE-dropout.
+        `resample` segments source and target sentences again, for BPE-dropout.
         """
         if config.bpe_dropout > 0 and resample is None:
-            raise ValueError("bpe_dropout needs the functions that segment a sentence again")
+            raise ValueError("bpe_dropout needs `resample`")
         for name in config.weights:
             if name not in corpora:
                 raise InputError(f"batching.weights names corpus {name!r}; the dataset has {', '.join(corpora)}")
@@ -157,7 +157,7 @@ class BatchStream:
         return plan
 
     def padding(self, epoch: int = 0) -> tuple[float, float]:
-        """The share of an epoch's source and target positions that hold no token."""
+        """The share of padding among an epoch's source and target positions."""
         plan = self.plan(epoch)
         sizes = plan.stops - plan.starts
         shares = []
@@ -200,7 +200,7 @@ class BatchStream:
         shares = share_out(numbers, self.rank, self.world_size)
         if self._resampler is None:
             pairs = {number: self._pair(plan, number) for number, _, _ in shares}
-        else:  # the counts are known only once every batch of every rank is segmented
+        else:  # the counts are known only after every rank's batches are segmented
             pairs = {number: self._pair(plan, number) for number in numbers}
             sources, targets = (sum(pair[side].tokens for pair in pairs.values()) for side in range(2))
         return Update(
@@ -214,7 +214,7 @@ class BatchStream:
         )
 
     def _batch(self, plan: EpochPlan, number: int, pair: tuple[Ragged, Ragged], part: int, parts: int) -> AnyBatch:
-        """Every `parts`-th row of a batch, starting at row `part`; if there is none, the batch without loss."""
+        """Every `parts`-th row of a batch from row `part` on; if there is none, the batch without loss."""
         source, target = pair
         sentences, shape = plan.sentences(number), plan.shape(number)
         if part >= len(sentences):
@@ -240,7 +240,7 @@ class BatchStream:
         return {"seed": self.seed, "batches_per_update": self.batches_per_update, **settings, "corpora": described}
 
     def seek(self, state: StreamState | None) -> None:
-        """Continue from this position, or from the beginning; refuses the position of another stream."""
+        """Continue from this position, or from the beginning; the position of a different stream is an error."""
         self._next = (state["epoch"], state["position"]) if state else (0, 0)
         if state is None:
             return
@@ -263,7 +263,7 @@ DECIDING = ("layout", "tokens_per_batch", "max_shapes", "max_length", "temperatu
 def share_out(batches: range, rank: int, world_size: int) -> list[tuple[int, int, int]]:
     """A rank's share of an update, the same number of entries on every rank: (batch, part, number of parts).
 
-    Part i of n of a batch is every n-th row from row i on. A part beyond the rows keeps the rank in step.
+    Part i of n of a batch is every n-th row from row i on; a part beyond the last row keeps the rank in step.
     """
     if len(batches) < world_size:
         turn = rank % len(batches)
@@ -278,9 +278,9 @@ NO_ROWS = 1 << 62
 
 
 def held_out_batches(corpus: Corpus, tokens_per_batch: int, max_length: int | None = None) -> list[Batch]:
-    """A validation or test set in padded batches of like length: every sentence once, the longest above any budget.
+    """A validation or test set in padded batches of similar length; a sentence above the budget is a batch alone.
 
-    Pairs with more than `max_length` tokens on a side (eos counted) are left out.
+    Only pairs with more than `max_length` tokens on a side (eos counted) are left out.
     """
     source, target = (with_eos([side.lengths]) for side in corpus.sides)
     longest = np.maximum(source, target)

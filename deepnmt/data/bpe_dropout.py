@@ -1,7 +1,7 @@
-"""BPE-dropout: a word is segmented with each merge skipped with probability p, reproducibly.
+"""Reproducible BPE-dropout: each merge is skipped with probability p.
 
-Provilkov et al. 2020, https://aclanthology.org/2020.acl-main.170. Which merges of a sentence are skipped follows from
-the sentence's key by integer arithmetic alone: the same in every process, on every rank and after every resume.
+Provilkov et al. 2020, https://aclanthology.org/2020.acl-main.170. The skipped merges
+depend only on the sentence's key, by integer arithmetic: they are the same in every process, rank and resumed run.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,16 +14,16 @@ from deepnmt.data.vocabulary import UNK
 
 Keys = npt.NDArray[np.uint64]
 Merge = Callable[[str, Iterable[int]], tuple[Sequence[int], int]]
-"""Segment a word, skipping the merges with these numbers (ascending, counted in the order in which the word's merges
-come up): the ids, and how many merges came up."""
+"""Segments a word without the merges of these numbers (ascending, in the order in which the merges come up); returns
+the ids and the number of merges that came up."""
 _Node = tuple[Sequence[int], int, tuple[int, ...], dict[int, Any]]
-"""What a word becomes, how many merges came up, which were skipped, and the nodes with one more skipped."""
+"""The ids of a word, the number of merges that came up, the skipped ones, and the nodes with one more skipped."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _DRAWS_AT_ONCE = 32
 _MAX_GAP = 1 << 16  # no sentence has that many merges
 _MAX_NODES = 300_000
-_MAX_CACHED_CHARACTERS = 24  # longer words hardly ever come twice with the same merges skipped
+_MAX_CACHED_CHARACTERS = 24  # longer words rarely recur with the same merges skipped
 
 
 def sentence_keys(key: int, sentences: npt.NDArray[np.integer]) -> Keys:
@@ -32,7 +32,7 @@ def sentence_keys(key: int, sentences: npt.NDArray[np.integer]) -> Keys:
 
 
 def _mix(x: Keys) -> Keys:
-    """The finaliser of SplitMix64 (Steele et al. 2014): neighbouring integers become independent-looking bits."""
+    """The finaliser of SplitMix64 (Steele et al. 2014), which scrambles the bits of neighbouring integers."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -41,8 +41,8 @@ def _mix(x: Keys) -> Keys:
 class BpeDropout:
     """Segments words by `merge`, each merge skipped with probability `p`.
 
-    Skips are drawn as the number of merges from one to the next, which is geometrically distributed: a word without a
-    skip costs one look-up and one comparison. What skips make of a word is kept in a tree, one branch per skip.
+    The number of merges between skips is geometrically distributed, so a word without a skip costs one look-up and one
+    comparison. Segmentations of a word are cached in a tree with one branch per skip.
     """
 
     def __init__(self, merge: Merge, p: float) -> None:
@@ -58,7 +58,7 @@ class BpeDropout:
         self._thresholds = np.array(thresholds[::-1], np.uint64)
 
     def segment(self, sentences: Sequence[Iterable[str]], keys: Keys) -> list[list[int]]:
-        """The ids of each sentence of words, decided by its key."""
+        """The ids of each sentence of words, determined by its key."""
         draws = self._gaps(keys, 0).tolist()
         return [
             self._segment(words, self._stream(key, first))
@@ -96,7 +96,7 @@ class BpeDropout:
         return node
 
     def _segment_word(self, word: str, skips: Iterable[int]) -> tuple[Sequence[int], int]:
-        """What the skips make of a word, or its usual segmentation where that needs a symbol not in the vocabulary."""
+        """The word with these merges skipped, or its usual segmentation if that would need an unknown symbol."""
         segmented, merges = self._merge(word, skips)
         return (self._merge(word, ())[0] if UNK in segmented else segmented), merges
 
@@ -108,7 +108,7 @@ class BpeDropout:
             gaps = self._gaps(np.array([key]), start)[0].tolist()
 
     def _gaps(self, keys: Keys, start: int) -> npt.NDArray[np.int64]:
-        """Draws number `start` and following for each key: how many merges are made before one is skipped."""
+        """Draws from number `start` on for each key: the number of merges made before one is skipped."""
         counters = np.arange(start + 1, start + 1 + _DRAWS_AT_ONCE, dtype=np.uint64) * _GOLDEN
         draws = _mix(keys[:, None] + counters)
         return len(self._thresholds) - np.searchsorted(self._thresholds, draws, "right")

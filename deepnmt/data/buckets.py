@@ -15,8 +15,8 @@ EXACT_LENGTHS = 256  # longer ones are rounded up to one part in 32, which bound
 class Buckets:
     """Batches of bucket i are (rows[i], sources[i]) and (rows[i], targets[i]); ascending by source plus target.
 
-    What does not fill a last batch of bucket i moves on to bucket overflow[i], which is as long on both sides, or
-    nowhere (-1) from the last bucket, which holds anything.
+    Sentences that do not fill a batch of bucket i move to bucket overflow[i], which is at least as long on both sides.
+    The last bucket has room for any pair and no overflow (-1).
     """
 
     sources: Array
@@ -29,9 +29,9 @@ class Buckets:
     def fit(
         cls, source: Lengths, target: Lengths, counts: npt.NDArray[np.float64], tokens_per_batch: int, max_shapes: int
     ) -> "Buckets":
-        """Split the plane of lengths where it saves most padding, while every part fills at least one batch.
+        """Split the plane of lengths where that saves the most padding, while every part fills at least one batch.
 
-        `counts` says how often each sentence is expected in an epoch.
+        `counts` are the expected occurrences of each sentence in an epoch.
         """
         levels = _levels(source, tokens_per_batch), _levels(target, tokens_per_batch)
         edges = np.unique(levels[0][source]), np.unique(levels[1][target])
@@ -52,13 +52,13 @@ class Buckets:
         return cls(sources, targets, rows, _overflow(sources, targets), (level_of[0], level_of[1], index))
 
     def assign(self, source: npt.NDArray[np.integer], target: npt.NDArray[np.integer]) -> npt.NDArray[np.uint16]:
-        """The bucket of each pair of lengths; only for lengths among those the buckets were fitted to."""
+        """The bucket of each pair of lengths, which must be among those the buckets were fitted to."""
         source_level, target_level, index = self._index
         return index[source_level[source], target_level[target]]
 
 
 def fitting_rows(longest: Array, tokens_per_batch: int) -> Array:
-    """How many rows of this length fit into a batch; from eight on a multiple of eight, for the matrix units."""
+    """The rows of this length that fit into a batch; from eight on, a multiple of eight for the matrix units."""
     rows = tokens_per_batch // longest
     return np.where(rows >= 8, rows // 8 * 8, rows)
 
@@ -118,7 +118,7 @@ class _Splitter:
         return (-gain, part, (axis, at)) if gain > 0 else (0.0, part, None)
 
     def _best_cut(self, part: Part, axis: int) -> tuple[float, int]:
-        """How many tokens of padding the best cut across `axis` saves, and where it is."""
+        """The number of padding tokens that the best cut across `axis` saves, and its position."""
         top, bottom, left, right = part
         held = self.histogram[top:bottom, left:right]
         along, across = self.edges[0][top:bottom], self.edges[1][left:right]

@@ -1,4 +1,4 @@
-"""Small real parallel corpora from public packages: string catalogues and help pages of free software.
+"""Small parallel corpora from public packages: string catalogues and help pages of free software.
 
 The packages are only read, never installed or executed.
 """
@@ -92,7 +92,7 @@ def _leaves(table: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _line_pairs(source: str, target: str) -> list[tuple[str, str]]:
-    """Paragraph by paragraph if both sides have the same number of them, otherwise the whole text as one line."""
+    """Pair paragraphs if both sides have the same number of them, otherwise the whole texts."""
     sides = [[" ".join(line.split()) for line in text.splitlines() if line.strip()] for text in (source, target)]
     if len(sides[0]) != len(sides[1]):
         sides = [[" ".join(lines)] for lines in sides]
@@ -189,9 +189,9 @@ SPLITS = ("train", "valid", "test")
 
 
 def split(parts: Pairs) -> Pairs:
-    """Train, valid and test by part, so that no part is in two splits; no held-out source is in a larger split.
+    """Split by part into train, valid and test, without sources of a larger split in a smaller one.
 
-    Which part goes where follows from its name alone, so it stays so when other parts come and go.
+    The split of a part depends only on its name, so it stays the same when other parts change.
     """
     pairs: Pairs = {name: [] for name in SPLITS}
     for part in sorted(parts):
@@ -205,12 +205,12 @@ def split(parts: Pairs) -> Pairs:
     return pairs
 
 
-# What is not language: placeholders, code, links, tags.
+# Placeholders, code, links, tags.
 _MARKUP = re.compile(r"\{[^{}]*\}|`[^`]*`|\]\([^)]*\)|https?://\S+|<[^<>]*>|%\S+%")
 
 
 def worth_translating(source: str, target: str) -> bool:
-    """Not identical, more than one word on a side, and words on both that are not markup."""
+    """True for pairs that differ, have more than one word on a side, and letters outside markup on both."""
     if source == target or (len(source.split()) < 2 and len(target.split()) < 2):
         return False
     return all(any(letter.isalpha() for letter in _MARKUP.sub(" ", text)) for text in (source, target))
@@ -219,15 +219,15 @@ def worth_translating(source: str, target: str) -> bool:
 def make_corpus(
     name: str, languages: Sequence[str], out: Path, packages: Sequence[Path] = (), overwrite: bool = False
 ) -> tuple[Catalogue, dict[str, int]]:
-    """Write a corpus from given package files or downloaded ones; returns the numbers of pairs.
+    """Write a corpus from these package files, or from downloaded ones; return it and the number of pairs per split.
 
-    The folder `out` has files {train,valid,test}.LANGUAGE, with the licence and the origin beside them.
+    The folder `out` gets {train,valid,test}.LANGUAGE, the licence and the origin.
     """
     if languages[0] == languages[1]:
         raise InputError(f"both languages are {languages[0]!r}; a parallel corpus needs two")
     download, read, count = _CATALOGUES[name]
     if packages and len(packages) != count:
-        raise InputError(f"package of {name} takes {count} file{'s'[: count - 1]}, not {len(packages)}")
+        raise InputError(f"--package: {name} takes {count} file{'s'[: count - 1]}, not {len(packages)}")
     check_out(out, overwrite, "a corpus", "corpus.json")
     with tempfile.TemporaryDirectory() as folder:
         catalogue = read(languages, *(packages or download(languages, Path(folder))))
@@ -258,7 +258,7 @@ def _readme(catalogue: Catalogue, languages: Sequence[str], counts: dict[str, in
     )
 
 
-# How it is downloaded and read, and from how many files.
+# Download function, read function, number of files.
 _CATALOGUES: dict[str, tuple[Callable[..., list[Path]], Callable[..., Catalogue], int]] = {
     "homeassistant": (_download_homeassistant, read_homeassistant, 1),
     "libreoffice": (_download_libreoffice, read_libreoffice, 2),

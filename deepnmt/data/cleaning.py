@@ -1,4 +1,4 @@
-"""Which training pairs are dropped, and the counts of why."""
+"""The reasons to drop a training pair, and their counts."""
 
 import re
 from collections import Counter
@@ -17,7 +17,7 @@ from deepnmt.languages import base_language
 
 EXAMPLES_PER_REASON = 3
 _EXAMPLE_CHARACTERS = 200
-_LANGUAGE_CHARACTERS = 40  # shorter lines are not checked: the guess would be unreliable
+_LANGUAGE_CHARACTERS = 40  # langid is unreliable on shorter lines, so they are not checked
 # Tabs, line feeds and form feeds count as spaces; other control characters and U+FFFD are refused.
 _CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\ufffd]")
 
@@ -45,7 +45,7 @@ class ReasonCounts:
             examples += further[: EXAMPLES_PER_REASON - len(examples)]
 
     def table(self) -> dict[str, Any]:
-        """Plain values for dataset.json, reasons in their usual order."""
+        """The entry of dataset.json."""
         return {
             reason: {"meaning": meaning, "count": self.counts[reason], "examples": self.examples[reason]}
             for reason, meaning in REASONS.items()
@@ -54,7 +54,7 @@ class ReasonCounts:
 
 
 class Judge:
-    """Finds the reason to drop a pair of decoded lines; None if there is none."""
+    """Returns the reason to drop a pair of decoded lines, or None."""
 
     def __init__(self, settings: CleaningSettings, languages: Sequence[str]) -> None:
         self.keep = frozenset(settings.keep)
@@ -95,12 +95,12 @@ _SCRIPT_OF = {language: scripts.split() for scripts, languages in _SCRIPTS.items
 
 
 def _foreign_script(language: str) -> Callable[[str], bool]:
-    """Less than a third of the letters belong to the script of the language."""
+    """True if fewer than a third of the letters are in the script of the language."""
     import regex  # type: ignore[import-untyped]
 
     scripts = _SCRIPT_OF.get(base_language(language))
     if scripts is None:
-        raise InputError(f"the script check does not know the language {language!r}; leave out language_check = script")
+        raise InputError(f"language_check = script does not support {language!r}; use none or langid")
     letters = regex.compile(r"\p{L}")
     own = regex.compile("|".join(rf"[\p{{Script={script}}}&&\p{{L}}]" for script in scripts), regex.V1)
     return lambda text: 3 * len(own.findall(text)) < len(letters.findall(text))
@@ -109,7 +109,7 @@ def _foreign_script(language: str) -> Callable[[str], bool]:
 def _foreign_language(language: str) -> Callable[[str], bool]:
     identifier, expected = _identifier(), base_language(language)
     if expected not in identifier.labels:
-        raise InputError(f"py3langid does not know the language {expected!r}; leave out language_check = langid")
+        raise InputError(f"language_check = langid does not support {expected!r}; use none or script")
     return lambda text: len(text) >= _LANGUAGE_CHARACTERS and identifier.classify(text)[0] != expected
 
 
@@ -144,7 +144,7 @@ class SeenKeys:
         self._runs: list[Keys] = []
 
     def add(self, batch: Keys) -> npt.NDArray[np.bool_]:
-        """Add keys; True for each that is new, both in the set and in the batch so far."""
+        """Add keys; return True for each that is new to the set and to the batch so far."""
         is_first = np.zeros(len(batch), bool)
         is_first[np.unique(batch, return_index=True)[1]] = True
         fresh = is_first & ~self.contains(batch)

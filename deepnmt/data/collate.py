@@ -1,4 +1,4 @@
-"""From sentence numbers to tensors: gathered from the memory maps and arranged without a loop over rows."""
+"""From sentence numbers to tensors, gathered from the memory maps without a loop over rows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -43,7 +43,7 @@ class Batch(_Tensors):
     sentences: npt.NDArray[np.integer]  # numbered through all corpora in their order
 
     def split(self) -> "tuple[Batch, Batch]":
-        """The two halves by rows, for a device without memory for the whole."""
+        """Split the batch by rows into two halves, for a device that lacks memory for the whole."""
         if len(self.source) < 2:
             raise ValueError("a batch of one sentence cannot be split")
         middle = len(self.source) // 2
@@ -78,7 +78,7 @@ class PackedBatch(_Tensors):
         return source[target > 0], target[target > 0]
 
     def cut(self, source_room: int, target_room: int) -> "list[PackedBatch]":
-        """The same sentences in smaller batches, all with room for this many tokens; each sentence must fit."""
+        """The same sentences in smaller batches, each with room for this many tokens; every sentence must fit."""
         source, target = (offsets.numpy() for offsets in (self.source_offsets, self.target_offsets))
         pieces, start, end = [], 0, int(np.count_nonzero(np.diff(target)))
         while start < end:
@@ -94,7 +94,7 @@ class PackedBatch(_Tensors):
         return pieces
 
     def _part(self, start: int, stop: int, source_room: int, target_room: int) -> "PackedBatch":
-        """Sentences `start` to `stop`. Parts of a batch without loss have none either."""
+        """Sentences `start` to `stop`; a part of a batch without loss has no loss either."""
         (source, sources), (target, targets) = (
             (slice(int(offsets[start]), int(offsets[stop])), int(offsets[stop] - offsets[start]))
             for offsets in (self.source_offsets, self.target_offsets)
@@ -152,7 +152,7 @@ class Ragged:
 
 
 def gather(sides: Sequence[Side], bases: Array, sentences: npt.NDArray[np.integer]) -> Ragged:
-    """The ids of sentences numbered through one side of all corpora; corpus i begins at number bases[i]."""
+    """The ids of sentences, numbered through one side of all corpora; corpus i begins at number bases[i]."""
     if len(sides) == 1:
         return _gather_one(sides[0], sentences)
     owners = np.searchsorted(bases, sentences, "right") - 1
@@ -197,7 +197,7 @@ def pack(source: Ragged, target: Ragged, shape: BatchShape, sentences: npt.NDArr
 def _lay_out(
     source: Ragged, target: Ragged, starts: Sequence[Array], sizes: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Source, target input and target output in arrays of these sizes; a sentence of a side begins at its start."""
+    """Source, target input and target output in arrays of these sizes; each sentence begins at its start."""
     source_places, target_places = _ranges(starts[0], source.lengths), _ranges(starts[1], target.lengths)
     return (
         _place(source.values, source_places, starts[0] + source.lengths, sizes[0]),
@@ -214,7 +214,7 @@ def _place(values: npt.NDArray[np.integer], places: Array, eos_places: Array, si
 
 
 def without_loss(batch: AnyBatch) -> AnyBatch:
-    """The same work without targets and so without gradient, for a rank that has no batch but must stay in step."""
+    """The batch without targets, hence without gradient, for a rank that has no batch but must stay in step."""
     nothing = torch.full_like(batch.target_output, PAD)
     return replace(
         batch, target_output=nothing, num_source_tokens=0, num_target_tokens=0, sentences=batch.sentences[:0]

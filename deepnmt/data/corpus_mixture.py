@@ -1,4 +1,4 @@
-"""Which sentences an epoch draws from several corpora, by weight and temperature, the same on every machine."""
+"""The sentences that an epoch draws from several corpora, by weight and temperature, the same on every machine."""
 
 from collections.abc import Sequence
 
@@ -13,25 +13,23 @@ Sentences = npt.NDArray[np.integer]
 class Mixture:
     """An epoch of corpora with n_i sentences and weights w_i holds N = sum of w_i n_i sentences.
 
-    Corpus i gets a share of (w_i n_i)^(1/T) / sum of (w_j n_j)^(1/T) of them with temperature T: w_i n_i sentences at
-    T = 1, and more equal shares the higher T is. A corpus is read in rounds, each the whole corpus in a new order, and
-    an epoch continues where the last one stopped. So after any number of epochs the numbers of times that two sentences
-    of a corpus were drawn differ by at most one, and with one corpus of weight one an epoch is every sentence once.
+    At temperature T, corpus i gets a share of (w_i n_i)^(1/T) / sum of (w_j n_j)^(1/T): w_i n_i sentences at T = 1, and
+    more equal shares at higher T. A corpus is read in rounds, each a new permutation, and an epoch continues where the
+    last one stopped. So after any number of epochs, no sentence of a corpus has been drawn two times more often than
+    another, and an epoch of a single corpus of weight one is every sentence once.
     """
 
     def __init__(self, pools: Sequence[Sentences], weights: Sequence[float], temperature: float, seed: int) -> None:
         self.pools, self.seed = pools, seed
         shares = np.array([len(pool) * weight for pool, weight in zip(pools, weights, strict=True)])
         if not shares.sum() > 0:
-            raise InputError(
-                "there is nothing to train on: every corpus is empty or has weight zero (batching.weights)"
-            )
+            raise InputError("nothing to train on: every corpus is empty or has weight zero (batching.weights)")
         tempered = (shares / shares.sum()) ** (1 / temperature)
         draws = shares.sum() * tempered / tempered.sum()
         self.draws = [max(1, round(draw)) if draw > 0 else 0 for draw in draws.tolist()]
 
     def draw(self, epoch: int) -> Sentences:
-        """The sentences of an epoch, as a multiset: their order is not yet shuffled."""
+        """The sentences of an epoch as a multiset, not yet shuffled."""
         return np.concatenate([part for corpus in range(len(self.pools)) for part in self._read(corpus, epoch)])
 
     def _read(self, corpus: int, epoch: int) -> list[Sentences]:

@@ -1,8 +1,8 @@
-"""A prepared dataset on disk: sentence pairs as flat, memory-mapped arrays of ids, and the description beside them.
+"""A prepared dataset on disk: sentence pairs as flat, memory-mapped arrays of ids, and their description.
 
 A corpus NAME in a folder is five files: NAME.source.ids and NAME.target.ids (all sentences end to end, without eos,
-uint16 or uint32 by the size of the vocabulary), NAME.source.offsets and NAME.target.offsets (int64, one more than
-there are sentences), and NAME.json, written last, which says how long the others must be.
+uint16 or uint32 depending on the vocabulary size), NAME.source.offsets and NAME.target.offsets (int64, one more than
+there are sentences), and NAME.json, written last, with the sizes and checksums of the others.
 Training corpora are stored under `train_file_name`, so that a user may call one of them "valid".
 """
 
@@ -42,7 +42,7 @@ def train_file_name(name: str) -> str:
 
 
 class CorpusWriter:
-    """Writes a corpus chunk by chunk in constant memory; leaving the block with an exception removes its files."""
+    """Writes a corpus chunk by chunk in constant memory; an exception inside the block removes its files."""
 
     def __init__(self, folder: Path, name: str, vocab_sizes: tuple[int, int]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ class CorpusWriter:
         }
 
     def append(self, source: Flat, target: Flat) -> None:
-        """Add a chunk of pairs given as (all ids end to end, the length of each sentence) per side."""
+        """Add a chunk of pairs, given as (all ids end to end, length of each sentence) per side."""
         if len(source[1]) != len(target[1]):
             raise ValueError(f"{len(source[1])} source sentences but {len(target[1])} target sentences")
         for side, flat in zip(self._sides.values(), (source, target), strict=True):
@@ -167,7 +167,7 @@ class Corpus:
         except FileNotFoundError as error:
             raise InputError(f"{error.filename} does not exist; {AGAIN}") from error
         except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{path} does not describe a corpus; {AGAIN}") from error
+            raise InputError(f"{path} is damaged: it does not describe a corpus; {AGAIN}") from error
         return cls(source, target)
 
     @classmethod
@@ -188,7 +188,7 @@ class Corpus:
 
 @dataclass
 class Dataset:
-    """A DATASET folder. All but the description is memory-mapped, or read on first use."""
+    """A DATASET folder; everything but the description is memory-mapped or read on first use."""
 
     folder: Path
     meta: dict[str, Any]
@@ -226,7 +226,7 @@ class Dataset:
             path = self.folder / f"{split}.{side}.txt"
             if not path.exists():
                 raise InputError(f"{path} does not exist; {AGAIN}")
-            lines = path.read_bytes().decode("utf-8").split("\n")[:-1]  # to the byte as written, a carriage return too
+            lines = path.read_bytes().decode("utf-8").split("\n")[:-1]  # exactly as written, with carriage returns
             if len(lines) != pairs:
                 raise InputError(f"{path} has {len(lines):,} lines for {pairs:,} pairs; {AGAIN}")
             sides.append(lines)
@@ -245,7 +245,7 @@ class Dataset:
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """dataset.json of a DATASET folder; another folder or an unknown format is refused."""
+    """Read dataset.json; a folder that is not a dataset or has an unknown format is an error."""
     path = folder / "dataset.json"
     if not path.exists():
         why = "it has no dataset.json" if folder.is_dir() else "there is no such folder"

@@ -1,4 +1,4 @@
-"""The plan of an epoch: which sentences are in which batch, and the order of batches, for both layouts."""
+"""The plan of an epoch for both layouts: the sentences of each batch and the order of the batches."""
 
 from dataclasses import dataclass
 
@@ -45,9 +45,9 @@ class EpochPlan:
 
 
 class PaddedPlanner:
-    """Sentences of similar length together: random order within each bucket, full batches, then batches shuffled.
+    """Groups sentences of similar length: random order within each bucket, full batches, then shuffled batches.
 
-    Only the very last batch of the longest bucket can have fewer rows than its bucket.
+    Only the last batch of the longest bucket can have fewer rows than its bucket.
     """
 
     def __init__(self, source: Lengths, target: Lengths, buckets: Buckets) -> None:
@@ -86,7 +86,7 @@ class PaddedPlanner:
 
 
 class PackedPlanner:
-    """Sentences in random order, end to end, until the next one does not fit on one side (or there is no slot)."""
+    """Packs sentences in random order until the next one does not fit on one side, or no slot is left."""
 
     def __init__(self, source: Lengths, target: Lengths, shape: BatchShape) -> None:
         self.source, self.target = source, target
@@ -113,7 +113,7 @@ class PackedPlanner:
 def packed_shape(
     source: Lengths, target: Lengths, counts: npt.NDArray[np.float64], tokens_per_batch: int
 ) -> BatchShape:
-    """One static shape: the longer side has the whole budget, the other its share by the length ratio of the corpus.
+    """One static shape: the longer side gets the whole budget, the other a share by the length ratio of the corpus.
 
     The number of sentences in N tokens has mean N / m and variance N v / m^3, lengths having mean m and variance v.
     """

@@ -1,4 +1,4 @@
-"""Validation and test sets: every pair is kept, in order, with its original text; odd ones are only reported."""
+"""Validation and test sets: every pair is kept, in order, with its original text; unusual pairs are only reported."""
 
 from array import array
 from collections.abc import Sequence
@@ -35,9 +35,7 @@ class HeldOut:
         for chunk in parallel_chunks(files, _CHUNK_PAIRS):
             for number, columns in chunk.numbered():
                 if len(columns) != 2:
-                    raise InputError(
-                        f"line {number:,} of {chunk.file} has {len(columns)} columns, not source, tab, target"
-                    )
+                    raise InputError(f"line {number:,} of {chunk.file} has {len(columns)} columns instead of two")
                 source, target = (column.decode("utf-8", "replace") for column in columns)
                 self.text[0].append(source)
                 self.text[1].append(target)

@@ -1,4 +1,4 @@
-"""The tokenisers of a dataset: learnt from word counts, or given by the user."""
+"""The tokenisers of a dataset: learned from word counts, or given by the user."""
 
 import io
 import tempfile
@@ -25,7 +25,7 @@ _TRAINING_THREADS = 16  # fixed: the sums of a unigram model depend on it in the
 
 
 def learn(words: Sequence[Words], settings: SubwordSettings) -> Sequence[Subwords]:
-    """SentencePiece models of both sides, one for both if joint."""
+    """Learn the SentencePiece models of both sides, or one for both if joint."""
     if settings.joint:
         return 2 * [_learn_one(_total(words), settings, settings.vocab_size[0])]
     return [_learn_one(words[i], settings, settings.vocab_size[i]) for i in (0, -1)]
@@ -39,7 +39,7 @@ def _learn_one(words: Words, settings: SubwordSettings, vocab_size: int) -> Subw
 
 
 def train(words: Words, settings: SubwordSettings, vocab_size: int) -> bytes:
-    """A model of the text with these word counts: the same as from its lines, since pieces never cross a space."""
+    """Learn a model from word counts, the same as from the lines themselves because pieces never cross a space."""
     model = io.BytesIO()
     special: dict[str, Any] = {"bos_id": BOS, "pad_id": PAD, "eos_id": EOS, "unk_id": UNK}
     special |= {f"{name[:3]}_piece": SPECIAL_PIECES[number] for name, number in special.items()}
@@ -67,7 +67,7 @@ def train(words: Words, settings: SubwordSettings, vocab_size: int) -> bytes:
             if "required_chars" not in str(error):
                 raise RunError(f"SentencePiece could not learn subwords: {error}") from error
             raise InputError(
-                f"a vocabulary of {vocab_size:,} is too small for the different characters of this text; "
+                f"a vocabulary of {vocab_size:,} is too small for the number of distinct characters in this text; "
                 "use a larger --vocab-size or a smaller --character-coverage"
             ) from error
     message = message_of(model.getvalue())
@@ -76,7 +76,7 @@ def train(words: Words, settings: SubwordSettings, vocab_size: int) -> bytes:
 
 
 def piece_counts(model: bytes, words: Words) -> dict[str, int]:
-    """How often each piece is used to write a text with these words."""
+    """The count of each piece in a text with these words."""
     pieces = SentencePieces(model)
     totals = np.zeros(len(pieces.pieces), np.int64)
     listed = list(words)
@@ -92,8 +92,8 @@ def piece_counts(model: bytes, words: Words) -> dict[str, int]:
 def cut(model: bytes, counts: Words, min_frequency: int) -> bytes:
     """The model without normal pieces that occur fewer than `min_frequency` times.
 
-    A longer piece is marked unused, which makes SentencePiece split it further; a single character is taken out, so
-    that it falls back to bytes or, in a model without bytes, becomes unknown. The sign for a space always stays.
+    A longer piece is marked unused, so that SentencePiece splits it further; a single character is removed, so that it
+    falls back to bytes or, in a model without bytes, becomes unknown. The space symbol always stays.
     """
     message = message_of(model)
     for number, piece in reversed(list(enumerate(message.pieces))):
@@ -106,7 +106,7 @@ def cut(model: bytes, counts: Words, min_frequency: int) -> bytes:
 
 
 def from_codes(codes: Sequence[Codes], words: Sequence[Words], settings: SubwordSettings) -> Sequence[Subwords]:
-    """Tokenisers of subword-nmt codes with the vocabulary of this text, one for both sides if joint."""
+    """The subwords of subword-nmt codes with the vocabulary of this text, shared by both sides if joint."""
     counts = [count_symbols(one, side) for one, side in zip(codes, words, strict=True)]
     if settings.joint:
         if codes[0].lines != codes[1].lines:
@@ -124,7 +124,7 @@ def _total(counts: Sequence[Words]) -> Words:
 
 
 def given(paths: Sequence[Path], preprocessors: Sequence[Preprocessor], tags: tuple[str, ...]) -> TokenizerPair:
-    """The tokenisers of a DATASET or MODEL folder (also in the opposite direction), or of one or two files."""
+    """Load the tokenisers of a DATASET or MODEL folder (of either direction), or of one or two files."""
     if len(paths) == 1 and paths[0].is_dir():
         return _of_folder(paths[0], (preprocessors[0].language, preprocessors[1].language), tags)
     return TokenizerPair(*(_of_file(paths[i], preprocessors[i], tags) for i in (0, -1)))
@@ -153,7 +153,7 @@ def _of_file(path: Path, preprocessor: Preprocessor, tags: tuple[str, ...]) -> T
 
 
 def _with_tags(tokenizer: Tokenizer, tags: tuple[str, ...]) -> Tokenizer:
-    """New tags are appended to the vocabulary, so that ids keep their meaning."""
+    """Append new tags to the vocabulary, so that existing ids keep their meaning."""
     new = [tag for tag in tags if tag not in tokenizer.tags]
     listed = [*tokenizer.tags, *new]
     return Tokenizer(tokenizer.subwords, tokenizer.preprocessor, listed, tokenizer.languages, tokenizer.begin)

@@ -1,4 +1,4 @@
-"""Updates built ahead by a thread; the position in the data is that of the last update consumed."""
+"""Prefetches updates in a thread; the position in the data is that of the last consumed update."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -8,9 +8,9 @@ from deepnmt.data.batching import BatchStream, StreamState, Update
 
 
 class Loader:
-    """Iterates a stream's updates, `depth` of them built ahead, in pinned memory if a GPU will copy them.
+    """Iterates a stream's updates, prefetching `depth` of them, in pinned memory if a GPU will copy them.
 
-    The stream belongs to the loader until `close`.
+    The loader owns the stream until `close`.
     """
 
     def __init__(self, stream: BatchStream, *, depth: int = 4, pin_memory: bool = False) -> None:
@@ -41,7 +41,7 @@ class Loader:
         return update
 
     def state(self) -> StreamState:
-        """The state after the last update consumed, not after those built ahead."""
+        """The state after the last consumed update, regardless of prefetched ones."""
         return self._state
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Translators' own data: the pairs of TMX and XLIFF files, in the languages asked for.
+"""Translation memories: the pairs of TMX and XLIFF files in two languages.
 
-The standard library's expat parses them as they are read. It fetches nothing, and a file that declares an entity is
-refused, so that no file can read others or grow without bounds.
+The standard library's expat parses them incrementally and fetches nothing. A file that declares an entity is refused,
+so that no file can read others or expand without bounds.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from deepnmt.errors import InputError
 from deepnmt.languages import base_language
 from deepnmt.text import MAX_LINE_BYTES, iterate_blocks
 
-# Elements inside a text whose content is code of the document, not text.
+# Inline elements whose content is markup of the original document, not text.
 CODES = {"bpt", "ept", "it", "ph", "ut", "sub", "x", "bx", "ex", "sc", "ec", "cp"}
 UNIT = {"tmx": "tu", "xliff": "trans-unit", "xliff 2": "segment"}
 TEXTS = {"seg", "source", "target"}
@@ -22,7 +22,7 @@ UNTRANSLATED = {"new", "needs-translation", "initial"}  # states of a target
 
 
 def iterate_memory(path: Path, source_lang: str, target_lang: str) -> Iterator[bytes]:
-    """Each pair as a line of two columns, as in a .tsv file."""
+    """Yield each pair as a line of two columns, as in a .tsv file."""
     reader = _Reader(path, (source_lang, target_lang))
     found = False
     for block in chain(iterate_blocks(path), [b""]):
@@ -32,11 +32,11 @@ def iterate_memory(path: Path, source_lang: str, target_lang: str) -> Iterator[b
             yield b"\t".join(" ".join(text.split()).encode("utf-8") for text in pair)
     if not found:
         has = ", ".join(sorted(reader.languages)) or "none"
-        raise InputError(f"{path} has no pair of {source_lang} and {target_lang}; its languages are {has}")
+        raise InputError(f"{path} has no pairs in {source_lang} and {target_lang}; its languages are {has}")
 
 
 class _Reader:
-    """Collects the pairs of complete units. Elements are known by their local names, whatever their namespace."""
+    """Collects the pairs of complete units. Elements are matched by local name, in any namespace."""
 
     def __init__(self, path: Path, wanted: tuple[str, str]) -> None:
         self.path, self.wanted = path, wanted
@@ -63,7 +63,7 @@ class _Reader:
             where = f"{self.path}, line {error.lineno:,}"
             raise InputError(f"{where}: not well-formed XML ({expat.ErrorString(error.code)})") from error
         except (LookupError, ValueError) as error:
-            raise InputError(f"{self.path} is in an encoding that is not known: {error}") from error
+            raise InputError(f"{self.path} has an unknown encoding: {error}") from error
 
     def taken(self) -> list[tuple[str, str]]:
         pairs, self._pairs = self._pairs, []
@@ -119,7 +119,7 @@ class _Reader:
             self._pairs.append((source, target))
 
     def _in(self, wanted: str) -> str | None:
-        """The text in a language: as it is named, or in any variant of it."""
+        """The text in this language, or else in a variant of it."""
         texts, base = self._texts.items(), base_language(wanted)
         exact = [text for language, text in texts if language.lower() == wanted.lower()]
         close = [text for language, text in texts if base_language(language) == base]
@@ -135,4 +135,4 @@ class _Reader:
 
     def _refuse_entity(self, name: str, *_: Any) -> None:
         line = self._parser.CurrentLineNumber
-        raise InputError(f"{self.path}, line {line:,}: the entity {name!r} is not read: write its text instead")
+        raise InputError(f"{self.path}, line {line:,}: the entity {name!r} is not supported; replace it by its text")

@@ -1,6 +1,6 @@
-"""Parallel text from the files people have: two files line by line, one of two columns, or a translation memory.
+"""Reads parallel text: two files with corresponding lines, one file with two columns, or a translation memory.
 
-Lines stay bytes here: whether a line is valid UTF-8 is a question of cleaning, not of reading.
+Lines stay bytes here; cleaning drops those that are not valid UTF-8.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,7 +17,7 @@ from deepnmt.text import iterate_lines
 class ParallelFile:
     """Two files with corresponding lines, or one file with two columns (`target` is None).
 
-    With `languages` it is TMX or XLIFF, of which the pairs in these languages are read; they count as lines.
+    With `languages` it is TMX or XLIFF, and its pairs in these languages count as lines.
     """
 
     source: Path
@@ -44,14 +44,14 @@ class RawChunk:
         return len(self.lines[0])
 
     def numbered(self) -> Iterator[tuple[int, list[bytes]]]:
-        """Line numbers and columns: source and target, unless a line of a two-column file is malformed."""
+        """Line numbers and columns; a malformed line of a two-column file has more or fewer than two."""
         split = (line.split(b"\t") for line in self.lines[0])
         columns: Iterable[list[bytes]] = split if len(self.lines) == 1 else map(list, zip(*self.lines, strict=True))
         return enumerate(columns, start=self.first_line)
 
 
 def parallel_chunks(files: Sequence[ParallelFile], size: int) -> Iterator[RawChunk]:
-    """The lines of every file in order, `size` pairs at a time; unequal numbers of lines are refused."""
+    """The lines of every file in order, `size` pairs at a time; files of unequal length are an error."""
     for file in files:
         readers, first = [iterate_lines(path) for path in file.paths], 1
         if file.languages is not None:
@@ -63,7 +63,7 @@ def parallel_chunks(files: Sequence[ParallelFile], size: int) -> Iterator[RawChu
                 ]
                 raise InputError(
                     f"{file.source} has {counts[0]:,} lines but {file.target} has {counts[1]:,}; "
-                    "parallel text needs one line per line"
+                    "line n of one must translate line n of the other"
                 )
             yield RawChunk(file, first, lines)
             first += len(lines[0])

@@ -1,4 +1,4 @@
-"""What the workers of `prepare` do to a chunk of pairs: clean it, count its words, encode it."""
+"""The work of `prepare` on a chunk of pairs: cleaning, counting words, encoding."""
 
 from array import array
 from collections import Counter
@@ -20,7 +20,7 @@ Numbers = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True)
 class CleanChunk:
-    """The pairs of a chunk that are kept, preprocessed, one per line; and counts of the dropped ones."""
+    """The kept pairs of a chunk, preprocessed, one per line; and counts of the dropped ones."""
 
     file: str
     numbers: Numbers
@@ -31,7 +31,7 @@ class CleanChunk:
 
 
 class Cleaner:
-    """Decodes, judges and splits into words."""
+    """Decodes and cleans pairs, and splits them into words."""
 
     def __init__(self, settings: CleaningSettings, preprocessors: Sequence[Preprocessor]) -> None:
         self.settings, self.preprocessors = settings, preprocessors
@@ -55,7 +55,7 @@ class Cleaner:
         return CleanChunk(str(chunk.file.source), kept, joined, (keys(source), keys(target)), dropped, len(chunk))
 
     def _clean(self, columns: list[bytes]) -> tuple[str | None, str, str]:
-        """The reason to drop a pair and the pair; or None and its words."""
+        """The reason to drop a pair, or None; and its text or words."""
         if len(columns) != 2:
             return "columns", b"\t".join(columns).decode("utf-8", "replace"), ""
         try:
@@ -74,7 +74,7 @@ class Cleaner:
 
 @dataclass(frozen=True)
 class SpoolChunk:
-    """Cleaned pairs between two passes: a file of source lines, then target lines; and their numbers in the input."""
+    """Cleaned pairs between passes: a file of source lines, then target lines; and their line numbers in the input."""
 
     path: Path
     input_file: str
@@ -92,7 +92,7 @@ class WordCounter:
         self.stride = stride
 
     def __call__(self, chunks: Sequence[SpoolChunk]) -> tuple[dict[str, int], dict[str, int], int, int]:
-        """The counts of source and target, the number of lines counted, and the number of pairs."""
+        """The word counts of source and target, the number of counted lines, and the number of pairs."""
         counts: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
         lines_counted = 0
         for chunk in chunks:
@@ -105,7 +105,7 @@ class WordCounter:
 
 @dataclass(frozen=True)
 class EncodedChunk:
-    """The ids of the pairs of a chunk that are not too long; and counts of the others."""
+    """The ids of the pairs of a chunk that are not too long, and counts of the others."""
 
     source: Flat
     target: Flat
@@ -143,7 +143,7 @@ class Encoder:
 
 
 def flatten(encoded: list[bytes], opening: Sequence[int] = ()) -> Flat:
-    """The ids of all lines end to end, each line with these before it; and their numbers."""
+    """The ids of all lines end to end, each after the ids of `opening`; and the length of each line."""
     if opening:
         prefix = array("I", opening).tobytes()
         encoded = [prefix + ids for ids in encoded]

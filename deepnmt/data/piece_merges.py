@@ -1,7 +1,7 @@
 """SentencePiece's byte pair encoding in Python, so that single merges can be skipped.
 
-Without a skip it gives what SentencePiece gives (tested); how it treats unused pieces, user-defined symbols and unknown
-characters is written down nowhere but in its source, which this follows.
+Without skips it equals SentencePiece (tested), including its undocumented treatment of unused pieces, user-defined
+symbols and unknown characters.
 """
 
 import re
@@ -33,11 +33,11 @@ class PieceMerges:
         self._byte_ids = {int(text[3:5], 16): ids[text] for text, _, kind in listed if kind == BYTE}
 
     def segment(self, word: str, skips: Iterable[int]) -> tuple[list[int], int]:
-        """The ids of a normalised word without the merges numbered in `skips`, and how many merges came up."""
+        """The ids of a normalised word without the merges numbered in `skips`, and the count of all merges."""
         symbols, merges, skipped = self._merge(word, skips)
         try:
             return [self._ids[symbol] for symbol in symbols], merges
-        except KeyError:  # an unused piece or an unknown character: rare, so worth a second time
+        except KeyError:  # an unused piece or an unknown character: rare, so a second pass is cheap
             considered: list[tuple[str, str]] = []
             self._merge(word, skipped, considered)
             return self._number(self._used(symbols, considered)), merges
@@ -45,7 +45,7 @@ class PieceMerges:
     def _merge(
         self, word: str, skips: Iterable[int], considered: list[tuple[str, str]] | None = None
     ) -> tuple[list[str], int, list[int]]:
-        """The symbols, how many merges came up, and those skipped; all pairs that could merge go to `considered`."""
+        """The symbols, the count of all merges, and the skipped ones; every candidate pair goes to `considered`."""
         symbols = list(word) if self._whole is None else self._whole.findall(word)
         costs = [self._costs.get(left + right, NEVER) for left, right in pairwise(symbols)]
         if considered is not None:

@@ -1,7 +1,7 @@
 """Raw parallel text to a DATASET folder: clean, learn subwords, encode; nothing is left half-written.
 
-Three passes, each over chunks of pairs in all cores with results in order, so that the dataset does not depend on the
-number of workers and memory does not depend on the size of the text.
+Three passes over chunks of pairs, on all cores and with results in order: the dataset does not depend on the number of
+workers, nor memory on the size of the text.
 """
 
 import errno
@@ -41,7 +41,7 @@ Chunks = dict[str, list[SpoolChunk]]  # by corpus
 
 @dataclass(frozen=True, kw_only=True)
 class CorpusInput:
-    """A training corpus: its files, its weight in the mixture, and the tag put before its sources."""
+    """A training corpus: its files, its weight in the mixture, and the tag before its source sentences."""
 
     name: str
     files: tuple[ParallelFile, ...]
@@ -50,7 +50,7 @@ class CorpusInput:
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", self.name):
-            raise InputError(f"corpus name {self.name!r} may have letters, digits, '_', '-' and '.' only")
+            raise InputError(f"corpus name {self.name!r} may only contain letters, digits, '_', '-' and '.'")
         if not self.weight > 0:
             raise InputError(f"the weight of corpus {self.name} is {self.weight}; it must be above zero")
         if self.tag is not None and (not self.tag or self.tag.split() != [self.tag]):
@@ -89,7 +89,7 @@ def make_dataset(
 
 
 class _Preparation:
-    """One call of `make_dataset`: what the passes hand to each other. Nothing is written before `run`."""
+    """The state that the passes of one call share. Nothing is written before `run`."""
 
     folder: Path
     workers: WorkerPool
@@ -109,12 +109,12 @@ class _Preparation:
         self.tokenizer_meta: dict[str, Any] = {"given": True} if self.given else {}
         if self.given:  # it has its own normalisation and words
             self.preprocessors = [self.given.source.preprocessor, self.given.target.preprocessor]
-        Cleaner(settings, self.preprocessors)  # refuses an unknown language now
+        Cleaner(settings, self.preprocessors)  # raises now if a language is not supported
 
     def run(
         self, folder: Path, workers: WorkerPool, held_out_files: dict[str, tuple[ParallelFile, ...]]
     ) -> dict[str, Any]:
-        """Write all but dataset.json to the folder; returns the content of that."""
+        """Write everything but dataset.json to the folder, and return the content of that."""
         self.folder, self.workers = folder, workers
         started = time.monotonic()
         held_out = {
@@ -144,7 +144,7 @@ class _Preparation:
         }
 
     def _clean(self, spool: Path, held_out: list[HeldOut]) -> Chunks:
-        """First pass: write the pairs that are kept to the spool, chunk by chunk."""
+        """First pass: write the kept pairs to the spool, chunk by chunk."""
         seen = SeenKeys()
         kept: Chunks = {corpus.name: [] for corpus in self.corpora}
         with progress("cleaning", unit="pairs") as shown:
@@ -166,7 +166,7 @@ class _Preparation:
     def _without_repetitions(
         self, chunk: CleanChunk, seen: SeenKeys, held_out: list[HeldOut], dropped: ReasonCounts
     ) -> tuple[Numbers, tuple[bytes, bytes]]:
-        """A chunk without pairs that overlap with held-out sets or were seen before."""
+        """Remove pairs that overlap with held-out sets or were seen before."""
         reasons = np.full(len(chunk.numbers), "", "U9")
         if "overlap" not in self.settings.keep:
             for one in held_out:
@@ -202,7 +202,7 @@ class _Preparation:
         stride = -(-total // self.settings.tokenizer_lines)
         words: tuple[dict[str, int], dict[str, int]] = ({}, {})
         lines = 0
-        # Several chunks at a time: most of the work is adding up the counts of the workers.
+        # Several chunks at a time, since most of the time goes into adding up the workers' counts.
         groups = [chunks[start : start + _CHUNKS_COUNTED] for start in range(0, len(chunks), _CHUNKS_COUNTED)]
         with progress("counting words", total, unit="pairs") as shown:
             for *sides, counted, pairs in self.workers.in_order(WordCounter, (stride,), groups):
@@ -243,11 +243,11 @@ class _Preparation:
 
 def _nothing_left(corpus: CorpusInput, dropped: ReasonCounts) -> str:
     reasons = ", ".join(f"{REASONS[reason]} {count:,}" for reason, count in dropped.counts.items())
-    return f"no pair of corpus {corpus.name} is left after cleaning ({reasons}): {corpus.files[0]}"
+    return f"no pair of corpus {corpus.name} is left after cleaning {corpus.files[0]} ({reasons})"
 
 
 def _remove_leftovers(out: Path) -> None:
-    """Remove what killed calls left next to `out`, but not what running ones write."""
+    """Remove what killed processes left next to `out`, but not the files of running ones."""
     for folder in out.parent.glob(f".{out.name}.*.partial"):
         number = folder.name.split(".")[-2]
         if number.isdecimal():

@@ -1,4 +1,4 @@
-"""What decides a dataset besides its text: the settings of `prepare`, with their defaults and checks."""
+"""The settings of `prepare`, with their defaults and checks."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ Pretokenizer = Literal["none", "moses", "jieba"]
 Normalization = Literal["nfc", "nfkc", "none"]
 LanguageCheck = Literal["none", "script", "langid"]
 Reason = Literal["control", "identical", "script", "language", "too-long", "ratio", "overlap", "duplicate"]
-"""For which a pair may be dropped or kept; others, such as invalid UTF-8, leave no choice."""
+"""Reasons that `keep` may name; pairs with other defects, such as invalid UTF-8, are always dropped."""
 REASONS = {
     "columns": "not two columns",
     "utf8": "invalid UTF-8",
@@ -25,7 +25,7 @@ REASONS = {
     "overlap": "a side occurs in valid or test",
     "duplicate": "exact duplicate",
 }
-RATIO_FREE_LENGTH = 10  # the ratio of a few words means nothing: "shopping list" is one long word in German
+RATIO_FREE_LENGTH = 10  # ratios of a few words mean nothing: "shopping list" is one word in German
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class CleaningSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SubwordSettings:
-    """How subwords are learnt. `vocab_size` is one number, or one each for source and target if not `joint`."""
+    """How subwords are learned. `vocab_size` is one number, or one per side if not `joint`."""
 
     subwords: Literal["bpe", "unigram"] = "bpe"
     joint: bool = True
@@ -62,7 +62,7 @@ class SubwordSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareSettings(CleaningSettings, SubwordSettings):
-    """Everything but the text. Tuples of open length hold one value for both sides, or one each."""
+    """Everything but the text. Tuples have one value for both sides, or one per side."""
 
     source_lang: str
     target_lang: str
@@ -76,7 +76,7 @@ class PrepareSettings(CleaningSettings, SubwordSettings):
     def __post_init__(self) -> None:
         for name in ("vocab_size", "tokenizer", "codes", "pretokenizer"):
             if (count := len(getattr(self, name))) > 2:
-                raise InputError(f"{name} takes one value, or two for source and target, not {count}")
+                raise InputError(f"{name} takes one value for both sides, or one per side, not {count}")
         check_bounds(self, "vocab_size min_frequency tokenizer_lines", least=1)
         check_bounds(self, "max_length", least=0)
         check_bounds(self, "character_coverage", above=0)

@@ -12,7 +12,7 @@ from deepnmt.errors import InputError
 
 
 class Moses:
-    """The Moses tokeniser with its escapes (&quot; etc.), which codes learnt on its output expect; undone on output."""
+    """The Moses tokeniser with its escapes (&quot; etc.), which codes learned from its output expect."""
 
     def __init__(self, language: str) -> None:
         from sacremoses import MosesDetokenizer, MosesTokenizer
@@ -28,7 +28,7 @@ class Moses:
 
 
 class MosesOfWmt19(Moses):
-    """As fairseq's models of WMT19 want it: punctuation normalised, control characters left out, dashes split off."""
+    """The variant of fairseq's WMT19 models: normalised punctuation, no control characters, dashes split off."""
 
     def __init__(self, language: str) -> None:
         from sacremoses import MosesPunctNormalizer
@@ -48,9 +48,9 @@ _IS_HAN = re.compile(f"[{_HAN}]")
 
 
 class Jieba:
-    """Chinese words. Spaces next to a Chinese character are meaningless and dropped; others are kept.
+    """Splits Chinese words. Spaces next to a Chinese character are meaningless and dropped; others are kept.
 
-    A boundary that jieba sees inside foreign text ("GPT|-|4") is not used: it could not be undone.
+    Boundaries that jieba finds inside foreign text ("GPT|-|4") are ignored, because they could not be undone.
     """
 
     def __init__(self, language: str) -> None:

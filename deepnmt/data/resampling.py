@@ -1,4 +1,4 @@
-"""BPE-dropout in training: a new segmentation each time a sentence is seen, reproducibly."""
+"""BPE-dropout in training: a new, reproducible segmentation each time a sentence is seen."""
 
 from collections.abc import Callable, Sequence
 
@@ -18,7 +18,7 @@ FITTING_SHARE = 0.9  # padded: buckets have room for this share of the new segme
 
 
 class Resampler:
-    """A segmentation is decided by (seed, side, epoch, batch, sentence), so ranks and resumed runs agree."""
+    """A segmentation depends only on (seed, side, epoch, batch, sentence), so ranks and resumed runs agree."""
 
     def __init__(self, functions: tuple[Resample, ...], seed: int, is_packed: bool) -> None:
         self.functions, self.seed, self.is_packed = functions, seed, is_packed
@@ -26,8 +26,9 @@ class Resampler:
     def stretched(self, lengths: Lengths, sample: Ragged, sentences: Sentences, side: int) -> Lengths:
         """The lengths (eos counted) to plan with, estimated from a sample of the sentences.
 
-        A length l becomes g l on average, give or take a multiple of sqrt(l), as each merge is dropped by itself. The
-        sentences of a packed batch share its room, so the average will do; one of a padded batch has only its row.
+        A length l grows to g l on average, with a deviation proportional to sqrt(l), since merges are skipped
+        independently. Sentences of a packed batch share its room, so the average suffices; one of a padded batch has
+        only its row.
         """
         grown = np.array([len(row) + 1 for row in self._segment(sample, sentences, side)])
         usual = sample.lengths + 1
@@ -40,7 +41,7 @@ class Resampler:
     def apply(
         self, pair: tuple[Ragged, Ragged], plan: EpochPlan, batch: int, longest: tuple[int, int]
     ) -> tuple[Ragged, Ragged]:
-        """New segmentations of a batch, each only if it fits into the batch's shape and is no longer than `longest`."""
+        """The new segmentations of a batch that fit its shape and are no longer than `longest`; else the usual ones."""
         shape, sentences = plan.shape(batch), plan.sentences(batch)
         source, target = (
             self._fit(ids, self._segment(ids, sentences, side, plan.epoch, batch), room, longest[side])

@@ -1,9 +1,9 @@
-"""A tokeniser as one SentencePiece model that normalises by itself, for programs that know SentencePiece only.
+"""A tokeniser as a single SentencePiece model that includes normalisation, for programs that only use SentencePiece.
 
-Unicode normalisation, case and spaces become rewriting rules, each of which replaces the longest spelling it knows.
-They know every spelling of every composed character, whatever the order of its marks, also with one more mark of its
-block between them. So they differ from full normalisation only where text piles up marks of several scripts; and
-lowercasing makes no final sigma.
+Unicode normalisation, lowercasing and spaces become rewriting rules, of which SentencePiece applies the longest match.
+They cover every spelling of every composed character, with its marks in any order and with one more mark of its block
+between them. They differ from full normalisation only where text combines marks of several scripts; and lowercasing
+produces no final sigma.
 """
 
 import io
@@ -26,7 +26,7 @@ SENTENCEPIECE = SentencePieces, ListedPieces  # subwords that have a SentencePie
 def normalising_model(tokenizer: Tokenizer) -> bytes:
     """The SentencePiece model of a tokeniser without pretokeniser, with its normalisation as rules.
 
-    A model that has rules of its own, which deepnmt did not learn, keeps them.
+    A model with rules of its own keeps them.
     """
     assert isinstance(tokenizer.subwords, SENTENCEPIECE)
     message, prepare = message_of(tokenizer.subwords.model), tokenizer.preprocessor
@@ -56,7 +56,7 @@ def _rules(normalization: str, lowercase: bool) -> Iterator[tuple[str, str]]:
 
 
 def _spellings(composed: str) -> Iterator[str]:
-    """Every other spelling of a composed character: its marks in any order, the first ones perhaps combined already."""
+    """Every other spelling of a composed character: its marks in any order, the first ones possibly composed."""
     base, *marks = list(unicodedata.normalize("NFD", composed))
     for order in set(permutations(marks)):
         for combined in range(len(order)):
@@ -74,7 +74,7 @@ def _spellings(composed: str) -> Iterator[str]:
 
 @cache
 def _compiled(normalization: str, lowercase: bool) -> bytes:
-    """The rules as SentencePiece stores them: its trainer compiles them, for a model that is thrown away."""
+    """The rules in SentencePiece's format, compiled by training a throw-away model."""
     model, rules = io.BytesIO(), dict(_rules(normalization, lowercase))
     with tempfile.TemporaryDirectory() as folder:
         listed, text = Path(folder) / "rules.tsv", Path(folder) / "text.tsv"

@@ -1,7 +1,7 @@
 """Subwords from the merge operations ("codes") of subword-nmt, for data and models made with it.
 
-Byte pair encoding as in Sennrich et al. 2016 (https://aclanthology.org/P16-1162). A vocabulary is needed beside the
-codes; a symbol outside it is unknown: this kind of tokeniser has no byte fallback.
+Byte pair encoding as in Sennrich et al. 2016 (https://aclanthology.org/P16-1162). A vocabulary is needed in
+addition to the codes; a symbol outside it is unknown, since there is no byte fallback.
 """
 
 from collections import Counter
@@ -30,7 +30,9 @@ class Codes:
         if first.startswith("#version:"):
             version = first.partition(":")[2].strip()
             if version not in ("0.1", "0.2"):
-                raise InputError(f"{where}: version {version!r} of subword-nmt codes is not known (0.1 and 0.2 are)")
+                raise InputError(
+                    f"{where}: version {version!r} of subword-nmt codes is not supported (0.1 and 0.2 are)"
+                )
             self._end_is_a_symbol = version == "0.1"
             merges = self.lines[1:]
         self._ranks: dict[tuple[str, str], int] = {}
@@ -43,17 +45,17 @@ class Codes:
                 )
             self._ranks.setdefault((left, right), rank)
         if not self._ranks:
-            raise InputError(f"{where}: no merge operations; is it a codes file of subword-nmt?")
+            raise InputError(f"{where}: no merge operations; is this a subword-nmt codes file?")
 
     @classmethod
     def read(cls, path: Path) -> "Codes":
         return cls(read_lines(path), str(path))
 
     def segment(self, word: str, skips: Iterable[int] = ()) -> tuple[list[str], int]:
-        """The symbols of a word, all but the last one marked with the separator, and how many merges came up.
+        """The symbols of a word, all but the last with the separator, and the number of merges that came up.
 
-        The merges numbered in `skips` are left out for one round: the most frequent pair of which an occurrence is
-        kept is merged where it is kept, and the next round asks about every pair again.
+        The merges numbered in `skips` are skipped for one round: the most frequent pair with an occurrence that is not
+        skipped is merged there, and the next round considers every pair again.
         """
         symbols = [*word, _END] if self._end_is_a_symbol else [*word[:-1], word[-1] + _END]
         upcoming = iter(skips)
@@ -82,7 +84,7 @@ class Codes:
 
 
 def _merge(symbols: list[str], positions: set[int]) -> list[str]:
-    """Merge the pairs at these positions, from the left; an overlapping second one is left out."""
+    """Merge the pairs at these positions from the left, skipping overlapping ones."""
     merged: list[str] = []
     i = 0
     while i < len(symbols):
@@ -140,7 +142,7 @@ class SubwordNmt(Subwords):
 
 
 def read_dictionary(path: Path) -> list[str]:
-    """The symbols of fairseq's dictionary, one line `symbol count` each; ids follow the special ones, as ours do."""
+    """The symbols of a fairseq dictionary (lines of `symbol count`), whose ids follow the special ones like ours."""
     symbols: dict[str, int] = {}
     for number, line in enumerate(read_lines(path), start=1):
         symbol, _, count = line.removesuffix(" #fairseq:overwrite").rpartition(" ")

@@ -1,4 +1,4 @@
-"""What every kind of subwords has in common: words are encoded once and cached, and segmented again by BPE-dropout."""
+"""The common part of all subword models: a cache of encoded words, and BPE-dropout."""
 
 from abc import ABC, abstractmethod
 from array import array
@@ -27,7 +27,7 @@ class Subwords(ABC):
         """The ids of each line."""
         split = [self._units(line) for line in lines]
         if self._cached_bytes > MAX_CACHED_BYTES:
-            self._cache, self._cached_bytes = {}, 0  # not cleared: other threads may be reading the old one
+            self._cache, self._cached_bytes = {}, 0  # new, because other threads may still read the old one
         cache = self._cache
         new = list({word for words in split for word in words if word not in cache})
         for word, ids in zip(new, self._encode(new), strict=True):
@@ -36,7 +36,7 @@ class Subwords(ABC):
         return [b"".join(map(cache.__getitem__, words)) for words in split]
 
     def resample(self, sentences: Sequence[Sequence[int]], keys: Keys, dropout: float) -> list[list[int]]:
-        """The sentences segmented again by BPE-dropout, each decided by its key. None may have an unknown symbol."""
+        """Segment sentences again with BPE-dropout, each determined by its key; none may have an unknown symbol."""
         if self._dropout is None or self._dropout.p != dropout:
             self._dropout = BpeDropout(self.merge, dropout)
         return self._dropout.segment(list(map(self._words, sentences)), keys)
@@ -51,7 +51,7 @@ class Subwords(ABC):
 
     @abstractmethod
     def merge(self, word: str, skips: Iterable[int]) -> tuple[list[int], int]:
-        """Segment a word without some of its merges, as `bpe_dropout.Merge` says."""
+        """Segment a word without some of its merges; see `bpe_dropout.Merge`."""
 
     @abstractmethod
     def _words(self, ids: Sequence[int]) -> list[str]:

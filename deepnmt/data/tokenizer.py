@@ -40,7 +40,7 @@ def clean_spaces(text: str) -> str:
 
 @dataclass(frozen=True)
 class Preprocessor:
-    """What happens to text of one language before subwords see it: Unicode normalisation, case, words."""
+    """Prepares text of one language for subwords: Unicode normalisation, case, words."""
 
     language: str
     pretokenizer: str = "none"
@@ -79,14 +79,14 @@ class Preprocessor:
         return text if self.normalization == AS_IT_IS else clean_spaces(text)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Preprocessor, tuple(self.state().values())  # without the tools it has loaded
+        return Preprocessor, tuple(self.state().values())  # without the loaded word tokeniser
 
     def state(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def _without_surrogates(text: str) -> str:
-    """Surrogates, which Python allows and UTF-8 does not, become the replacement character."""
+    """Replace surrogates, which Python allows and UTF-8 does not, by U+FFFD."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -95,7 +95,7 @@ def _without_surrogates(text: str) -> str:
 
 
 def split_tag(text: str, tags: Container[str]) -> tuple[str, str]:
-    """The one of the tags that a text begins with, or nothing, and the rest of the text."""
+    """The tag at the beginning of a text, or an empty string; and the rest of the text."""
     if tags:
         first, _, rest = text.strip().partition(" ")
         if first in tags:
@@ -105,17 +105,17 @@ def split_tag(text: str, tags: Container[str]) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class LanguageTags:
-    """The tags that announce a language in the texts of one side: that of the source or that of the target."""
+    """The tags before the texts of one side that name a language: the source's or the target's."""
 
     of: Literal["source", "target"]
     tags: dict[str, str]  # by language
 
 
 class Tokenizer:
-    """Law: decode(encode(text)) == normalise(text) for any text, unless the vocabulary has no byte fallback.
+    """decode(encode(text)) == normalise(text) for any text, unless the vocabulary has no byte fallback.
 
-    A text that begins with one of the `tags`, alone or before a space, begins with the id of that tag; any other text
-    with that of the tag `begin`, if there is one. Tags of `languages` are left out when ids are decoded.
+    If a text begins with one of the `tags`, alone or before a space, its ids begin with that tag's id; otherwise with
+    that of the tag `begin`, if there is one. Tags of `languages` are dropped in decoding.
     """
 
     bos_id, pad_id, eos_id, unk_id = BOS, PAD, EOS, UNK
@@ -150,25 +150,27 @@ class Tokenizer:
         return self.tags[number - self._first_tag] if number >= self._first_tag else self.subwords.pieces[number]
 
     def opening(self, tag: str = "") -> list[int]:
-        """What the ids of a text with this tag, or with none, begin with."""
+        """The ids before a text with this tag, or without a tag."""
         tag = tag or self.begin
         if self.languages and not tag:
             known = len(self.languages.tags)
-            raise InputError(f"the model has {known} {self.languages.of} languages: give --{self.languages.of}-lang")
+            raise InputError(
+                f"the model has {known} {self.languages.of} languages; choose one with --{self.languages.of}-lang"
+            )
         return [self._tag_ids[tag]] if tag else []
 
     def is_language(self, number: int) -> bool:
-        """Is this the id of a tag that announces a language?"""
+        """True for the id of a language tag."""
         return number in self._silent
 
     def for_language(self, language: str, announced: str | None = None) -> "Tokenizer":
-        """The same for texts of one language, which begin with the tag of the `announced` one."""
+        """The tokeniser for one language, with the tag of the `announced` language before each text."""
         begin = self.languages.tags[announced] if self.languages and announced else ""
         preprocessor = replace(self.preprocessor, language=language)
         return Tokenizer(self.subwords, preprocessor, self.tags, self.languages, begin)
 
     def normalise(self, text: str) -> str:
-        """What is left of a text after encoding and decoding it."""
+        """The text after encoding and decoding."""
         tag, rest = self.split_tag(text)
         return " ".join(part for part in (tag, self.preprocessor.join(self.preprocessor.split(rest))) if part)
 
@@ -183,20 +185,20 @@ class Tokenizer:
         return [[*self.opening(tag), *ids] for (tag, _), ids in zip(tagged, encoded, strict=True)]
 
     def split_tag(self, text: str) -> tuple[str, str]:
-        """The tag a text begins with, or nothing, and the rest of the text."""
+        """The tag at the beginning of a text, or an empty string; and the rest of the text."""
         return split_tag(text, self._tag_ids)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Readable text: up to the first eos, without padding."""
+        """The text of the ids up to the first eos, without padding."""
         kept = [i for i in takewhile(lambda number: number != EOS, map(int, ids)) if i not in (PAD, BOS)]
         tags = [self.piece(number) for number in kept if number >= self._first_tag and number not in self._silent]
         text = self.preprocessor.join(self.subwords.decode([number for number in kept if number < self._first_tag]))
         return " ".join([*tags, text] if text else tags)
 
     def resample(self, sentences: Sequence[Sequence[int]], keys: Keys, dropout: float) -> list[list[int]]:
-        """Sentences of ids segmented again by BPE-dropout, each decided by its key; tags stay where they are.
+        """Segment sentences of ids again with BPE-dropout, each determined by its key; tags stay in place.
 
-        A sentence with an unknown symbol, whose text is lost, stays as it is.
+        A sentence with an unknown symbol, whose text is lost, is not changed.
         """
         sampled = list(map(list, sentences))
         known = [i for i, ids in enumerate(sampled) if UNK not in ids]
@@ -224,13 +226,15 @@ class Tokenizer:
         try:
             state = json.loads(path.read_text(encoding="utf-8"))
             if (version := state.get("format")) != TOKENIZER_FORMAT:
-                raise InputError(f"tokeniser format {version!r} is not known (this version reads {TOKENIZER_FORMAT})")
+                raise InputError(
+                    f"tokeniser format {version!r} is not supported; this version of deepnmt reads {TOKENIZER_FORMAT}"
+                )
             preprocessor = Preprocessor(**{field.name: state[field.name] for field in fields(Preprocessor)})
             languages = LanguageTags(**state["languages"]) if "languages" in state else None
             subwords = SUBWORDS[state["kind"]].from_state(state)
             return cls(subwords, preprocessor, state["tags"], languages, state.get("begin", ""))
         except FileNotFoundError as error:
-            raise InputError(f"there is no tokeniser at {path}") from error
+            raise InputError(f"the tokeniser {path} does not exist") from error
         except InputError as error:
             raise InputError(f"{path}: {error}") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -251,7 +255,7 @@ class TokenizerPair:
 
     @property
     def languages(self) -> tuple[list[str], list[str]]:
-        """The source and the target languages: those that tags can announce, or one each."""
+        """The source and target languages: those that have tags, or one each."""
         found = {"source": [self.source.language], "target": [self.target.language]}
         for tokenizer in (self.source, self.target):
             if tokenizer.languages:
@@ -259,7 +263,7 @@ class TokenizerPair:
         return found["source"], found["target"]
 
     def for_languages(self, source: str | None, target: str | None) -> "TokenizerPair":
-        """The same for one pair of languages; None: as it is."""
+        """The pair for these languages; None keeps the current one."""
         source, target = source or self.source.language, target or self.target.language
         if (source, target) == (self.source.language, self.target.language):
             return self

@@ -16,7 +16,7 @@ class TrainingPairs:
     """Sentences are numbered through all corpora in their order; `lengths` (source, target) count eos."""
 
     def __init__(self, corpora: Mapping[str, Corpus], max_length: int, setting: str) -> None:
-        """Pairs longer than `max_length`, eos counted, are not usable; `setting` is the one to blame."""
+        """Pairs longer than `max_length`, eos counted, are skipped; `setting` is the name of that limit in messages."""
         self.corpora = corpora
         sizes = np.array([len(corpus) for corpus in corpora.values()], np.int64)
         self._bases = np.cumsum(sizes) - sizes
@@ -27,7 +27,7 @@ class TrainingPairs:
         self.skipped = {name: int((~self.usable[part]).sum()) for name, part in zip(corpora, self.parts, strict=True)}
         self._longest_used, self._setting = max_length - 1, setting
         if not self.usable.any():
-            raise InputError(f"there is nothing to train on: {self.report() or 'the dataset has no training pairs'}")
+            raise InputError(f"nothing to train on: {self.report() or 'the dataset has no training pairs'}")
 
     def pools(self) -> list[Sentences]:
         """The usable sentences of each corpus."""
@@ -38,7 +38,7 @@ class TrainingPairs:
         return gather([corpus.sides[side] for corpus in self.corpora.values()], self._bases, sentences)
 
     def report(self) -> str | None:
-        """One sentence about the pairs that are never trained on, or None if all are."""
+        """One sentence about the skipped pairs, or None."""
         counts = ", ".join(
             f"{count:,} of {len(self.corpora[name]):,} in {name}" for name, count in self.skipped.items() if count
         )

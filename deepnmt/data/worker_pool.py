@@ -1,4 +1,4 @@
-"""Work on chunks in several processes, with results in the order of the chunks."""
+"""Work on chunks in several processes, with results in order."""
 
 import multiprocessing
 import pickle
@@ -19,11 +19,11 @@ Result = TypeVar("Result")
 
 # Not fork: a forked copy of a process that has threads may hang.
 _context = multiprocessing.get_context("spawn")
-_DIED = "a worker process died (was it out of memory?); try fewer --workers"
+_DIED = "a worker process died, perhaps for lack of memory; try fewer --workers"
 
 
 class WorkerPool:
-    """Processes that live for several passes. With one worker, everything runs in this process."""
+    """Worker processes for several passes. With one worker, everything runs in this process."""
 
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
@@ -32,15 +32,15 @@ class WorkerPool:
     def in_order(
         self, make: Callable[..., Callable[[Task], Result]], arguments: tuple[Any, ...], tasks: Iterable[Task]
     ) -> Iterator[Result]:
-        """Results of `make(*arguments)(task)` in the order of `tasks`; each process makes the function once.
+        """Yield `make(*arguments)(task)` in the order of `tasks`; each process calls `make` once.
 
-        Few tasks are in flight at a time, so memory stays bounded.
+        Few tasks are in flight at a time, so memory is bounded.
         """
         if self._pool is None:
             yield from map(make(*arguments), tasks)
             return
         flying: deque[Future[Result]] = deque()
-        # Through a file, since the arguments may be large: each worker reads it once.
+        # Passed in a file, which each worker reads once, because the arguments may be large.
         with tempfile.NamedTemporaryFile(prefix="deepnmt-") as file:
             pickle.dump((make, arguments), file)
             file.flush()
@@ -71,7 +71,7 @@ def _ignore_interrupts() -> None:
 
 @lru_cache(maxsize=1)
 def _function(stored: str) -> Any:
-    """In a worker: made at the first task of a pass, and kept for the following ones."""
+    """In a worker: created for the first task of a pass and kept for the others."""
     make, arguments = pickle.loads(Path(stored).read_bytes())
     return make(*arguments)
 
@@ -83,7 +83,7 @@ def _work(stored: str, task: Any) -> Any:
 def apart(function: Callable[..., Result], *arguments: Any, waiting: Callable[[], None]) -> Result:
     """Run a long call of a C++ library in a separate process, so that Ctrl-C ends it at once.
 
-    `waiting` is called several times a second meanwhile.
+    `waiting` is called several times a second until it ends.
     """
     with ProcessPoolExecutor(1, _context, _ignore_interrupts) as pool:
         future = pool.submit(function, *arguments)

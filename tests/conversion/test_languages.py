@@ -83,7 +83,7 @@ def test_the_command_chooses_and_refuses_languages(folder, tmp_path, capsys):
     assert main([*command, "--source-lang", "eng_Latn", "--target-lang", "jpn_Jpan"]) == 0
     capsys.readouterr()
     for languages, message in (
-        ([], "deepnmt: the model has 3 target languages: give --target-lang\n"),
+        ([], "deepnmt: the model has 3 target languages; choose one with --target-lang\n"),
         (
             ["--source-lang", "eng_Latn", "--target-lang", "deu_Lat"],
             "deepnmt: the model has no target language 'deu_Lat'; did you mean deu_Latn?; it has eng_Latn, deu_Latn, "

@@ -65,7 +65,7 @@ HOSTILE = {
 
 @mark.parametrize("case", HOSTILE)
 def test_entities_are_refused(tmp_path, case):
-    with raises(InputError, match=r"line 1: the entity '\w+' is not read: write its text instead"):
+    with raises(InputError, match=r"line 1: the entity '\w+' is not supported; replace it by its text"):
         pairs(tmp_path, HOSTILE[case])
 
 
@@ -80,7 +80,7 @@ def test_entities_are_refused(tmp_path, case):
         (f"<tmx><tu><tuv xml:lang='en'><seg>{'x' * (2 << 20)}</seg></tuv></tu></tmx>", "a text is longer than"),
         (
             TMX.replace('"de"', '"da"').replace("DE-at", "da"),
-            "no pair of en and de; its languages are EN, da, en-US",
+            "no pairs in en and de; its languages are EN, da, en-US",
         ),
     ],
 )

@@ -217,7 +217,7 @@ def test_signals_save_and_end_with_one_sentence(place, number, status):
         ([], "nowhere", "is not a dataset: there is no such folder"),
         ([], "separate", "shares embeddings, but"),
         (["training.wandb_project=x"], "joint", "wandb is not installed"),
-        (["batching.max_length=1"], "joint", "there is nothing to train on"),
+        (["batching.max_length=1"], "joint", "nothing to train on"),
     ],
 )
 def test_refusals_leave_nothing_behind(more, data, message, place, capsys, unchanged):

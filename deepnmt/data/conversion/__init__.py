@@ -1,4 +1,4 @@
-"""Tokenisers of other toolkits as ours. A format is one file, which reads a folder into a `ForeignText`."""
+"""Tokenisers of other toolkits. Each format is one file, which reads a folder into a `ForeignText`."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -17,7 +17,7 @@ from deepnmt.data.vocabulary import SPECIAL_PIECES
 from deepnmt.errors import InputError
 from deepnmt.files import read_json
 
-# M2M100's, in the order of their numbers: a folder need not list them.
+# In the order of their numbers; a folder need not list them.
 M2M100_LANGUAGES = [
     "af", "am", "ar", "ast", "az", "ba", "be", "bg", "bn", "br", "bs", "ca", "ceb", "cs", "cy", "da", "de", "el", "en",
     "es", "et", "fa", "ff", "fi", "fr", "fy", "ga", "gd", "gl", "gu", "ha", "he", "hi", "hr", "ht", "hu", "hy", "id",
@@ -68,7 +68,7 @@ def _read(
 
 
 def _added(folder: Path, first: int, rows: int) -> list[str]:
-    """The symbols after the pieces, by their numbers; `<extra N>` for a row of the model that has no symbol."""
+    """The symbols after the pieces, by number; `<extra N>` for a row of the model without a symbol."""
     config = read_optional(folder / "tokenizer_config.json")
     numbers = {
         entry["content"]: entry["id"] for entry in read_optional(folder / "tokenizer.json").get("added_tokens", [])
@@ -84,7 +84,7 @@ def _added(folder: Path, first: int, rows: int) -> list[str]:
 
 
 def _listed(folder: Path, config: Mapping[str, Any]) -> list[str]:
-    """Special symbols in the order in which they are numbered."""
+    """The special symbols in the order of their numbers."""
     settings = read_optional(folder / "special_tokens_map.json") | dict(config)
     listed = settings.get("additional_special_tokens") or settings.get("extra_special_tokens") or []
     if not listed and settings.get("language_codes") == "m2m100":

@@ -54,7 +54,7 @@ def read(folder: Path, source_lang: str | None, target_lang: str | None) -> Fore
 
 
 def _numbered(vocabulary: dict[str, int], folder: Path) -> tuple[list[str], list[str], list[int]]:
-    """The pieces and the tags of a vocabulary, and the number of each of our symbols in it."""
+    """The pieces and tags of a vocabulary, and its number for each of our symbols."""
     for symbol in (_END, _UNKNOWN):
         if symbol not in vocabulary:
             raise InputError(f"{folder}: the vocabulary has no {symbol}")
@@ -73,7 +73,7 @@ def _of_huggingface(folder: Path, config: dict[str, Any]) -> list[tuple[dict[str
 
 
 def _of_marian(folder: Path) -> tuple[list[tuple[dict[str, int], Path]], dict[str, Any]]:
-    """The vocabularies that decoder.yml names, or the one there is. A SentencePiece model may be the vocabulary too."""
+    """The vocabularies named in decoder.yml, or those found; a vocabulary may be a SentencePiece model."""
     config: dict[str, Any] = {}
     for path in (folder / "decoder.yml", *sorted(folder.glob("*decoder.yml"))):
         if path.is_file():
@@ -94,7 +94,7 @@ def _of_marian(folder: Path) -> tuple[list[tuple[dict[str, int], Path]], dict[st
 
 
 def _vocabulary(path: Path) -> dict[str, int]:
-    """A .yml table of symbols and numbers, or a SentencePiece model."""
+    """Read a .yml table of symbols and numbers, or a SentencePiece model."""
     if not path.is_file():
         raise InputError(f"{path} does not exist")
     if path.suffix == ".spm":
@@ -103,5 +103,5 @@ def _vocabulary(path: Path) -> dict[str, int]:
     table = read_flat_yaml(path.read_text(encoding="utf-8"), str(path))
     numbers = {symbol: int(number) for symbol, number in table.items() if str(number).isdecimal()}  # type: ignore[arg-type]
     if len(numbers) < len(table):
-        raise InputError(f"{path} is not a vocabulary of Marian: it must give each symbol a number")
+        raise InputError(f"{path} is not a Marian vocabulary: it must map each symbol to a number")
     return checked_vocabulary(numbers, path)

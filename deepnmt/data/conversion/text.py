@@ -48,7 +48,7 @@ def read_numbered(path: Path) -> list[str]:
 
 def checked_vocabulary(table: Mapping[str, Any], path: Path) -> dict[str, int]:
     if any(type(number) is not int for number in table.values()) or len(set(table.values())) < len(table):
-        raise InputError(f"{path} is not a vocabulary: it must give each symbol a number of its own")
+        raise InputError(f"{path} is not a vocabulary: it must map each symbol to a unique number")
     return dict(table)
 
 
@@ -57,7 +57,7 @@ def read_optional(path: Path) -> dict[str, Any]:
 
 
 def decoding_defaults(folder: Path) -> dict[str, Any]:
-    """Beam and length penalty that `generate` of Hugging Face takes from a folder."""
+    """Beam size and length penalty that Hugging Face's `generate` uses for this folder."""
     settings = read_optional(folder / "config.json") | read_optional(folder / "generation_config.json")
     names = {"beam": "num_beams", "length_penalty": "length_penalty"}
     found = {ours: settings[theirs] for ours, theirs in names.items() if settings.get(theirs) is not None}

@@ -340,7 +340,7 @@ def test_a_tokeniser_of_another_model_is_refused(digits_model, tmp_path, capsys)
     model = scrambled("residual", "residual", {"norm": "pre"})
     save_model(tmp_path / "MODEL", model)
     assert main(["export", str(tmp_path / "MODEL"), "--to", "onnx"]) == 2
-    assert "there is no tokeniser at" in capsys.readouterr().err
+    assert "tokenizer.source.json does not exist" in capsys.readouterr().err
     TokenizerPair.load(digits_model).save(tmp_path / "MODEL")
     assert main(["export", str(tmp_path / "MODEL"), "--to", "onnx"]) == 2
     expected = f"deepnmt: {tmp_path / 'MODEL'}: the source tokeniser has 57 symbols, the model only 14\n"
