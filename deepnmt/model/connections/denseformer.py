@@ -42,11 +42,11 @@ class DenseFormer(Connection):
         self.weight = nn.Parameter(torch.eye(len(depth)))
 
     def begin(self) -> DlclHistory:
-        return DlclHistory(self._effective().unsqueeze(2), None)
+        return DlclHistory(self._effective().unsqueeze(2), [nn.Identity() for _ in self.weight])
 
     def write(self, history: History, output: Tensor) -> None:
         assert isinstance(history, DlclHistory)
-        history.append(history.tape.enter(output, nn.Identity()))
+        history.append(history.tape.enter(output))
 
     def read(self, history: History) -> Tensor:
         assert isinstance(history, DlclHistory)

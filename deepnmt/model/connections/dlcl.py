@@ -1,5 +1,6 @@
 """Dynamic linear combination of layers, the paper's contribution, with every option of its ablation and of its code."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -45,9 +46,9 @@ class DlclConfig(ConnectionConfig):
 class DlclHistory(History):
     """Also holds the tape that mixes the outputs of this pass."""
 
-    def __init__(self, matrix: Tensor, window: int | None) -> None:
+    def __init__(self, matrix: Tensor, norms: Sequence[nn.Module], window: int | None = None) -> None:
         super().__init__()
-        self.tape = open_tape(matrix, window)
+        self.tape = open_tape(matrix, norms, window)
 
 
 class Dlcl(Connection):
@@ -83,13 +84,11 @@ class Dlcl(Connection):
         self.norms_outputs = shape.norm == "pre"
 
     def begin(self) -> DlclHistory:
-        return DlclHistory(self._effective(), self.window)
+        return DlclHistory(self._effective(), self._norms_of_outputs(), self.window)
 
     def write(self, history: History, output: Tensor) -> None:
         assert isinstance(history, DlclHistory)
-        depth = len(history)
-        norm = self.norms[depth] if self.norms_outputs or depth == 0 else nn.Identity()
-        history.append(history.tape.enter(output, norm))
+        history.append(history.tape.enter(output))
 
     def read(self, history: History) -> Tensor:
         assert isinstance(history, DlclHistory)
@@ -113,6 +112,9 @@ class Dlcl(Connection):
     def step_mixture(self) -> StepMixture | None:
         matrix = self._effective()
         return StepMixture(matrix[:, :, 0].contiguous(), list(self.norms)) if matrix.shape[2] == 1 else None
+
+    def _norms_of_outputs(self) -> list[nn.Module]:
+        return [norm if self.norms_outputs or k == 0 else nn.Identity() for k, norm in enumerate(self.norms)]
 
     def _effective(self) -> Tensor:
         """W as it mixes: unconnected entries zero, rows normalised where asked. (rows, columns, groups), fp32."""

@@ -29,8 +29,8 @@ class SparseDlclConfig(ConnectionConfig):
 class SparseHistory(DlclHistory):
     """Holds the outputs of whole blocks; inside a block, also the last output."""
 
-    def __init__(self, matrix: Tensor) -> None:
-        super().__init__(matrix, None)
+    def __init__(self, matrix: Tensor, norms: Sequence[nn.Module]) -> None:
+        super().__init__(matrix, norms)
         self.depth = 0
         self.inside: Tensor | None = None
 
@@ -49,7 +49,7 @@ class SparseDlcl(Dlcl):
         self.ends = ends
 
     def begin(self) -> SparseHistory:
-        return SparseHistory(self._effective())
+        return SparseHistory(self._effective(), self._norms_of_outputs())
 
     def write(self, history: History, output: Tensor) -> None:
         assert isinstance(history, SparseHistory)

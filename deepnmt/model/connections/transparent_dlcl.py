@@ -26,7 +26,7 @@ class TransparentDlclHistory(DlclHistory):
     """The tape mixes the inputs of layers; `normed` has what the rows on top mix."""
 
     def __init__(self, matrix: Tensor) -> None:
-        super().__init__(matrix, None)
+        super().__init__(matrix, [nn.Identity() for _ in matrix])
         self.normed: list[Tensor] = []
 
 
@@ -59,7 +59,7 @@ class TransparentDlcl(Connection):
         depth = len(history.normed)
         history.normed.append(self.norms[depth](output) if self.norms_outputs else output)
         if depth < self.num_layers:
-            history.append(history.tape.enter(history.normed[-1], nn.Identity()))
+            history.append(history.tape.enter(history.normed[-1]))
 
     def read(self, history: History) -> Tensor:
         assert isinstance(history, TransparentDlclHistory)

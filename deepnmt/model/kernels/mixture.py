@@ -48,33 +48,34 @@ class _Mixture(torch.autograd.Function):
 
 
 class Tape(Protocol):
-    """One pass of a stack whose row l is `sum_k matrix[l, k] * y_k`."""
+    """One pass of a stack whose row l is `sum_k matrix[l, k] * norms[k](y_k)`: `enter` y_l, then `mix` row l."""
 
-    def enter(self, output: Tensor, norm: nn.Module) -> Tensor: ...
+    def enter(self, output: Tensor) -> Tensor: ...
 
     def mix(self, history: Sequence[Tensor], row: int) -> Tensor: ...
 
 
-def open_tape(matrix: Tensor, window: int | None = None) -> Tape:
+def open_tape(matrix: Tensor, norms: Sequence[nn.Module], window: int | None = None) -> Tape:
     """The fused tape on a GPU, for one weight per pair of layers; else the plain one. matrix: (rows, rows, groups)."""
     if matrix.is_cuda and matrix.shape[2] == 1:
         from deepnmt.model.kernels.mixture_triton import FusedMixtureTape
 
-        return FusedMixtureTape(matrix[:, :, 0])
-    return MixtureTape(matrix, window)
+        return FusedMixtureTape(matrix[:, :, 0], norms)
+    return MixtureTape(matrix, norms, window)
 
 
 class MixtureTape:
     """The plain twin: autograd does the bookkeeping."""
 
-    def __init__(self, matrix: Tensor, window: int | None = None) -> None:
+    def __init__(self, matrix: Tensor, norms: Sequence[nn.Module], window: int | None = None) -> None:
         """matrix: (rows, rows, groups) in fp32."""
-        self.matrix = matrix
-        self.window = window
+        self.matrix, self.window = matrix, window
+        self.norms = iter(norms)
 
-    def enter(self, output: Tensor, norm: nn.Module) -> Tensor:
-        """Let norm(output) take part in the mixtures from now on; what is returned stands for it in the history."""
-        return norm(output)
+    def enter(self, output: Tensor) -> Tensor:
+        """The next output. What is returned stands for it in the history."""
+        normed: Tensor = next(self.norms)(output)
+        return normed
 
     def mix(self, history: Sequence[Tensor], row: int) -> Tensor:
         first = 0 if self.window is None else max(0, row + 1 - self.window)

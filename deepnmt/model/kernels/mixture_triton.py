@@ -1,13 +1,13 @@
-"""The weighted sums of layer outputs on a GPU: each of the forward mix, the gradient of the history and the gradient of
-the weights is one pass over memory.
+"""The weighted sums of layer outputs on a GPU, with as few passes over memory as they allow.
 
-The outputs lie in one buffer. The gradient of y_k is sum_{l >= k} W[l, k] * g_l over the rows that read it: the g_l are
-kept in a second buffer, and gathered once, when the backward pass reaches layer k, together with the gradients of
-column k of W and with the backward of the LayerNorm that y_k went through.
+Row l of a stack is sum_k W[l, k] * norm_k(y_k). The outputs stay where the layers left them, and the gradients g_l of
+the rows where autograd left them: a kernel finds them by a table of addresses. A LayerNorm is computed while an output
+is read, from its mean and its deviation, so that neither a normalised copy nor a stacked history exists.
 
-A row reads all outputs before it, so deep stacks wait for memory. Every fourth row looks ahead: while it reads the
-history it also adds up what the next rows will need of it, and those then read only what came since. The gradients are
-gathered in the same way. That nearly halves the bytes at thirty layers.
+Rows read all outputs before them, so deep stacks wait for memory. Every MIXED_AHEAD-th row looks ahead: while it reads
+the outputs it also adds up what the next rows will need of them, and those then read only what came since. The
+gradient of y_k, which is sum_{l >= k} W[l, k] * g_l through the LayerNorm, is gathered in the same way when the
+backward pass reaches layer k; the gradients of W come from the same reading.
 
 Counts, rows and depths are not specialised: 1 and the multiples of 16 would each be compiled apart, and gain nothing.
 """
@@ -16,293 +16,361 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-ROWS_AT_ONCE = 4  # by one warp, so that the sums over a tile need no barrier
-PROGRAMS = 1056  # each keeps a share of the sums over all rows
-AHEAD = 4
+MIXED_AHEAD = 4  # the kernel has an accumulator for each
+GATHERED_AHEAD = 8
+PROGRAMS = 1056  # of a gather: each keeps a share of the sums over all tokens
 
 
-@triton.jit(do_not_specialize=["count"])
-def _enter(Y, Gain, Bias, Out, Mean, Rstd, count, dim, eps, NORM: tl.constexpr, R: tl.constexpr, D: tl.constexpr):
-    """Out = LayerNorm(Y), or a copy of it."""
-    rows = tl.program_id(0) * R + tl.arange(0, R)
-    columns = tl.arange(0, D)
-    inside = (rows < count)[:, None] & (columns < dim)[None, :]
-    place = rows[:, None].to(tl.int64) * dim + columns[None, :]
-    y = tl.load(Y + place, mask=inside, other=0.0).to(tl.float32)
-    if NORM:
-        mean = tl.sum(y, 1) / dim
-        centred = tl.where(inside, y - mean[:, None], 0.0)
-        rstd = 1 / tl.sqrt(tl.sum(centred * centred, 1) / dim + eps)
-        gain = tl.load(Gain + columns, mask=columns < dim, other=0.0).to(tl.float32)
-        bias = tl.load(Bias + columns, mask=columns < dim, other=0.0).to(tl.float32)
-        y = centred * rstd[:, None] * gain[None, :] + bias[None, :]
-        tl.store(Mean + rows, mean, mask=rows < count)
-        tl.store(Rstd + rows, rstd, mask=rows < count)
-    tl.store(Out + place, y.to(Out.dtype.element_ty), mask=inside)
-
-
-@triton.jit(do_not_specialize=["first", "row"])
-def _mix(History, W, Partial, Out, size, first, row, num_columns, PARTIAL: tl.constexpr, BLOCK: tl.constexpr):
-    """Out = sum_{first <= k <= row} W[row, k] * History[k], on top of a partial sum"""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < size
-    size = tl.cast(size, tl.int64)  # a whole history may have more than 2**31 elements
-    mixed = tl.zeros((BLOCK,), tl.float32)
-    if PARTIAL:
-        mixed = tl.load(Partial + place, mask=inside, other=0.0)
-    for k in range(first, row + 1):
-        weight = tl.load(W + row * num_columns + k)
-        mixed += weight * tl.load(History + k * size + place, mask=inside, other=0.0).to(tl.float32)
-    tl.store(Out + place, mixed.to(Out.dtype.element_ty), mask=inside)
-
-
-@triton.jit(do_not_specialize=["row"])
-def _mix_ahead(History, W, Partial, size, row, num_columns, J: tl.constexpr, BLOCK: tl.constexpr):
-    """Partial[j] = sum_{k <= row} W[row + j, k] * History[k] for the rows from `row` on"""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < size
-    size = tl.cast(size, tl.int64)
-    ahead = tl.arange(0, J)
-    exists = row + ahead < num_columns
-    mixed = tl.zeros((J, BLOCK), tl.float32)
-    for k in range(row + 1):
-        weights = tl.load(W + (row + ahead) * num_columns + k, mask=exists, other=0.0)
-        output = tl.load(History + k * size + place, mask=inside, other=0.0).to(tl.float32)
-        mixed += weights[:, None] * output[None, :]
-    tl.store(Partial + ahead[:, None] * size + place[None, :], mixed, mask=exists[:, None] & inside[None, :])
-
-
-@triton.jit(do_not_specialize=["count", "depth"])
-def _gather_ahead(
-    Gradients, History, W, Partial, Shares,
-    count, dim, depth, num_rows, rows_each, J: tl.constexpr, D: tl.constexpr, L: tl.constexpr,
+@triton.jit(do_not_specialize=["count", "first", "row", "ahead"])
+def _mix(
+    Y, Gains, Biases, W, Addresses, Stats, Partial, Out,
+    count, dim, first, row, num_rows, ahead, eps,
+    NORM: tl.constexpr, NORMS: tl.constexpr, PARTIAL: tl.constexpr, AHEAD: tl.constexpr,
+    R: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Partial[j] = sum_{l >= depth} W[l, depth - j] * g_l, and shares of W[l, depth - j]'s gradients: (J, num_rows)"""
-    program = tl.program_id(0)
-    columns, lanes, ahead = tl.arange(0, D), tl.arange(0, L), tl.arange(0, J)
+    """Out = sum_{first <= k <= row} W[row, k] * norm_k(y_k), on top of the partial sum `ahead - 1`; Y is the last y.
+
+    With AHEAD, Partial gets the same sums with the weights of the next rows.
+    """
+    tokens = tl.program_id(0) * R + tl.arange(0, R)
+    columns = tl.arange(0, D)
+    inside = (tokens < count)[:, None] & (columns < dim)[None, :]
+    place = tokens[:, None].to(tl.int64) * dim + columns[None, :]
+    spread = columns[None, :] + 0 * tokens[:, None]
     size = count.to(tl.int64) * dim
-    exists = ahead <= depth
-    inside = exists[:, None] & (columns < dim)[None, :]
-    d_columns = tl.zeros((J, L), tl.float32)
-    for token in range(program * rows_each, tl.minimum((program + 1) * rows_each, count)):
+    y = tl.load(Y + place, mask=inside, other=0.0).to(tl.float32)
+    if NORMS:
+        scale = tl.full((R,), 1.0, tl.float32)
+        shift = tl.zeros((R,), tl.float32)
+        if NORM:
+            mean = tl.sum(y, 1) / dim
+            centred = tl.where(inside, y - mean[:, None], 0.0)
+            scale = 1 / tl.sqrt(tl.sum(centred * centred, 1) / dim + eps)
+            shift = -mean * scale
+            gain = tl.load(Gains + row * dim + spread, mask=inside, other=0.0)
+            y = centred * scale[:, None] * gain + tl.load(Biases + row * dim + spread, mask=inside, other=0.0)
+        here = Stats + tl.cast(2 * row, tl.int64) * count + tokens
+        tl.store(here, scale, mask=tokens < count)
+        tl.store(here + count, shift, mask=tokens < count)
+    if tl.program_id(0) == 0:
+        tl.store(Addresses + row, Y.to(tl.int64))
+
+    has_1, has_2, has_3 = row + 1 < num_rows, row + 2 < num_rows, row + 3 < num_rows
+    weights = W + row * num_rows
+    mixed = tl.load(weights + row) * y
+    if PARTIAL:
+        mixed += tl.load(Partial + (ahead - 1) * size + place, mask=inside, other=0.0).to(tl.float32)
+    if AHEAD:
+        mixed_1 = tl.load(weights + num_rows + row, mask=has_1, other=0.0) * y
+        mixed_2 = tl.load(weights + 2 * num_rows + row, mask=has_2, other=0.0) * y
+        mixed_3 = tl.load(weights + 3 * num_rows + row, mask=has_3, other=0.0) * y
+    for k in tl.range(first, row, loop_unroll_factor=2):
+        before = tl.load(Addresses + k).to(tl.pointer_type(Y.dtype.element_ty))
+        y = tl.load(tl.multiple_of(before, 16) + place, mask=inside, other=0.0).to(tl.float32)
+        if NORMS:
+            here = Stats + tl.cast(2 * k, tl.int64) * count + tokens
+            scale = tl.load(here, mask=tokens < count, other=0.0)
+            shift = tl.load(here + count, mask=tokens < count, other=0.0)
+            gain = tl.load(Gains + k * dim + spread, mask=inside, other=0.0)
+            bias = tl.load(Biases + k * dim + spread, mask=inside, other=0.0)
+            y = (y * scale[:, None] + shift[:, None]) * gain + bias
+        mixed += tl.load(weights + k) * y
+        if AHEAD:
+            mixed_1 += tl.load(weights + num_rows + k, mask=has_1, other=0.0) * y
+            mixed_2 += tl.load(weights + 2 * num_rows + k, mask=has_2, other=0.0) * y
+            mixed_3 += tl.load(weights + 3 * num_rows + k, mask=has_3, other=0.0) * y
+    tl.store(Out + place, mixed.to(Out.dtype.element_ty), mask=inside)
+    if AHEAD:
+        kind = Partial.dtype.element_ty
+        tl.store(Partial + place, mixed_1.to(kind), mask=inside & has_1)
+        tl.store(Partial + size + place, mixed_2.to(kind), mask=inside & has_2)
+        tl.store(Partial + 2 * size + place, mixed_3.to(kind), mask=inside & has_3)
+
+
+@triton.jit(do_not_specialize=["count", "depth", "stop"])
+def _gather_ahead(
+    Newest, Addresses, W, Stats, Gains, Biases, Partial, Shares,
+    count, dim, depth, stop, num_rows, tokens_each,
+    NORMS: tl.constexpr, SPLIT: tl.constexpr, J: tl.constexpr, L: tl.constexpr, E: tl.constexpr,
+):  # fmt: skip
+    """Partial[j] = sum_{depth <= l < stop} W[l, depth - J + 1 + j] * g_l, and this program's share of the gradients of
+    those weights: (L, J). Both are matrix products. Of two numbers in half precision a weight is the sum."""
+    program, columns = tl.program_id(0), tl.program_id(1) * E + tl.arange(0, E)
+    kind = Newest.dtype.element_ty
+    rows, sources = depth + tl.arange(0, L), depth - J + 1 + tl.arange(0, J)
+    is_row, is_source, is_column = rows < stop, sources >= 0, columns < dim
+    size = count.to(tl.int64) * dim
+    weights = tl.load(
+        W + rows[:, None] * num_rows + sources[None, :], mask=is_row[:, None] & is_source[None, :], other=0.0
+    )
+    high = weights.to(kind)
+    low = (weights - high.to(tl.float32)).to(kind)
+
+    newest = Newest.to(tl.int64)
+    at_rows = tl.load(Addresses + num_rows + rows, mask=is_row & (rows > depth), other=0)
+    at_rows = tl.where(rows == depth, newest, at_rows).to(tl.pointer_type(kind))
+    at_sources = tl.load(Addresses + sources, mask=is_source, other=0).to(tl.pointer_type(kind))
+    if NORMS:
+        norms = sources[:, None] * dim + columns[None, :]
+        gain = tl.load(Gains + norms, mask=is_source[:, None] & is_column[None, :], other=0.0)
+        bias = tl.load(Biases + norms, mask=is_source[:, None] & is_column[None, :], other=0.0)
+    d_weights = tl.zeros((L, J), tl.float32)
+    for token in range(program * tokens_each, tl.minimum((program + 1) * tokens_each, count)):
         place = tl.cast(token, tl.int64) * dim + columns
-        entered = tl.load(History + (depth - ahead)[:, None] * size + place[None, :], mask=inside, other=0.0)
-        entered = entered.to(tl.float32)
-        gathered = tl.zeros((J, D), tl.float32)
-        for row in tl.range(depth, num_rows, loop_unroll_factor=4):
-            g = tl.load(Gradients + row * size + place, mask=columns < dim, other=0.0).to(tl.float32)
-            weights = tl.load(W + row * num_rows + depth - ahead, mask=exists, other=0.0)
-            gathered += weights[:, None] * g[None, :]
-            products = tl.sum(g[None, :] * entered, 1)
-            d_columns += tl.where(lanes[None, :] == row, products[:, None], 0.0)
-        tl.store(Partial + ahead[:, None] * size + place[None, :], gathered, mask=inside)
-    share = Shares + program * J * num_rows + ahead[:, None] * num_rows + lanes[None, :]
-    tl.store(share, d_columns, mask=(lanes < num_rows)[None, :] & (ahead < J)[:, None])
+        from_rows = tl.multiple_of(at_rows[:, None] + place[None, :], (1, 16))
+        g = tl.load(from_rows, mask=is_row[:, None] & is_column[None, :], other=0.0)
+        from_sources = tl.multiple_of(at_sources[:, None] + place[None, :], (1, 16))
+        y = tl.load(from_sources, mask=is_source[:, None] & is_column[None, :], other=0.0)
+        if NORMS:
+            here = Stats + tl.cast(2 * sources, tl.int64) * count + token
+            scale = tl.load(here, mask=is_source, other=0.0)
+            shift = tl.load(here + count, mask=is_source, other=0.0)
+            y = ((y.to(tl.float32) * scale[:, None] + shift[:, None]) * gain + bias).to(kind)
+        d_weights = tl.dot(g, tl.trans(y), d_weights, input_precision="ieee")
+        gathered = tl.dot(tl.trans(high), g, input_precision="ieee")
+        if SPLIT:
+            gathered = tl.dot(tl.trans(low), g, gathered)
+        tl.store(
+            Partial + tl.arange(0, J)[:, None] * size + place[None, :],
+            gathered.to(Partial.dtype.element_ty), mask=is_source[:, None] & is_column[None, :],
+        )  # fmt: skip
+    share = Shares + (program * tl.num_programs(1) + tl.program_id(1)) * L * J
+    tl.store(share + tl.arange(0, L)[:, None] * J + tl.arange(0, J)[None, :], d_weights)
 
 
 @triton.jit(do_not_specialize=["count", "depth", "stop"])
 def _gather(
-    Gradients, Entered, W, Partial, Y, Gain, Mean, Rstd, dY, Shares,
-    count, dim, depth, stop, num_rows, rows_each,
-    PARTIAL: tl.constexpr, NORM: tl.constexpr, R: tl.constexpr, D: tl.constexpr, L: tl.constexpr,
+    Newest, Y, Addresses, W, Stats, Gains, Biases, Partial, dY, Shares,
+    count, dim, depth, stop, num_rows, tokens_each,
+    PARTIAL: tl.constexpr, NORM: tl.constexpr, J: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """dY of layer `depth` from the rows before `stop`, on top of a partial sum; and this program's share of the
-    gradients of gain, bias and W[:, depth], in a row."""
+    gradients of gain, bias and W[depth : depth + J, depth], in a row. Newest is the gradient of row `depth`."""
     program = tl.program_id(0)
-    lanes = tl.arange(0, L)
-    d_column = tl.zeros((L,), tl.float32)
-    columns = tl.arange(0, D)
-    size = count.to(tl.int64) * dim
-    gain = tl.load(Gain + columns, mask=columns < dim, other=0.0).to(tl.float32)
+    lanes, columns = tl.arange(0, J), tl.arange(0, D)
+    newest = Newest.to(tl.int64)
+    if program == 0:
+        tl.store(Addresses + num_rows + depth, newest)
+    d_column = tl.zeros((J,), tl.float32)
     d_gain = tl.zeros((D,), tl.float32)
     d_bias = tl.zeros((D,), tl.float32)
-    for first in range(program * rows_each, tl.minimum((program + 1) * rows_each, count), R):
-        rows = first + tl.arange(0, R)
-        inside = (rows < count)[:, None] & (columns < dim)[None, :]
-        place = rows[:, None].to(tl.int64) * dim + columns[None, :]
-        entered = tl.load(Entered + place, mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        gain = tl.load(Gains + depth * dim + columns, mask=columns < dim, other=0.0)
+        bias = tl.load(Biases + depth * dim + columns, mask=columns < dim, other=0.0)
+    for first in range(program * tokens_each, tl.minimum((program + 1) * tokens_each, count), R):
+        tokens = first + tl.arange(0, R)
+        inside = (tokens < count)[:, None] & (columns < dim)[None, :]
+        place = tokens[:, None].to(tl.int64) * dim + columns[None, :]
+        normed = tl.load(Y + place, mask=inside, other=0.0).to(tl.float32)
+        if NORM:
+            here = Stats + tl.cast(2 * depth, tl.int64) * count + tokens
+            scale = tl.load(here, mask=tokens < count, other=0.0)
+            shift = tl.load(here + count, mask=tokens < count, other=0.0)
+            normed = tl.where(inside, normed * scale[:, None] + shift[:, None], 0.0)
         gathered = tl.zeros((R, D), tl.float32)
         if PARTIAL:
-            gathered = tl.load(Partial + place, mask=inside, other=0.0)
+            gathered = tl.load(Partial + place, mask=inside, other=0.0).to(tl.float32)
         for row in range(depth, stop):
-            g = tl.load(Gradients + row * size + place, mask=inside, other=0.0).to(tl.float32)
+            address = tl.load(Addresses + num_rows + row, mask=row > depth, other=newest)
+            G = tl.multiple_of(address.to(tl.pointer_type(Y.dtype.element_ty)), 16)
+            g = tl.load(G + place, mask=inside, other=0.0).to(tl.float32)
             gathered += tl.load(W + row * num_rows + depth) * g
-            d_column += tl.where(lanes == row, tl.sum(g * entered), 0.0)
+            entered = normed * gain[None, :] + bias[None, :] if NORM else normed
+            d_column += tl.where(lanes == row - depth, tl.sum(g * entered), 0.0)
         if NORM:
-            y = tl.load(Y + place, mask=inside, other=0.0).to(tl.float32)
-            mean = tl.load(Mean + rows, mask=rows < count, other=0.0)
-            rstd = tl.load(Rstd + rows, mask=rows < count, other=0.0)
-            normed = tl.where(inside, (y - mean[:, None]) * rstd[:, None], 0.0)
             d_gain += tl.sum(gathered * normed, 0)
             d_bias += tl.sum(gathered, 0)
             d_normed = gathered * gain[None, :]
             along = tl.sum(d_normed * normed, 1) / dim
             level = tl.sum(d_normed, 1) / dim
-            gathered = (d_normed - normed * along[:, None] - level[:, None]) * rstd[:, None]
+            gathered = (d_normed - normed * along[:, None] - level[:, None]) * scale[:, None]
         tl.store(dY + place, gathered.to(dY.dtype.element_ty), mask=inside)
-    share = Shares + program * (2 * dim + num_rows)
+    share = Shares + program * (2 * dim + J)
     tl.store(share + columns, d_gain, mask=columns < dim)
     tl.store(share + dim + columns, d_bias, mask=columns < dim)
-    tl.store(share + 2 * dim + lanes, d_column, mask=lanes < num_rows)
+    tl.store(share + 2 * dim + lanes, d_column)
 
 
 class FusedMixtureTape:
-    """One pass of a stack whose row l is `sum_k matrix[l, k] * y_k`. matrix: (rows, rows) in fp32."""
+    """One pass of a stack whose row l is `sum_k matrix[l, k] * norm_k(y_k)`. matrix: (rows, rows) in fp32.
 
-    def __init__(self, matrix: Tensor) -> None:
-        self.matrix = matrix.detach().contiguous()
-        self.columns = matrix.unbind(1)  # through these the weights get their gradients
+    A norm other than LayerNorm is computed outside.
+    """
+
+    def __init__(self, matrix: Tensor, norms: Sequence[nn.Module]) -> None:
+        self.matrix, self.norms = matrix, norms
         self.entered = 0
-        self.history: Tensor | None = None
-        self.gradients: Tensor | None = None
-        self.first_gradient = len(matrix)
-        self.mixed_ahead: Tensor | None = None  # (AHEAD, ...) fp32: of the rows from the last look ahead on
-        self.gathered_ahead: Tensor | None = None  # the same of the columns down from the last look ahead
-        self.columns_ahead: Tensor | None = None  # (AHEAD, rows): what it found of their gradients
+        self.work: _Work | None = None
+        self.token = matrix.new_empty(0)
+        self.mixed: tuple[int, Tensor] | None = None
 
-    def enter(self, output: Tensor, norm: nn.Module) -> Tensor:
-        gain, bias = None, None
-        if isinstance(norm, nn.LayerNorm):
-            gain, bias = norm.weight, norm.bias
-        else:
+    def enter(self, output: Tensor) -> Tensor:
+        norm = self.norms[self.entered]
+        if not isinstance(norm, nn.LayerNorm):
             output = norm(output)
-        entered: Tensor = _Enter.apply(output, gain, bias, self.columns[self.entered], self, getattr(norm, "eps", 0.0))
+        output = output.contiguous() if self.work is None else output.to(self.work.dtype).contiguous()
+        if output.data_ptr() % 16:
+            output = output.clone()
+        if self.work is None:
+            gains, biases = self._stacked(output.shape[-1])
+            self.work = _Work(self.matrix, gains, biases, self.norms, output)
+            self.token = _Open.apply(self.matrix, gains, biases, self.work)
         self.entered += 1
-        return entered
+        return output
 
     def mix(self, history: Sequence[Tensor], row: int) -> Tensor:
-        mixed: Tensor = _Mix.apply(self, row, *history)
+        """Row `row`. Asked again, the same tensor: its gradients must come in one sum."""
+        if self.mixed is None or self.mixed[0] != row:
+            mixed, self.token = _Row.apply(self.token, history[row], self.work, row)
+            self.mixed = row, mixed
+        return self.mixed[1]
+
+    def _stacked(self, dim: int) -> tuple[Tensor | None, Tensor | None]:
+        """The gains and biases of all norms: (rows, dim) in fp32."""
+        if not any(isinstance(norm, nn.LayerNorm) for norm in self.norms):
+            return None, None
+        one, zero = self.matrix.new_ones(dim), self.matrix.new_zeros(dim)
+        pairs = [(norm.weight, norm.bias) if isinstance(norm, nn.LayerNorm) else (one, zero) for norm in self.norms]
+        gains, biases = (torch.stack(parts).float() for parts in zip(*pairs, strict=True))
+        return gains, biases
+
+
+class _Work:
+    """What the kernels of a pass share. It knows nothing of autograd's graph, which holds it."""
+
+    def __init__(
+        self, matrix: Tensor, gains: Tensor | None, biases: Tensor | None, norms: Sequence[nn.Module], like: Tensor
+    ) -> None:
+        self.matrix = matrix.detach().contiguous()
+        self.has_norms = gains is not None
+        self.gains, self.biases = (self.matrix if part is None else part.detach() for part in (gains, biases))
+        self.eps = [norm.eps if isinstance(norm, nn.LayerNorm) else None for norm in norms]
+        self.num_rows, self.dim, self.count = len(matrix), like.shape[-1], like.numel() // like.shape[-1]
+        self.width = triton.next_power_of_2(self.dim)
+        self.dtype = like.dtype
+        self.addresses = torch.empty(2, self.num_rows, dtype=torch.long, device=like.device)
+        self.stats = matrix.new_empty(self.num_rows if self.has_norms else 0, 2, self.count)
+        self.num_mixed = 0
+        self.mixed_ahead: Tensor | None = None  # of the rows after the last look ahead
+        self.gathered_ahead: Tensor | None = None  # of the columns up to the last look ahead
+        self.gradients: list[Tensor] = []  # whose addresses the table has
+        self.shares: Tensor | None = None  # (rows, programs, gradients of gain, bias and some weights)
+        self.d_matrix: Tensor | None = None
+
+    def mix(self, row: int, output: Tensor) -> Tensor:
+        self.num_mixed = row + 1
+        start = row - row % MIXED_AHEAD
+        ahead, looks_ahead = row - start, start > 0 and row == start
+        if looks_ahead and self.mixed_ahead is None:
+            self.mixed_ahead = output.new_empty(MIXED_AHEAD - 1, self.count, self.dim)
+        has_partial = start > 0 and ahead > 0
+        mixed, tokens = torch.empty_like(output), max(1, 2048 // self.width)
+        _mix[(triton.cdiv(self.count, tokens),)](
+            output, self.gains, self.biases, self.matrix, self.addresses, self.stats,
+            mixed if self.mixed_ahead is None else self.mixed_ahead, mixed,
+            self.count, self.dim, start + 1 if has_partial else 0, row, self.num_rows, ahead, self.eps[row] or 0.0,
+            NORM=self.eps[row] is not None, NORMS=self.has_norms, PARTIAL=has_partial, AHEAD=looks_ahead,
+            R=tokens, D=self.width, num_warps=4,
+        )  # fmt: skip
+        if row + 1 == self.num_rows:
+            self.mixed_ahead = None
         return mixed
 
-    def slot(self, depth: int, like: Tensor) -> Tensor:
-        if self.history is None:
-            self.history = torch.empty(len(self.matrix), *like.shape, dtype=like.dtype, device=like.device)
-        return self.history[depth]
-
-    def keep_gradient(self, row: int, gradient: Tensor) -> None:
-        if self.gradients is None:
-            shape = (len(self.matrix), *gradient.shape)
-            self.gradients = torch.empty(shape, dtype=gradient.dtype, device=gradient.device)
-        self.gradients[row].copy_(gradient)
-        self.first_gradient = row
-
-    def look_ahead(self, row: int) -> tuple[int, Tensor | None]:
-        """From which output on row `row` has to be mixed, and the sum of those before."""
-        if row < AHEAD:
-            return 0, None
-        assert self.history is not None
-        start = row - row % AHEAD
-        if row == start:
-            size, block = self.history[0].numel(), 1024
-            self.mixed_ahead = _partial(self.mixed_ahead, self.history)
-            _mix_ahead[(triton.cdiv(size, block),)](
-                self.history, self.matrix, self.mixed_ahead, size, row, len(self.matrix),
-                J=AHEAD, BLOCK=block, num_warps=4,
-            )  # fmt: skip
-        assert self.mixed_ahead is not None
-        return start + 1, self.mixed_ahead[row - start]
-
-    def gather_ahead(self, depth: int) -> tuple[int, Tensor | None, Tensor | None]:
-        """Before which row column `depth` has to be gathered, and what was found of the rows from there on."""
-        assert self.history is not None
-        num_rows = len(self.matrix)
-        distance = num_rows - 1 - depth
-        if distance < AHEAD:
-            return num_rows, None, None
-        start = depth + distance % AHEAD
-        if depth == start:
-            dim = self.history.shape[-1]
-            count = self.history[0].numel() // dim
-            programs = min(4 * PROGRAMS, count)
-            shares = torch.empty(programs, AHEAD, num_rows, device=self.history.device)
-            self.gathered_ahead = _partial(self.gathered_ahead, self.history)
-            _gather_ahead[(programs,)](
-                self.gradients, self.history, self.matrix, self.gathered_ahead, shares,
-                count, dim, depth, num_rows, triton.cdiv(count, programs),
-                J=AHEAD, D=triton.next_power_of_2(dim), L=triton.next_power_of_2(num_rows), num_warps=1,
-            )  # fmt: skip
-            self.columns_ahead = shares.sum(0)
-        assert self.gathered_ahead is not None and self.columns_ahead is not None
-        return start, self.gathered_ahead[start - depth], self.columns_ahead[start - depth]
-
-
-def _partial(buffer: Tensor | None, history: Tensor) -> Tensor:
-    if buffer is not None:
-        return buffer
-    return torch.empty(AHEAD, *history.shape[1:], dtype=torch.float32, device=history.device)
-
-
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, output: Tensor, gain: Tensor | None, bias: Tensor | None, column: Tensor, tape: Any, eps: float
-    ) -> Tensor:
-        output = output.contiguous()
-        dim = output.shape[-1]
-        count = output.numel() // dim
-        slot = tape.slot(tape.entered, output)
-        norm = gain is not None
-        mean, rstd = (torch.empty(count, dtype=torch.float32, device=output.device) for _ in range(2))
-        width = triton.next_power_of_2(dim)
-        _enter[(triton.cdiv(count, ROWS_AT_ONCE),)](
-            output, gain if norm else output, bias if norm else output, slot, mean, rstd, count, dim, eps,
-            NORM=norm, R=ROWS_AT_ONCE, D=width, num_warps=1,
+    def gather(self, depth: int, output: Tensor, gradient: Tensor) -> Tensor:
+        """The gradient of y_depth, once those of the rows from there on have arrived."""
+        gradient = gradient.to(output.dtype).contiguous()
+        self.gradients.append(gradient)
+        stop, partial = self._gather_ahead(depth, gradient)
+        tokens = max(1, 1024 // self.width)
+        tokens_each = triton.cdiv(triton.cdiv(self.count, PROGRAMS), tokens) * tokens
+        programs = triton.cdiv(self.count, tokens_each)
+        if self.shares is None:
+            self.shares = self.matrix.new_empty(self.num_mixed, programs, 2 * self.dim + GATHERED_AHEAD)
+        d_output = torch.empty_like(output)
+        _gather[(programs,)](
+            gradient, output, self.addresses, self.matrix, self.stats, self.gains, self.biases,
+            output if partial is None else partial, d_output, self.shares[depth],
+            self.count, self.dim, depth, stop, self.num_rows, tokens_each,
+            PARTIAL=partial is not None, NORM=self.eps[depth] is not None,
+            J=GATHERED_AHEAD, R=tokens, D=self.width, num_warps=1,
         )  # fmt: skip
-        ctx.save_for_backward(output if norm else None, gain, mean, rstd)
-        ctx.tape, ctx.depth = tape, tape.entered
+        return d_output
+
+    def _gather_ahead(self, depth: int, gradient: Tensor) -> tuple[int, Tensor | None]:
+        """Before which row column `depth` has to be gathered, and what was found of the rows from there on."""
+        distance = self.num_mixed - 1 - depth
+        if distance < GATHERED_AHEAD:
+            return self.num_mixed, None
+        start = depth + distance % GATHERED_AHEAD
+        first = start - GATHERED_AHEAD + 1
+        if depth == start:
+            if self.gathered_ahead is None:
+                self.gathered_ahead = gradient.new_empty(GATHERED_AHEAD, self.count, self.dim)
+            lanes = max(32, triton.next_power_of_2(self.num_mixed - depth))
+            columns = max(16, min(self.width, 4096 // lanes))
+            tokens_each = triton.cdiv(self.count * triton.cdiv(self.dim, columns), 2 * PROGRAMS)
+            grid = triton.cdiv(self.count, tokens_each), triton.cdiv(self.dim, columns)
+            shares = self.matrix.new_empty(grid[0] * grid[1], lanes, GATHERED_AHEAD)
+            _gather_ahead[grid](
+                gradient, self.addresses, self.matrix, self.stats, self.gains, self.biases, self.gathered_ahead, shares,
+                self.count, self.dim, depth, self.num_mixed, self.num_rows, tokens_each,
+                NORMS=self.has_norms, SPLIT=gradient.element_size() < 4, J=GATHERED_AHEAD, L=lanes, E=columns,
+                num_warps=4, num_stages=4,
+            )  # fmt: skip
+            found = shares.sum(0)[: self.num_mixed - depth, max(0, -first) :]
+            self._gradient_of_matrix()[depth : self.num_mixed, max(0, first) : depth + 1] = found
+        assert self.gathered_ahead is not None
+        return start, self.gathered_ahead[depth - first]
+
+    def gradients_of_parameters(self) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Of W, the gains and the biases, when the backward pass has been through all rows."""
+        assert self.shares is not None
+        rows = self.num_rows
+        sums = F.pad(self.shares.sum(1), (0, 0, 0, rows - self.num_mixed))
+        d_gains, d_biases, d_columns = sums.split([self.dim, self.dim, GATHERED_AHEAD], 1)
+        d_matrix = self._gradient_of_matrix()
+        d_matrix.as_strided((rows, GATHERED_AHEAD), (rows + 1, rows)).add_(d_columns)  # [k + i, k] for (k, i)
+        self.gradients, self.shares, self.gathered_ahead, self.d_matrix = [], None, None, None
+        return d_matrix[:rows], *((d_gains, d_biases) if self.has_norms else (None, None))
+
+    def _gradient_of_matrix(self) -> Tensor:
+        """With rows below the last, which stay zero."""
+        if self.d_matrix is None:
+            self.d_matrix = self.matrix.new_zeros(self.num_rows + GATHERED_AHEAD, self.num_rows)
+        return self.d_matrix
+
+
+class _Open(torch.autograd.Function):
+    """The parameters of a pass. Its backward is the last: each row's depends on it, by the token."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, gains: Tensor | None, biases: Tensor | None, work: _Work) -> Tensor:
+        ctx.work = work
         ctx.set_materialize_grads(False)
-        return slot
+        return matrix.new_empty(0)
 
     @staticmethod
     def backward(ctx: Any, *unused: Any) -> tuple[Tensor | None, ...]:
-        """The mixtures that read this output have all been through their backward and left their gradients."""
-        output, gain, mean, rstd = ctx.saved_tensors
-        tape, depth = ctx.tape, ctx.depth
-        if tape.first_gradient > depth:
-            raise RuntimeError(f"no gradient reached the mixture of row {depth}")
-        entered, norm = tape.history[depth], gain is not None
-        dim = entered.shape[-1]
-        count, num_rows = entered.numel() // dim, len(tape.matrix)
-        programs = min(PROGRAMS, triton.cdiv(count, ROWS_AT_ONCE))
-        rows_each = triton.cdiv(triton.cdiv(count, programs), ROWS_AT_ONCE) * ROWS_AT_ONCE
-        d_output = torch.empty_like(entered)
-        stop, partial, column = tape.gather_ahead(depth)
-        shares = torch.empty(programs, 2 * dim + num_rows, device=entered.device)
-        _gather[(programs,)](
-            tape.gradients, entered, tape.matrix, entered if partial is None else partial,
-            output if norm else entered, gain if norm else entered, mean, rstd,
-            d_output, shares, count, dim, depth, stop, num_rows, rows_each,
-            PARTIAL=partial is not None, NORM=norm,
-            R=ROWS_AT_ONCE, D=triton.next_power_of_2(dim), L=triton.next_power_of_2(num_rows), num_warps=1,
-        )  # fmt: skip
-        d_gain, d_bias, d_column = shares.sum(0).split([dim, dim, num_rows])
-        if column is not None:
-            d_column = d_column + column
-        d_norm = (d_gain.to(gain.dtype), d_bias.to(gain.dtype)) if norm else (None, None)
-        return d_output, *d_norm, d_column, None, None
+        return *ctx.work.gradients_of_parameters(), None
 
 
-class _Mix(torch.autograd.Function):
-    """The history is an argument only for the order of the backward pass: data and gradients go through the tape."""
+class _Row(torch.autograd.Function):
+    """The mixture after layer `row`. The token makes the backward passes of the rows follow each other."""
 
     @staticmethod
-    def forward(ctx: Any, tape: FusedMixtureTape, row: int, *history: Tensor) -> Tensor:
-        assert tape.history is not None
-        mixed = torch.empty_like(history[0])
-        first, partial = tape.look_ahead(row)
-        block = 2048
-        _mix[(triton.cdiv(mixed.numel(), block),)](
-            tape.history, tape.matrix, mixed if partial is None else partial, mixed, mixed.numel(), first, row,
-            len(tape.matrix), PARTIAL=partial is not None, BLOCK=block, num_warps=4,
-        )  # fmt: skip
-        ctx.tape, ctx.row, ctx.count = tape, row, len(history)
-        return mixed
+    def forward(ctx: Any, token: Tensor, output: Tensor, work: _Work, row: int) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(output)
+        ctx.work, ctx.row = work, row
+        ctx.set_materialize_grads(False)
+        return work.mix(row, output), token.new_empty(0)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
-        ctx.tape.keep_gradient(ctx.row, gradients[0])
-        return (None,) * (2 + ctx.count)
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        (output,) = ctx.saved_tensors
+        gradient = torch.zeros_like(output) if gradients[0] is None else gradients[0]
+        return None, ctx.work.gather(ctx.row, output, gradient), None, None

@@ -19,6 +19,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not (torch.cuda.is_available() or INTERPRETED), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning"),  # the interpreter's
 ]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
@@ -196,17 +197,40 @@ def test_mixture_equals_its_twin(
         x = start.to(dtype).requires_grad_()
         moved = [deepcopy(layer).to(dtype) for layer in layers]
         norms = [deepcopy(norm).to(torch.promote_types(dtype, torch.float32)) for norm in plain_norms]
-        tape = FusedMixtureTape(weights) if fused else MixtureTape(weights.unsqueeze(2))
-        history = [tape.enter(x, norms[0])]
+        tape = FusedMixtureTape(weights, norms) if fused else MixtureTape(weights.unsqueeze(2), norms)
+        history = [tape.enter(x)]
         for row, layer in enumerate(moved):
-            history.append(tape.enter(torch.tanh(layer(tape.mix(history, row))), norms[row + 1]))
+            history.append(tape.enter(torch.tanh(layer(tape.mix(history, row)))))
         out = tape.mix(history, depth)
         leaves = [weights, x, *(p for module in (*moved, *norms) for p in module.parameters())]
         return [out, *torch.autograd.grad(out, leaves, torch.ones_like(out))]
 
-    exact = run(False, torch.float64)
-    for fused, plain, truth in zip(run(True, dtype), run(False, dtype), exact, strict=True):
-        assert distance(fused, truth) < 2.5 * distance(plain, truth) + 1e-5
+    exact, fused = run(False, torch.float64), run(True, dtype)
+    for found, plain, truth in zip(fused, run(False, dtype), exact, strict=True):
+        assert distance(found, truth) < 2.5 * distance(plain, truth) + 1e-5
+    assert all(torch.equal(found, again) for found, again in zip(fused, run(True, dtype), strict=True))
+
+
+@pytest.mark.parametrize("rows", [3, 11])
+def test_mixture_of_fewer_rows_than_the_matrix_has_and_of_a_row_read_twice(rows: int) -> None:
+    from deepnmt.model.kernels.mixture_triton import FusedMixtureTape
+
+    start, matrix = torch.randn(5, 16, device=DEVICE), torch.randn(rows + 2, rows + 2, device=DEVICE).tril()
+    norms = [LayerNorm(16).to(DEVICE) for _ in matrix]
+
+    def run(new_tape: Callable[[Tensor], MixtureTape | FusedMixtureTape]) -> tuple[Tensor, ...]:
+        weights, x = matrix.clone().requires_grad_(), start.clone().requires_grad_()
+        tape, output, history, results = new_tape(weights), x, [], []
+        for row in range(rows):
+            history.append(tape.enter(output))
+            output = torch.tanh(tape.mix(history, row)) - tape.mix(history, row)
+            results.append(output.sum())
+        leaves = [weights, x, *(p for norm in norms[:rows] for p in norm.parameters())]
+        return torch.autograd.grad(torch.stack(results).sum(), leaves)
+
+    found = run(lambda weights: FusedMixtureTape(weights, norms))
+    for fused, plain in zip(found, run(lambda weights: MixtureTape(weights.unsqueeze(2), norms)), strict=True):
+        torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-4)
 
 
 @DTYPES
@@ -255,13 +279,13 @@ def test_mixtures_of_a_history_beyond_32_bits(rows: int) -> None:
     dim, last = 512, 1000
     count = 2**31 // (dim * (rows - 2)) + last
     matrix = torch.rand(rows, rows, device=DEVICE).tril().requires_grad_()
-    tape = FusedMixtureTape(matrix)
+    tape = FusedMixtureTape(matrix, [nn.Identity()] * rows)
     output = torch.randn(count, dim, device=DEVICE, dtype=torch.bfloat16)
     kept = []  # of every layer's output, the last tokens
     history = []
     for row in range(rows):
         kept.append(output[-last:].detach().float().requires_grad_())
-        history.append(tape.enter(output.requires_grad_(), nn.Identity()))
+        history.append(tape.enter(output.requires_grad_()))
         mixed = tape.mix(history, row)
         plain = sum(matrix[row, k] * kept[k] for k in range(row + 1))
         assert distance(mixed[-last:], plain) < 1e-2, row
