@@ -38,6 +38,7 @@ class World:
 
     def __init__(self, rank: int, size: int, device: torch.device) -> None:
         self.rank, self.size, self.device = rank, size, device
+        self.asked: tuple[Tensor, dist.Work] | None = None
 
     @property
     def is_main(self) -> bool:
@@ -52,6 +53,22 @@ class World:
     def any(self, flag: bool) -> bool:
         """True on every rank if true on any. Hosts exchange it, not devices: nothing waits for the GPU's queue."""
         return self.max(int(flag)) > 0
+
+    def any_before(self, flag: bool) -> bool:
+        """What `any` would have answered when this was last called: the hosts had a step's time to exchange it.
+
+        Among hundreds of hosts that takes as long as a step, and nobody should wait for it.
+        """
+        if self.size == 1:
+            return flag
+        answer = False
+        if self.asked is not None:
+            box, work = self.asked
+            work.wait()
+            answer = bool(box)
+        box = torch.tensor(int(flag))
+        self.asked = box, cast(dist.Work, dist.all_reduce(box, dist.ReduceOp.MAX, async_op=True))
+        return answer
 
     def max(self, number: int) -> int:
         if self.size == 1:

@@ -192,7 +192,7 @@ def _ending(state: TrainingState, job: Job) -> str | None:
         return f"all {config.max_epochs:,} epochs are done"
     if config.patience is not None and state.stale >= config.patience:
         return f"no improvement in {state.stale} validations"
-    if job.world.any(job.interruption.signal is not None):
+    if job.world.any_before(job.interruption.signal is not None):
         return INTERRUPTED
     return None
 

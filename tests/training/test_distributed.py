@@ -202,6 +202,15 @@ def spread_work():
         return results, done
 
 
+def ask_late():
+    with join_world("cpu", 60) as world:
+        return [world.any_before(world.rank == 1 and step == 2) for step in range(5)]
+
+
+def test_every_rank_hears_of_another_at_the_same_step():
+    assert run_ranks(2, ask_late) == [[False, False, False, True, False]] * 2
+
+
 def spread_rows(count):
     with join_world("cpu", 60) as world:
         done = []
