@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -132,12 +133,15 @@ class GradientSum:
             bucket.flatten()
 
     @contextmanager
-    def marking(self) -> Iterator[None]:
-        """A backward pass in here, and each replay of it if it is recorded, marks when a bucket is complete."""
+    def marking(self, leaf_of: Callable[[Tensor], Tensor], add: Callable[[int], None]) -> Iterator[None]:
+        """A backward pass in here, and each replay of it if it is recorded, marks when a bucket is complete.
+
+        The pass computes with `leaf_of` a parameter; `add` then adds the gradients of a bucket to the parameters'.
+        """
         if self.stream is None:
             yield
             return
-        hooks = [hook for bucket in self.buckets for hook in bucket.hooks()]
+        hooks = [hook for i, bucket in enumerate(self.buckets) for hook in bucket.hooks(leaf_of, partial(add, i))]
         try:
             yield
         finally:
@@ -183,18 +187,20 @@ class Bucket:
                 parameter.grad = view
         return self.flat
 
-    def hooks(self) -> list[RemovableHandle]:
-        missing = {id(parameter) for parameter in self.parameters}
+    def hooks(self, leaf_of: Callable[[Tensor], Tensor], add: Callable[[], None]) -> list[RemovableHandle]:
+        leaves = [leaf_of(parameter) for parameter in self.parameters]
+        missing = {id(leaf) for leaf in leaves}
         # External: a replay records it again, and streams outside the recording can wait for it.
         event, self.mark = torch.cuda.Event(external=True), None
 
-        def note(parameter: Tensor) -> None:
-            missing.discard(id(parameter))
+        def note(leaf: Tensor) -> None:
+            missing.discard(id(leaf))
             if not missing:
+                add()
                 event.record()
                 self.mark = event
 
-        return [parameter.register_post_accumulate_grad_hook(note) for parameter in self.parameters]
+        return [leaf.register_post_accumulate_grad_hook(note) for leaf in leaves]
 
     def start(self) -> None:
         self.work = cast(dist.Work, dist.all_reduce(self.flatten(), async_op=True))

@@ -5,6 +5,8 @@ tokens of the whole update on all ranks), so that two batches step like one and 
 """
 
 import hashlib
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +21,8 @@ from deepnmt.training.distributed import GradientSum, World, await_gradients, is
 from deepnmt.training.loss import chunked_loss, sampled_loss
 from deepnmt.training.memory import Splitter, free_memory, is_out_of_memory
 from deepnmt.training.mixed_precision import product_type
+
+T = TypeVar("T")
 
 
 class Noise:
@@ -116,6 +120,10 @@ class EagerEngine:
                     ) from error
                 return number
         return None
+
+    def finish(self, work: Callable[..., T], *numbers: float) -> T:
+        """Do the rest of an update, given numbers of the host; the same work every time."""
+        return work(*numbers)
 
     def run_pass(self, batch: AnyBatch, factor: Tensor, sums: Tensor) -> None:
         """Forward and backward through one batch."""

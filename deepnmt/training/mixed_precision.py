@@ -20,7 +20,7 @@ def product_type(precision: Precision, device: torch.device) -> torch.dtype:
 class LossScale:
     """The factor on the loss: halved when a gradient overflows (that update is skipped), doubled after CALM_STEPS.
 
-    It stays on the device and is updated without waiting for the host. In fp32 and bf16 it is always 1.
+    It stays on the device and is updated in place, without waiting for the host. In fp32 and bf16 it is always 1.
     """
 
     START, SMALLEST, CALM_STEPS = 2.0**13, 2.0**-13, 2000.0
@@ -33,10 +33,10 @@ class LossScale:
     def update(self, overflow: Tensor) -> None:
         """overflow: 0-dim bool, on the device."""
         if self.dynamic:
-            self.calm = torch.where(overflow, 0.0, self.calm + 1)
-            grown = torch.where(self.calm >= self.CALM_STEPS, self.factor * 2, self.factor)
-            self.factor = torch.where(overflow, self.factor / 2, grown)
-            self.calm = torch.where(self.calm >= self.CALM_STEPS, 0.0, self.calm)
+            calm = torch.where(overflow, 0.0, self.calm + 1)
+            grown = torch.where(calm >= self.CALM_STEPS, self.factor * 2, self.factor)
+            self.factor.copy_(torch.where(overflow, self.factor / 2, grown))
+            self.calm.copy_(torch.where(calm >= self.CALM_STEPS, 0.0, calm))
 
     def hopeless(self, overflow: Tensor) -> Tensor:
         """An overflow that no smaller scale can fix: the run has diverged."""

@@ -5,7 +5,6 @@ https://arxiv.org/abs/2502.16982), so that one learning rate fits both.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +38,7 @@ def update_scale(rows: int, columns: int) -> float:
 
 
 class Muon(torch.optim.Optimizer):
-    """`matrices` by M <- m M + (1 - m) G, W <- W - lr scale NS((1 - m) G + m M); the groups of `others` by AdamW.
+    """`matrices` by M <- m M + (1 - m) G, W <- W - lr scale NS((1 - m) G + m M); all else by `adam`.
 
     Matrices of one shape are orthogonalised together, in `dtype`; `spread` divides that work among the ranks. Like
     torch's fused Adam, `step` divides by `grad_scale` and does nothing where `found_inf`, both on the device, so that
@@ -52,7 +51,7 @@ class Muon(torch.optim.Optimizer):
     def __init__(
         self,
         matrices: Iterable[nn.Parameter],
-        others: list[dict[str, Any]],
+        adam: torch.optim.Adam,
         *,
         lr: float,
         rate_factor: float,
@@ -60,7 +59,6 @@ class Muon(torch.optim.Optimizer):
         weight_decay: float,
         dtype: torch.dtype,
         spread: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor],
-        **adam: Any,
     ) -> None:
         shapes: dict[torch.Size, list[nn.Parameter]] = {}
         for parameter in matrices:
@@ -69,7 +67,7 @@ class Muon(torch.optim.Optimizer):
         defaults = {"lr": lr * rate_factor, "rate_factor": rate_factor, "momentum": momentum}
         super().__init__(groups, {**defaults, "weight_decay": weight_decay})
         self.stacks, self.dtype, self.spread = list(self.param_groups), dtype, spread
-        self.adam = torch.optim.AdamW(others, lr=lr, fused=True, **adam)
+        self.adam = adam
         self.param_groups += self.adam.param_groups  # the same dictionaries: a rate set here is set there
         self.state = self.adam.state
         for parameter in (parameter for stack in self.stacks for parameter in stack["params"]):

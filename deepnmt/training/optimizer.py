@@ -5,18 +5,19 @@ Clipping, unscaling and skipping are done inside the fused Adam kernel, through 
 
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from deepnmt.training.adam import KernelAdam, begun
 from deepnmt.training.config import TrainingConfig
 from deepnmt.training.distributed import World
 from deepnmt.training.muon import Muon
 
-ADAMS: dict[str, type[torch.optim.Adam]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+Number = float | Tensor  # of the host, or on the device where the work with it is recorded
 
 
 def build_optimizer(model: nn.Module, config: TrainingConfig, world: World) -> torch.optim.Optimizer:
@@ -33,18 +34,27 @@ def build_optimizer(model: nn.Module, config: TrainingConfig, world: World) -> t
         {"params": [p for name, p in rest.items() if name not in decayed], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    adam: dict[str, Any] = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
+    is_sharded = any(isinstance(p, DTensor) for p in trained.values())
+    adam = partial(
+        KernelAdam if world.device.type == "cuda" and not is_sharded else torch.optim.Adam,
+        fused=True,
+        capturable=world.device.type == "cuda",
+        decoupled_weight_decay=config.optimizer != "adam",
+        lr=config.lr,
+        betas=config.betas,
+        eps=config.eps,
+    )
     if config.optimizer != "muon":
-        return ADAMS[config.optimizer](groups, fused=True, **adam)
+        return adam(groups)
     return Muon(
         matrices.values(),
-        groups,
+        adam(groups),
+        lr=config.lr,
         rate_factor=1.0 if config.matrix_lr is None else config.matrix_lr / config.lr,
         momentum=config.momentum,
         weight_decay=config.weight_decay,
         dtype=torch.bfloat16 if world.device.type == "cuda" or config.precision == "bf16" else torch.float32,
         spread=world.spread_rows,
-        **adam,
     )
 
 
@@ -82,7 +92,7 @@ def gradient_norms(model: nn.Module, scale: Tensor) -> GradientNorms:
 
 def apply_update(
     optimizer: torch.optim.Optimizer,
-    rate: float,
+    rate: Number,
     total_norm: Tensor,
     clip_norm: float | None,
     scale: Tensor,
@@ -90,12 +100,16 @@ def apply_update(
 ) -> None:
     """Move the parameters by gradients that carry `scale`, clipped to `clip_norm`; not at all where `bad` is true."""
     for group in optimizer.param_groups:
-        group["lr"] = rate * group.get("rate_factor", 1.0)
+        group["lr"] = _in_fp32(rate * group.get("rate_factor", 1.0))
     divisor = scale if clip_norm is None else scale * (total_norm / clip_norm).clamp(min=1.0)
     # As GradScaler sets them, zero-dimensional tensors: the kernel divides by the first and skips if the second is 1.
     optimizer.grad_scale = torch.where(bad, 1.0, divisor)  # type: ignore[attr-defined]
     optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
     optimizer.step()
+
+
+def _in_fp32(number: Number) -> Number:
+    return number.float() if isinstance(number, Tensor) else number
 
 
 class Ema:
@@ -106,11 +120,16 @@ class Ema:
         self.named = dict(model.named_parameters())
         self.shadow = {name: p.detach().clone() for name, p in self.named.items()}
 
-    def update(self, step: int) -> None:
-        decay = min(self.decay, (1 + step) / (10 + step))
+    def share_at(self, step: int) -> float:
+        """Of the parameters in their average."""
+        return 1 - min(self.decay, (1 + step) / (10 + step))
+
+    def update(self, share: Number) -> None:
+        """(1 - a) s + a p as a ((1 - a) / a s + p): torch adds with a factor only if the host knows it."""
         shadow, current = list(self.shadow.values()), [p.detach() for p in self.named.values()]
-        torch._foreach_mul_(shadow, decay)
-        torch._foreach_add_(shadow, current, alpha=1 - decay)
+        torch._foreach_mul_(shadow, _in_fp32((1 - share) / share))
+        torch._foreach_add_(shadow, current)
+        torch._foreach_mul_(shadow, _in_fp32(share))
 
     def swap(self) -> None:
         """Swap the values of the average and the parameters; calling it again undoes it."""
@@ -133,10 +152,6 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     assert len(named) == len(mine), "a sharded module is in one piece: its parameters are not the optimiser's"
     tensors = {}
     for name, parameter in named:
-        state = optimizer.state[parameter]
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            state["exp_avg"] = torch.zeros_like(parameter)
-            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        state = begun(optimizer.state[parameter], parameter)
         tensors.update({f"{kind}/{name}": tensor for kind, tensor in state.items()})
     return tensors

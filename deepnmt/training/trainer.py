@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from deepnmt.training.diagnosis import Diagnosis, TrainingError
 from deepnmt.training.distributed import World
 from deepnmt.training.engine import EagerEngine, Noise
 from deepnmt.training.interruption import Interruption
-from deepnmt.training.optimizer import GradientNorms, apply_update, gradient_norms
+from deepnmt.training.optimizer import GradientNorms, Number, apply_update, gradient_norms
 from deepnmt.training.schedule import encoder_depth, learning_rate
 from deepnmt.training.state import TrainingState
 from deepnmt.training.validation import Validation, perplexity
@@ -97,26 +98,41 @@ def step(state: TrainingState, update: Update, engine: EagerEngine) -> tuple[Ten
 
     Returns the summed loss and nll, and the norms of the gradients.
     """
-    config, world, scale = engine.config, engine.world, state.loss_scale.factor
-    sums = engine.accumulate(update, scale, Noise(config.seed, state.step, state.rollbacks))
+    config, world = engine.config, engine.world
+    sums = engine.accumulate(update, state.loss_scale.factor, Noise(config.seed, state.step, state.rollbacks))
     world.sum(sums)
     engine.gradient_sum.finish()
-
-    norms = gradient_norms(state.model, scale)
-    overflow = ~torch.isfinite(norms.total + sums.sum())
-    hopeless = state.loss_scale.hopeless(overflow)
-    state.failed_at = torch.where(hopeless & (state.failed_at < 0), state.step + 1, state.failed_at)
-    bad = overflow | (state.failed_at >= 0)
     rate = learning_rate(state.step, config) * state.rate_factor
-    apply_update(state.optimizer, rate, norms.total, config.clip_norm, scale, bad)
-    state.loss_scale.update(overflow)
-    if state.ema:
-        state.ema.update(state.step)
-
-    _count(state, sums, update, overflow)
+    share = state.ema.share_at(state.step) if state.ema else 0.0
+    move = partial(_move, state, sums, config.clip_norm)
+    norms = engine.finish(move, rate, share, state.step + 1, update.num_target_tokens)
     state.score = None
     state.step += 1
     return sums, norms
+
+
+def _move(
+    state: TrainingState,
+    sums: Tensor,
+    clip_norm: float | None,
+    rate: Number,
+    share: Number,
+    step: Number,
+    tokens: Number,
+) -> GradientNorms:
+    """From the gradients of an update to the weights after it: on the device and in place, so it can be recorded."""
+    scale = state.loss_scale.factor
+    norms = gradient_norms(state.model, scale)
+    overflow = ~torch.isfinite(norms.total + sums.sum())
+    hopeless = state.loss_scale.hopeless(overflow)
+    state.failed_at.copy_(torch.where(hopeless & (state.failed_at < 0), step, state.failed_at))
+    bad = overflow | (state.failed_at >= 0)
+    apply_update(state.optimizer, rate, norms.total, clip_norm, scale, bad)
+    state.loss_scale.update(overflow)
+    if state.ema:
+        state.ema.update(share)
+    state.window += torch.cat([torch.where(overflow, 0.0, sums), torch.stack([~overflow * tokens, overflow])])
+    return norms
 
 
 def log(state: TrainingState, update: Update, norms: GradientNorms, job: Job) -> None:
@@ -224,13 +240,6 @@ def _stop_if_diverged(state: TrainingState, job: Job) -> None:
     failed_at = int(state.failed_at)
     if failed_at >= 0:
         raise job.diagnosis.diverged(failed_at)
-
-
-def _count(state: TrainingState, sums: Tensor, update: Update, overflow: Tensor) -> None:
-    """Makes no tensor from host numbers, which would make the host wait for the device."""
-    state.window[:2] += torch.where(overflow, 0.0, sums)
-    state.window[2] += ~overflow * update.num_target_tokens
-    state.window[3] += overflow
 
 
 def _validation(state: TrainingState, look: Callable[[nn.Module], Validation]) -> Validation:

@@ -59,7 +59,7 @@ def engine(
 
 def run(made: tuple[Any, Transformer], update: Update, seed: int = 1) -> tuple[torch.Tensor, list[torch.Tensor]]:
     sums = made[0].accumulate(update, torch.ones((), device="cuda"), Noise(seed))
-    return sums, [p.grad.clone() for p in made[1].parameters() if p.grad is not None]
+    return sums.clone(), [p.grad.clone() for p in made[1].parameters() if p.grad is not None]
 
 
 @pytest.mark.parametrize("compiled", [True, False])

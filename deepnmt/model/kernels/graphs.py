@@ -24,7 +24,8 @@ def record_graph(work: Work, stream: torch.cuda.Stream | None = None, *, warm_up
         reserve = torch.empty(0, dtype=torch.uint8, device="cuda")
         if spare:
             reserve = reserve.new_empty(int(spare * (torch.cuda.max_memory_allocated() - held)))
-        work()
+        if warm_ups:
+            work()
         del reserve
     current.wait_stream(side)
     graph = torch.cuda.CUDAGraph()

@@ -292,3 +292,51 @@ def test_mixtures_of_a_history_beyond_32_bits(rows: int) -> None:
         output = mixed.detach().roll(1, -1) / mixed.detach().float().std()
         output = output.to(torch.bfloat16)
     assert history[0].numel() * (rows - 1) > 2**31
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shift", [0, 1])
+def test_many_sums_are_the_sums_one_by_one(dtype: torch.dtype, shift: int) -> None:
+    """Of all sizes, also where tensors do not begin at a multiple of 16 bytes."""
+    from deepnmt.model.kernels.many_sums_triton import BLOCK, ManySums
+
+    sizes = [1, 7, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5]
+    totals = [torch.full((size,), float("nan"), device=DEVICE) for size in sizes]
+    first, second = ([torch.randn(size + shift, device=DEVICE).to(dtype)[shift:] for size in sizes] for _ in range(2))
+    sums = ManySums(totals)
+    for added, is_first in ((first, 1), (second, 0)):
+        sums.locate(added)
+        sums.launch(torch.tensor(is_first, dtype=torch.int32, device=DEVICE))
+    for total, one, other in zip(totals, first, second, strict=True):
+        assert torch.equal(total, one.float() + other.float())
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("decoupled", [False, True])
+@pytest.mark.parametrize("sizes", [(4, 2048, 5000, 8192), (1, 7, 2049)])
+def test_adam_equals_torchs(weight_decay: float, decoupled: bool, sizes: tuple[int, ...]) -> None:
+    """Also over a step that is skipped, and with gradients that carry a scale."""
+    from deepnmt.training.adam import KernelAdam
+
+    torch.manual_seed(1)
+    mine = [nn.Parameter(torch.randn(size, device=DEVICE)) for size in sizes]
+    theirs = [nn.Parameter(p.detach().double()) for p in mine]
+    options = {"lr": 0.01, "weight_decay": weight_decay, "decoupled_weight_decay": decoupled, "betas": (0.9, 0.997)}
+    fused, plain = KernelAdam([{"params": mine}], **options), torch.optim.Adam(theirs, **options)
+    fused.grad_scale = torch.tensor(8.0, device=DEVICE)
+    for number in range(4):
+        fused.found_inf = torch.tensor(float(number == 2), device=DEVICE)
+        for p, q in zip(mine, theirs, strict=True):
+            q.grad = torch.randn(p.shape, device=DEVICE).double()
+            if p.grad is None:
+                p.grad = torch.empty_like(p)
+            p.grad.copy_(q.grad * 8)
+        fused.step()
+        if number != 2:
+            plain.step()
+    for p, q in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(p.double(), q, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            fused.state[p]["exp_avg_sq"].double(), plain.state[q]["exp_avg_sq"], rtol=1e-5, atol=1e-7
+        )
+        assert fused.state[p]["step"] == 3
