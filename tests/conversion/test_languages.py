@@ -64,6 +64,17 @@ def test_translations_depend_on_both_languages_and_show_no_tag(folder):
             assert len(best.alignment.source_words) in (3, 7)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("target", CODES[1:])
+def test_a_gpu_translates_as_a_cpu_does(folder, target):
+    found, expected = (
+        deepnmt.Translator(folder, device=device).for_languages("eng_Latn", target).translate_nbest(TEXTS, beam=2)
+        for device in ("cuda", "cpu")
+    )
+    assert [each[0].text for each in found] == [each[0].text for each in expected]
+    assert [each[0].score for each in found] == pytest.approx([each[0].score for each in expected], abs=1e-3)
+
+
 @torch.no_grad()
 def test_a_tag_costs_nothing_but_counts_as_a_symbol(folder):
     translator = deepnmt.Translator(folder).for_languages("eng_Latn", "deu_Latn")

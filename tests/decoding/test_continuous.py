@@ -128,6 +128,8 @@ class TestAgreement:
         "options",
         [
             {"activation": "gelu"},
+            {"activation": "swish"},
+            {"activation": "swiglu"},
             {"positions": "learned", "max_positions": 40},
             {"positions": "sinusoidal-hf", "first_position": 0, "start_id": 0, "output_bias": True},
             {"positions": "rotary"},

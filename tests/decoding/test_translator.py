@@ -51,6 +51,36 @@ def test_the_tiny_model_reverses_digits(translator, settings):
     assert right >= 0.95 * len(TARGETS)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"beam": 4, "nbest": 4},
+        {"beam": 1},
+        {"beam": 4, "no_repeat_ngram": 2},
+        {"beam": 4, "alignments": True},
+        {"beam": 4, "prefixes": [target.split()[0] for target in TARGETS]},
+        {"sampling": True, "nbest": 2, "seed": 4},
+    ],
+    ids=["beam", "greedy", "no repetition", "alignments", "prefixes", "sampling"],
+)
+def test_a_gpu_translates_as_a_cpu_does(digits_model, translator, settings):
+    expected = translator.translate_nbest(SOURCES, **settings)
+    found = Translator(digits_model, device="cuda").translate_nbest(SOURCES, **settings)
+    assert [each[0].text for each in found] == [each[0].text for each in expected]
+    for left, right in zip(found, expected, strict=True):
+        assert left[0].score == pytest.approx(right[0].score, abs=1e-3)
+        if left[0].alignment is not None:
+            assert left[0].alignment.links == right[0].alignment.links
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_on_a_gpu_is_close(digits_model, translator, precision):
+    found = Translator(digits_model, device="cuda", precision=precision).translate(SOURCES)
+    assert sum(a == b for a, b in zip(found, translator.translate(SOURCES), strict=True)) >= 0.95 * len(SOURCES)
+
+
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_other_precisions_are_close(digits_model, translator, precision):
     other = Translator(digits_model, precision=precision).translate_nbest(SOURCES)
