@@ -41,7 +41,7 @@ Fault = Callable[[Reader, Writer, bytes, random.Random], Awaitable[None]]
 TOGETHER = ["--cache-megabytes", "0"]
 ALONE = [*TOGETHER, "--max-batch-sentences", "1", "--batch-wait", "0"]
 CACHE_MB = 1  # under faults: full after a moment
-WARM_UP = 60.0  # seconds of the same load before memory is compared
+WARM_UP = 180.0  # seconds of the same load before memory is compared; it takes about that long to reach its peak
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from deepnmt.decoding.config import SearchConfig, SlotShape
 from deepnmt.decoding.prepared import PreparedModel
-from deepnmt.decoding.rules import Rules
+from deepnmt.decoding.rules import FREE, Rules
 from deepnmt.decoding.search import Found, found_hypotheses
 from deepnmt.model.kernels.graphs import Work, record_graph
 from deepnmt.model.transformer import Transformer
@@ -61,14 +61,16 @@ class ContinuousSearches:
 
     @staticmethod
     def suits(config: SearchConfig, no_repeat_ngram: int = 0) -> bool:
+        """Apart from these, translations may be forced to begin with one free symbol each, and with nothing else."""
         return 1 < config.beam <= WIDEST_BEAM and not no_repeat_ngram
 
     def search(self, sources: Sequence[Sequence[int]], rules: Rules, config: SearchConfig) -> Iterator[Results]:
         """The n best of each source (ids with the end), as they are found."""
         if not sources:
             return
-        limits = rules.max_lengths.tolist()
-        yield from self._slots(max(map(len, sources)), rules, config, len(sources)).run(sources, limits)
+        openings = [FREE] * len(sources) if rules.prefix is None else rules.prefix.squeeze(1).tolist()
+        begins = list(zip(openings, rules.max_lengths.tolist(), strict=True))
+        yield from self._slots(max(map(len, sources)), rules, config, len(sources)).run(sources, begins)
 
     def search_all(self, sources: Sequence[Sequence[int]], rules: Rules, config: SearchConfig) -> list[list[Found]]:
         found: dict[int, list[Found]] = {}
@@ -120,6 +122,7 @@ class _Encoded:
     numbers: list[int]
     memory: Tensor  # (layers, 2, sentences, S, heads, head_dim)
     lengths: Tensor
+    openings: Tensor
     max_lengths: Tensor
 
     def split(self, count: int) -> tuple["_Encoded", "_Encoded | None"]:
@@ -127,7 +130,11 @@ class _Encoded:
             return self, None
         first, rest = slice(None, count), slice(count, None)
         parts = [
-            _Encoded(self.numbers[part], self.memory[:, :, part], self.lengths[part], self.max_lengths[part])
+            _Encoded(
+                self.numbers[part],
+                self.memory[:, :, part],
+                *(each[part] for each in (self.lengths, self.openings, self.max_lengths)),
+            )
             for part in (first, rest)
         ]
         return parts[0], parts[1]
@@ -147,8 +154,8 @@ class SlotSearch:
         self.look_every = LOOK_EVERY["many" if shape.sentences >= MANY else "few"]
 
     @torch.inference_mode()
-    def run(self, sources: Sequence[Sequence[int]], limits: Sequence[int]) -> Iterator[Results]:
-        """The longest first: the slots run empty with short ones."""
+    def run(self, sources: Sequence[Sequence[int]], begins: Sequence[tuple[int, int]]) -> Iterator[Results]:
+        """The longest first: the slots run empty with short ones. begins: the opening and the longest length of each"""
         state = self.fused.state
         state.done.fill_(1)  # what a run that was given up has left
         waiting = deque(sorted(range(len(sources)), key=lambda number: -len(sources[number])))
@@ -159,12 +166,13 @@ class SlotSearch:
         pending: _Leaving | None = None
         while waiting or encoded or within:
             while free and (waiting or encoded):
-                encoded = encoded or self._encode(waiting, sources, limits)
+                encoded = encoded or self._encode(waiting, sources, begins)
                 entering, encoded = encoded.split(len(free))
                 slots, free = free[: len(entering.numbers)], free[len(entering.numbers) :]
-                self.fused.put(self._tensor(slots), entering.memory, entering.lengths, entering.max_lengths)
+                kept = (entering.memory, entering.lengths, entering.openings, entering.max_lengths)
+                self.fused.put(self._tensor(slots), *kept)
                 for slot, number in zip(slots, entering.numbers, strict=True):
-                    within[slot] = (number, steps + limits[number] + 1)
+                    within[slot] = (number, steps + begins[number][1] + 1)
             left = max(last for _, last in within.values()) - steps
             for _ in range(min(self.look_every, left)):
                 self.step()
@@ -183,15 +191,16 @@ class SlotSearch:
         if pending is not None:
             yield pending.results()
 
-    def _encode(self, waiting: deque[int], sources: Sequence[Sequence[int]], limits: Sequence[int]) -> _Encoded:
+    def _encode(
+        self, waiting: deque[int], sources: Sequence[Sequence[int]], begins: Sequence[tuple[int, int]]
+    ) -> _Encoded:
         width = len(sources[waiting[0]])
         count = min(len(waiting), self.shape.sentences, max(ENCODED_TOKENS // width, 1))
         numbers = [waiting.popleft() for _ in range(count)]
         chosen = [sources[number] for number in numbers]
-        lengths = self._tensor(list(map(len, chosen))).int()
-        return _Encoded(
-            numbers, self.encode(chosen), lengths, self._tensor([limits[number] for number in numbers]).int()
-        )
+        openings, limits = zip(*(begins[number] for number in numbers), strict=True)
+        facts = (self._tensor(list(each)).int() for each in (map(len, chosen), openings, limits))
+        return _Encoded(numbers, self.encode(chosen), *facts)
 
     @torch.inference_mode()
     def encode(self, sources: Sequence[Sequence[int]]) -> Tensor:

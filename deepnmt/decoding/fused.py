@@ -49,12 +49,12 @@ class FusedStep:
             self.positions = embedding.positions(places + embedding.first_position).contiguous()
         self.rotation = Rotation.at(places, stack.head_dim) if model.rotates else None
 
-    def put(self, slots: Tensor, memory: Tensor, lengths: Tensor, max_lengths: Tensor) -> None:
+    def put(self, slots: Tensor, memory: Tensor, lengths: Tensor, openings: Tensor, max_lengths: Tensor) -> None:
         """Let these slots (n,) begin with sentences: their memory (layers, 2, n, S, heads, head_dim) and lengths."""
         self.memory[:, :, slots, : memory.shape[3]] = memory
         self.source_lengths[slots] = lengths
         start = self.prepared.model.target_embedding.start_id
-        self.state.begin(slots, max_lengths, self.eos if start is None else start)
+        self.state.begin(slots, openings, max_lengths, self.eos if start is None else start)
 
     @torch.inference_mode()
     def step(self) -> None:

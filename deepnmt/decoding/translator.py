@@ -116,7 +116,8 @@ class Translator:
 
     def _translated(self, pieces: list[Piece], config: TranslationConfig) -> Iterator[list[Piece]]:
         """Translate the pieces, and yield some when they are done."""
-        free = not config.sampling and not any(piece.prefix for piece in pieces)
+        opening = self.tokenizers[0].target.opening()
+        free = not config.sampling and all(piece.prefix == opening for piece in pieces)
         if self.continuous is not None and free and ContinuousSearches.suits(config, config.no_repeat_ngram):
             yield from self._translated_in_slots(self.continuous, pieces, config)
             pieces = [piece for piece in pieces if not piece.is_done]

@@ -4,6 +4,7 @@
 import os
 from dataclasses import replace
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
@@ -83,12 +84,12 @@ def assert_same(found: list[list[Found]], expected: list[list[Found]]) -> None:
         assert [h.score for h in left] == pytest.approx([h.score for h in right], abs=1e-3)
 
 
-def check(model: Transformer, config: SearchConfig, count: int = 3, most: int = 1024, min_length: int = 0) -> None:
+def check(model: Transformer, config: SearchConfig, count: int = 3, most: int = 1024, **other: Any) -> None:
     prepared, sources = PreparedModel(model), sentences(count)
-    expected = plain(prepared, sources, Rules(limits(sources), EOS, BANNED, min_length), config)
+    expected = plain(prepared, sources, Rules(limits(sources), EOS, BANNED, **other), config)
     searches = continuous.ContinuousSearches(prepared, most=most)
     for _ in range(1 if INTERPRETED else 2):  # the second time over what the first one left
-        assert_same(searches.search_all(sources, Rules(limits(sources), EOS, BANNED, min_length), config), expected)
+        assert_same(searches.search_all(sources, Rules(limits(sources), EOS, BANNED, **other), config), expected)
 
 
 class TestAgreement:
@@ -123,6 +124,10 @@ class TestAgreement:
 
     def test_a_least_length(self) -> None:
         check(small_model(), SearchConfig(beam=4), min_length=5)
+
+    def test_translations_that_begin_with_a_tag(self) -> None:
+        tags = torch.tensor([[7], [9], [7], [11], [9]], device=DEVICE)
+        check(small_model(), SearchConfig(beam=3, nbest=3), count=5, most=4, prefix=tags, free=1)
 
     @pytest.mark.parametrize(
         "options",

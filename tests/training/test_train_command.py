@@ -128,6 +128,9 @@ def test_finished_run_leaves_a_model_that_translates(place):
     run = place / "run"
     translator = Translator(run / "model")
     assert len(translator.translate(["the cat sees a dog", ""], beam=2)) == 2
+    for folder in (run / "model", next((run / "checkpoints").iterdir())):
+        defaults = Translator(folder).defaults
+        assert (defaults["beam"], defaults["length_penalty"]) == (2, 0.3), "as the recipe decodes"
     meta = json.loads((run / "model" / "meta.json").read_text())
     assert meta["averaged"] == [json.loads((run / "best.json").read_text())["checkpoint"].partition("/")[2]]
     validations = [line for line in read_log(run) if line["kind"] == "validation"]

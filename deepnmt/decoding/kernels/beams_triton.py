@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepnmt.decoding.config import SearchConfig
+from deepnmt.decoding.rules import FREE
 
 VOCABULARY_BLOCK = 4096
 HISTORY_BLOCK = 32
@@ -40,7 +41,7 @@ def _best_symbols(Logits, Allowed, Values, Symbols, Highest, Total, vocab_size, 
 @triton.jit
 def _advance(
     Values, Symbols, Highest, Total, Logits, Penalties,
-    Position, MaxLengths, Done, LogProbs, Last, Said, Lineage, NumEnded, EndedScores, EndedLogProbs, EndedSaid,
+    Position, Opening, MaxLengths, Done, LogProbs, Last, Said, Lineage, NumEnded, EndedScores, EndedLogProbs, EndedSaid,
     vocab_size, eos, min_length, enough, capacity,
     PARTS: tl.constexpr, PARTS_PADDED: tl.constexpr, K: tl.constexpr, K_PADDED: tl.constexpr,
     N: tl.constexpr, N_PADDED: tl.constexpr, CANDIDATES: tl.constexpr, STOP_EARLY: tl.constexpr, BLOCK: tl.constexpr,
@@ -85,10 +86,17 @@ def _advance(
         last = tl.where(hypotheses == k, symbol, last)
         values = tl.where(index == chosen, float("-inf"), values)
 
+    # At the first position the opening of the translation, if it has one, at no cost.
+    opening = tl.load(Opening + sentence)
+    opens = (position == 0) & (opening >= 0)
+    going_on = tl.where(opens, tl.where(hypotheses == 0, 0.0, float("-inf")), going_on)
+    parents = tl.where(opens, 0, parents)
+    last = tl.where(opens, opening, last)
+
     # Those that end: their end is among the K most probable extensions.
     end = tl.load(Logits + rows.to(tl.int64) * vocab_size + eos, mask=live, other=float("-inf")).to(tl.float32)
     ended = log_probs + tl.minimum(end - normaliser, 0.0)
-    ended = tl.where(live & (position >= min_length), ended, float("-inf"))
+    ended = tl.where(live & (position >= min_length) & (opens == 0), ended, float("-inf"))
     as_good = tl.sum((going_on[None, :] >= going_on[:, None]).to(tl.int32), 1)
     as_good += tl.sum((ended[None, :] >= going_on[:, None]).to(tl.int32), 1)
     threshold = tl.max(tl.where(as_good >= K, going_on, float("-inf")), 0)
@@ -164,6 +172,7 @@ class BeamState:
     """What `Beams` holds, for sentences that each have a position of their own. All int32 but the scores."""
 
     position: Tensor  # (B,)
+    opening: Tensor  # (B,) the symbol a translation begins with at no cost, such as the tag of a language, or FREE
     max_lengths: Tensor  # (B,)
     done: Tensor  # (B,) 0 or 1; what is done waits to be replaced
     log_probs: Tensor  # (B, K)
@@ -185,13 +194,15 @@ class BeamState:
 
         width, nbest = config.beam, config.nbest
         return cls(
-            integers(), integers(), integers() + 1, numbers(width), integers(width), integers(width, capacity),
-            integers(width, capacity), integers(), numbers(nbest), numbers(nbest), integers(nbest, capacity),
+            integers(), integers() + FREE, integers(), integers() + 1, numbers(width), integers(width),
+            integers(width, capacity), integers(width, capacity), integers(), numbers(nbest), numbers(nbest),
+            integers(nbest, capacity),
         )  # fmt: skip
 
-    def begin(self, sentences: Tensor, max_lengths: Tensor, eos: int) -> None:
+    def begin(self, sentences: Tensor, openings: Tensor, max_lengths: Tensor, eos: int) -> None:
         """Put these sentences (n,) at their beginning. What was said is overwritten before it is read."""
         self.position[sentences] = 0
+        self.opening[sentences] = openings
         self.max_lengths[sentences] = max_lengths
         self.log_probs[sentences] = -torch.inf
         self.log_probs[sentences, 0] = 0.0
@@ -223,8 +234,8 @@ def advance(
     )
     _advance[(len(state.done),)](
         values, symbols, highest, total, logits, penalties,
-        state.position, state.max_lengths, state.done, state.log_probs, state.last, state.said, state.lineage,
-        state.num_ended, state.ended_scores, state.ended_log_probs, state.ended_said,
+        state.position, state.opening, state.max_lengths, state.done, state.log_probs, state.last, state.said,
+        state.lineage, state.num_ended, state.ended_scores, state.ended_log_probs, state.ended_said,
         vocab_size, eos, min_length, config.patience * beam, state.said.shape[2],
         PARTS=parts, PARTS_PADDED=triton.next_power_of_2(parts), K=beam, K_PADDED=triton.next_power_of_2(beam),
         N=config.nbest, N_PADDED=triton.next_power_of_2(config.nbest),
