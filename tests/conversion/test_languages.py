@@ -35,7 +35,7 @@ def folder(tmp_path_factory):
         )
     )
     torch.manual_seed(0)
-    stack = StackConfig(num_layers=1, dim=16, ffn_dim=16, num_heads=2)
+    stack = StackConfig(num_layers=1, dim=32, ffn_dim=16, num_heads=2)
     sizes = {"source_vocab_size": pair.source.vocab_size, "target_vocab_size": pair.target.vocab_size}
     out = tmp_path_factory.mktemp("many") / "MODEL"
     model = Transformer(ModelConfig(**sizes, encoder=stack, decoder=stack, share_embeddings=True))
