@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 BLOCK = 64
-CPU_ROWS = 16
+CPU_ROWS = 8
 
 
 def top_symbols(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -32,9 +32,13 @@ def top_symbols(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def log_normaliser(logits: Tensor) -> Tensor:
     """log sum exp of each row of logits (N, V), as (N, 1).
 
-    On the CPU it is read off log_softmax, whose kernel keeps a row in the cache, a few rows at a time.
+    On the CPU it is read off log_softmax, whose kernel keeps a row in the cache; a few rows at a time, so that what
+    else it writes stays there too.
     """
     if logits.device.type != "cpu":
         return logits.logsumexp(1, keepdim=True)
-    rows = (part[:, :1] - part.log_softmax(1)[:, :1] for part in logits.split(CPU_ROWS))
-    return torch.cat(list(rows))
+    normaliser, unused = torch.empty_like(logits[:, :1]), torch.empty_like(logits[:CPU_ROWS])
+    for rows, result in zip(logits.split(CPU_ROWS), normaliser.split(CPU_ROWS), strict=True):
+        log_probs = torch.log_softmax(rows, 1, out=unused[: len(rows)])
+        torch.sub(rows[:, :1], log_probs[:, :1], out=result)
+    return normaliser
