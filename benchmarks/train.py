@@ -47,6 +47,12 @@ NARROW = [
     "model.encoder.connection.kind=dlcl",
     "model.decoder.connection.kind=dlcl",
 ]  # fmt: skip
+HALF = [
+    "model.source_vocab_size=16384",
+    "model.target_vocab_size=16384",
+    *(f"model.{side}.{name}={value}" for side in ("encoder", "decoder") for name, value in
+      {"dim": 256, "ffn_dim": 1024, "num_heads": 4}.items()),
+]  # fmt: skip
 
 # name -> preset, overrides, tokens per batch, whether the GPU's engine is used
 CASES: dict[str, tuple[str, list[str], int, bool]] = {
@@ -55,6 +61,8 @@ CASES: dict[str, tuple[str, list[str], int, bool]] = {
     "base-6l 32k": ("en-de-pre-base", VOCABULARY, 32768, True),
     "dlcl-30l 4k": ("en-de-pre-dlcl-30l", VOCABULARY, 4096, True),
     "base-6l 4k": ("en-de-pre-base", VOCABULARY, 4096, True),
+    "d256 dlcl-30l 16k": ("en-de-pre-dlcl-30l", HALF, 16384, True),
+    "d256 base-6l 16k": ("en-de-pre-base", HALF, 16384, True),
     "4+4 d128 4k": ("en-de-pre-base", SMALL, 4096, True),
     "4+4 d128 4k eager": ("en-de-pre-base", SMALL, 4096, False),
     "18+4 d96 dlcl 4k": ("en-de-pre-base", NARROW, 4096, True),
@@ -67,18 +75,27 @@ PEERS = ("marian 6 eager", "marian 30 eager", "marian 6 compiled", "marian 30 co
 # What matters most comes first; what shares its compiled layers stands together.
 ROWS = [
     *("dlcl-30l 32k", "pre-30l 32k", "base-6l 32k", "marian 6 eager", "marian 30 eager"),
-    *("dlcl-30l 4k", "base-6l 4k", "4+4 d128 4k", "4+4 d128 4k eager", "18+4 d96 dlcl 4k", "18+4 d96 dlcl 4k eager"),
+    *("dlcl-30l 4k", "base-6l 4k", "d256 dlcl-30l 16k", "d256 base-6l 16k"),
+    *("4+4 d128 4k", "4+4 d128 4k eager", "18+4 d96 dlcl 4k", "18+4 d96 dlcl 4k eager"),
     *("marian 6 compiled", "dlcl-100l 32k", "dlcl-30l 4k eager", "big-6l 32k"),
 ]
 # One case of each set of compiled layers and shapes.
-TO_WARM = ["dlcl-30l 32k", "dlcl-30l 4k", "4+4 d128 4k", "18+4 d96 dlcl 4k", "marian 6 compiled", "big-6l 32k"]
+TO_WARM = [
+    "dlcl-30l 32k",
+    "dlcl-30l 4k",
+    "d256 dlcl-30l 16k",
+    "4+4 d128 4k",
+    "18+4 d96 dlcl 4k",
+    "marian 6 compiled",
+    "big-6l 32k",
+]
 TINY = [
     *(f"model.{side}.{name}={value}" for side in ("encoder", "decoder") for name, value in
       {"dim": 32, "ffn_dim": 64, "num_heads": 2, "num_layers": 2}.items()),
     "model.source_vocab_size=200", "model.target_vocab_size=200",
 ]  # fmt: skip
 WHAT = (
-    "target tokens/s of whole training steps (forward, backward, fused Adam), bf16, V 32,768 (small models 10,000), "
+    "target tokens/s of whole training steps (forward, backward, fused Adam), bf16, V 32,768 (d256 16,384, small models 10,000), "
     "padding not counted; Marian: sentences of 32 tokens"
 )
 
