@@ -95,8 +95,8 @@ TINY = [
     "model.source_vocab_size=200", "model.target_vocab_size=200",
 ]  # fmt: skip
 WHAT = (
-    "target tokens/s of whole training steps (forward, backward, fused Adam), bf16, V 32,768 (d256 16,384, small models 10,000), "
-    "padding not counted; Marian: sentences of 32 tokens"
+    "target tokens/s of whole training steps (forward, backward, fused Adam), bf16, V 32,768 (d256 16,384, smaller "
+    "models 10,000), padding not counted; Marian: sentences of 32 tokens"
 )
 
 
