@@ -60,7 +60,7 @@ def backtranslate(
     translator = Translator(model, device=device, precision=precision)
     size = chunk_lines(chunk, translator.device.type)
     finals = _finals(out, text, translator)
-    job = fingerprint([model], text, {**settings, "precision": precision, "chunk": size})
+    job = fingerprint([model], [text], {**settings, "precision": precision, "chunk": size})
     shards = [out.with_name(f"{out.name}.shard-{i}-of-{world_size}.{short_digest(job)}") for i in range(world_size)]
     if not shards[rank].exists():
         with ResumableFile(shards[rank], job) as shard:
@@ -114,7 +114,7 @@ def _own_chunks(text: Path, size: int, rank: int, world_size: int, done: int) ->
 
 
 def _merge_if_last(text: Path, shards: list[Path], finals: tuple[Path, Path], size: int) -> SyntheticText | None:
-    """Merge the shards once all are there. The ranks look one after the other, so the last to finish sees all."""
+    """Merge the shards once all exist. The lock lets one rank check at a time, so the last to finish sees all."""
     lock = finals[0].with_name(f".{finals[0].name}.lock")
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)

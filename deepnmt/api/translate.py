@@ -20,7 +20,7 @@ from deepnmt.settings import from_table
 
 @dataclass(frozen=True, kw_only=True)
 class LineFormat:
-    """What is written for a line: its translation, or the n best, with scores and alignments if asked for."""
+    """The columns written for a line: its translation, or the n best, with scores and alignments if asked for."""
 
     number: bool = False  # n best: the number of the line first
     scores: bool = False
@@ -79,26 +79,17 @@ def translate_file(
     """
     from_table(TranslationConfig, settings)
     given, target = (None if path is None or str(path) == "-" else Path(path) for path in (source, out))
-    forced = None if prefixes is None else Path(prefixes)
-    for path in (given, forced):
-        if path is not None and not path.is_file():
-            raise InputError(f"{path} is not a file" if path.exists() else f"{path} does not exist")
-    if given and target and target.exists() and target.samefile(given):
-        raise InputError(f"{target} is the input: name another file for the output")
     folders = [Path(folder) for folder in ([model] if isinstance(model, str | Path) else model)]
-    for folder in folders:
-        if not folder.is_dir():
-            raise InputError(f"{folder} is not a MODEL folder")
+    files = [Path(path) for path in (given, prefixes) if path is not None]
+    _check_paths(folders, files, target)
     translator = Translator(folders, device, precision).for_languages(source_lang, target_lang)
     size = chunk_lines(chunk, translator.device.type)
     form = LineFormat(
         number="nbest" in settings, scores=scores, alignments=settings.get("alignments", False), as_json=as_json
     )
-    state = None if forced is None else forced.stat()
-    beginnings = None if state is None else [str(forced), state.st_size, state.st_mtime_ns]
-    job = {**settings, **asdict(form), "precision": precision, "device": device, "chunk": size, "prefixes": beginnings}
-    job |= {"languages": [source_lang, target_lang]} if source_lang or target_lang else {}
-    job = {"pipe": time.time()} if given is None else fingerprint(folders, given, job)
+    job = {**settings, **asdict(form), "precision": precision, "device": device, "chunk": size}
+    job |= {"languages": [source_lang, target_lang]}
+    job = {"pipe": time.time()} if given is None else fingerprint(folders, files, job)
     destination: AbstractContextManager[ResumableFile | _StandardOutput] = nullcontext(_StandardOutput())
     if target is not None:
         destination = ResumableFile(target, job, is_resumable=given is not None)
@@ -106,18 +97,23 @@ def translate_file(
         done = opened.lines
         if done:
             say(f"resuming after line {done:,} of {given}")
-        chunks = pipe_chunks(sys.stdin.buffer, size) if given is None else file_chunks(given, size, done)
-        total = None if given is None else count_lines(given)
-        return translate_chunks(
-            translator,
-            "standard input" if given is None else str(given),
-            _numbered(chunks, done),
-            opened,
-            form,
-            prefixes=forced,
-            total=None if total is None else max(total - done, 0),
-            **settings,
-        )
+        name, chunks, total = "standard input", pipe_chunks(sys.stdin.buffer, size), None
+        if given is not None:
+            name, chunks, total = str(given), file_chunks(given, size, done), count_lines(given)
+        left = None if total is None else max(total - done, 0)
+        lines = _numbered(chunks, done)
+        return translate_chunks(translator, name, lines, opened, form, prefixes=prefixes, total=left, **settings)
+
+
+def _check_paths(folders: Sequence[Path], files: Sequence[Path], out: Path | None) -> None:
+    for path in files:
+        if not path.is_file():
+            raise InputError(f"{path} is not a file" if path.exists() else f"{path} does not exist")
+        if out is not None and out.exists() and out.samefile(path):
+            raise InputError(f"{path} is an input: name another file for the output")
+    for folder in folders:
+        if not folder.is_dir():
+            raise InputError(f"{folder} is not a MODEL folder")
 
 
 class _StandardOutput:
@@ -142,14 +138,14 @@ def translate_chunks(
     form: LineFormat = LineFormat(),  # noqa: B008 (frozen)
     *,
     title: str = "translate",
-    prefixes: Path | None = None,
+    prefixes: str | Path | None = None,
     total: int | None = None,
     **settings: Any,
 ) -> int:
     """Translate chunks of the text `name`, each with the number of lines before it; return the number of its lines."""
     warnings, done, beginnings = LineWarnings(name), destination.lines, None
     if prefixes is not None:
-        beginnings = file_chunks(prefixes, 1, done)
+        beginnings = file_chunks(Path(prefixes), 1, done)
     with progress(title, total=total, unit="lines") as shown:
         for first, chunk in chunks:
             warn = warnings.after(first)

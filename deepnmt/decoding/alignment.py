@@ -1,4 +1,4 @@
-"""Which word was translated from which: cross-attention between subwords, gathered into words and links."""
+"""Word alignments: cross-attention between subwords, merged into words and links."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Alignment:
 
 
 def word_spans(text: str, words: Sequence[str]) -> list[tuple[int, int]]:
-    """Where each word stands in the text, in order; a word that is not found is empty."""
+    """The span of each word in the text, in order; that of a word which is not found is empty."""
     spans, at = [], 0
     for word in words:
         start = text.find(word, at) if word else -1
@@ -46,9 +46,9 @@ def word_spans(text: str, words: Sequence[str]) -> list[tuple[int, int]]:
 
 @torch.inference_mode()
 def attention(model: Transformer, source: Tensor, targets: Sequence[Sequence[int]], eos: int) -> list[Tensor]:
-    """The cross-attention of the last layer, mean of its heads, while the model is made to say `targets`.
+    """The cross-attention of the last layer, averaged over its heads, with `targets` forced.
 
-    source: (B, S) -> for each target a matrix (len(target) + 1, S): the last row is that of the end; rows sum to one.
+    source: (B, S) -> for each target a matrix (len(target) + 1, S): the last row belongs to the end; rows sum to one.
     """
     cache = model.start(model.encode(source), need_attention=True)
     length = max(map(len, targets)) + 1
@@ -69,8 +69,8 @@ def align_words(
 ) -> Alignment:
     """From subwords to words. weights: (len(target) + 1, at least len(source) + 1), ends included.
 
-    A target word looks where its subwords look on average; a source word is looked at as much as its subwords together;
-    what goes to the ends and to tags of languages is left out and the rest made to sum to one again.
+    The weights of a target word are the mean over its subwords, those of a source word the sum over its subwords. Ends
+    and language tags are left out, and the rest is normalised to sum to one.
     """
     columns, rows = (
         [place for place, number in enumerate(ids) if not tokenizer.is_language(number)]

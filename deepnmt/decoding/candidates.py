@@ -1,4 +1,4 @@
-"""The few best symbols of each row of logits, and the row's normaliser: where a beam spends its time."""
+"""The best few symbols of each row of logits and the row's normaliser, which take most of a beam search's time."""
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ def top_symbols(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     blocked = logits[:, : blocks * BLOCK].view(rows, blocks, BLOCK)
     chosen = blocked.amax(2).topk(count, dim=1, sorted=False).indices
     values = blocked.gather(1, chosen[:, :, None].expand(rows, count, BLOCK)).flatten(1)
-    # The last, incomplete block is always looked at.
+    # The last, incomplete block is always included.
     top = torch.cat([values, logits[:, blocks * BLOCK :]], dim=1).topk(count, dim=1)
     inside = top.indices // BLOCK
     block = torch.where(inside < count, chosen.gather(1, inside.clamp(max=count - 1)), blocks)
@@ -32,8 +32,8 @@ def top_symbols(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def log_normaliser(logits: Tensor) -> Tensor:
     """log sum exp of each row of logits (N, V), as (N, 1).
 
-    On the CPU it is read off log_softmax, whose kernel keeps a row in the cache; a few rows at a time, so that what
-    else it writes stays there too.
+    On the CPU it is derived from log_softmax, whose kernel keeps a row in the cache; a few rows at a time, so that its
+    output stays there too.
     """
     if logits.device.type != "cpu":
         return logits.logsumexp(1, keepdim=True)

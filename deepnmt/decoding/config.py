@@ -38,7 +38,7 @@ class SearchConfig(DecodingConfig):
 
 @dataclass(frozen=True)
 class SlotShape:
-    """What a search that is recorded on a GPU is made for. Lengths count the end."""
+    """The capacity and the settings of a search recorded on a GPU. Lengths include the end."""
 
     sentences: int
     source_length: int

@@ -1,7 +1,7 @@
 """Beam search over any number of sentences on a GPU: the next sentence takes the slot of a finished one.
 
-A fixed number of slots is stepped by one recorded step, however long the sentences in them are. The host looks at the
-slots now and then, takes out what is done and puts in what is waiting; sentences are encoded ahead, many at a time.
+One recorded step advances a fixed number of slots, however long the sentences in them are. Every few steps the host
+removes finished sentences and fills their slots with waiting ones; sentences are encoded ahead, many at a time.
 """
 
 from collections import OrderedDict, deque
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 WIDEST_BEAM = 8  # the kernels unroll over it
 SLOTS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-STEPS_OF_LENGTH = 64  # room that is not used costs memory and no time
+STEPS_OF_LENGTH = 64  # unused room costs memory but no time
 KEPT_SHAPES = 4
 MEMORY_SHARE = 0.4  # of what is free on the device, for the slots of one shape
-LOOK_EVERY = {"few": 8, "many": 4}  # steps; each look waits for the device
+LOOK_EVERY = {"few": 8, "many": 4}  # steps; each time the host waits for the device
 MANY = 256  # slots
-WORTH_REFILLING = 0.125  # the share of empty slots from which on new sentences are put in
+WORTH_REFILLING = 0.125  # slots are refilled when at least this share of them is empty
 ENCODED_TOKENS = 32_768  # at once, with padding
-RECORDED_ENCODER_SENTENCES = 128  # more keep a GPU busy as they are
+RECORDED_ENCODER_SENTENCES = 128  # larger batches keep a GPU busy without recording
 KEPT_ENCODERS = 16
 
 Results = list[tuple[int, list[Found]]]  # the number of a sentence and its n best
@@ -49,11 +49,11 @@ def can_fuse(model: Transformer) -> bool:
 
 
 class CannotFuseError(Exception):
-    """The kernels were not built on this machine."""
+    """The kernels cannot be built on this machine."""
 
 
 class ContinuousSearches:
-    """Recordings by shape; those not used for the longest time are dropped."""
+    """Recorded searches by shape; the least recently used are dropped."""
 
     def __init__(self, prepared: PreparedModel, most: int = SLOTS[-1]) -> None:
         self.prepared, self.most = prepared, most
@@ -61,7 +61,7 @@ class ContinuousSearches:
 
     @staticmethod
     def suits(config: SearchConfig, no_repeat_ngram: int = 0) -> bool:
-        """Apart from these, translations may be forced to begin with one free symbol each, and with nothing else."""
+        """Prefixes are not supported, except one symbol at no cost for each sentence: the tag of its language."""
         return 1 < config.beam <= WIDEST_BEAM and not no_repeat_ngram
 
     def search(self, sources: Sequence[Sequence[int]], rules: Rules, config: SearchConfig) -> Iterator[Results]:
@@ -79,7 +79,7 @@ class ContinuousSearches:
         return [found[number] for number in range(len(sources))]
 
     def forget(self) -> None:
-        """Give the memory back, and take half as much the next time."""
+        """Release the memory, and use half as much the next time."""
         self.most = max(self.most // 2, 1)
         self.recorded.clear()
 
@@ -89,7 +89,7 @@ class ContinuousSearches:
         sizes = [size for size in SLOTS if size <= most]
         sentences = next((size for size in sizes if size >= count), sizes[-1])
         wanted = SlotShape(sentences, *lengths, config, rules.banned, rules.min_length)
-        # What is there and large enough is as good: capacities cost no time.
+        # A larger recording serves as well: unused capacity costs no time.
         shape = next((shape for shape in self.recorded if _covers(shape, wanted)), wanted)
         if shape not in self.recorded:
             while len(self.recorded) >= KEPT_SHAPES:
@@ -104,7 +104,7 @@ class ContinuousSearches:
         return self.recorded[shape]
 
     def _affordable(self, lengths: tuple[int, int], beam: int) -> int:
-        """How many sentences of these lengths fit into the device's memory."""
+        """The number of sentences of these lengths that fit into the device's memory."""
         weight, stack = self.prepared.model.output_weight, self.prepared.model.config.decoder
         if not weight.is_cuda:
             return SLOTS[-1]
@@ -141,7 +141,7 @@ class _Encoded:
 
 
 class SlotSearch:
-    """The slots of one shape, their recorded step, and who is in them."""
+    """The slots of one shape, their recorded step, and the sentences in them."""
 
     def __init__(self, prepared: PreparedModel, shape: SlotShape, eos: int) -> None:
         self.prepared, self.shape = prepared, shape
@@ -155,12 +155,12 @@ class SlotSearch:
 
     @torch.inference_mode()
     def run(self, sources: Sequence[Sequence[int]], begins: Sequence[tuple[int, int]]) -> Iterator[Results]:
-        """The longest first: the slots run empty with short ones. begins: the opening and the longest length of each"""
+        """The longest first, so that the last ones are short. begins: the opening and the maximum length of each"""
         state = self.fused.state
-        state.done.fill_(1)  # what a run that was given up has left
+        state.done.fill_(1)  # an abandoned run may have left some unfinished
         waiting = deque(sorted(range(len(sources)), key=lambda number: -len(sources[number])))
         encoded: _Encoded | None = None
-        within: dict[int, tuple[int, int]] = {}  # slot: the number of its sentence, the step at which it must be done
+        within: dict[int, tuple[int, int]] = {}  # slot: the number of its sentence, and its last possible step
         free = list(range(self.shape.sentences))
         steps = 0
         pending: _Leaving | None = None
@@ -239,7 +239,7 @@ class _Leaving:
 
 
 class _RecordedEncoder:
-    """Encoding batches of one shape; what a batch lacks to it is filled with empty sentences."""
+    """Encodes batches of one shape; smaller batches are padded with empty sentences."""
 
     @torch.inference_mode()
     def __init__(self, prepared: PreparedModel, sentences: int, length: int) -> None:
@@ -254,7 +254,7 @@ class _RecordedEncoder:
         self.replay = record(run, device)
 
     def __call__(self, source: Tensor) -> Tensor:
-        """What is returned is overwritten by the next call."""
+        """The result is overwritten by the next call."""
         count, width = source.shape
         self.source.fill_(self.pad_id)
         self.source[:, 0] = self.pad_id + 1
@@ -277,7 +277,7 @@ def _to_host(part: Tensor) -> Tensor:
 
 
 def _covers(shape: SlotShape, wanted: SlotShape) -> bool:
-    """Can a recording of `shape` do what one of `wanted` is for?"""
+    """Can a recording of `shape` serve in place of one of `wanted`?"""
     same = (shape.sentences, shape.config, shape.banned, shape.min_length) == (
         wanted.sentences, wanted.config, wanted.banned, wanted.min_length
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The decoder's step on a GPU in few kernels, over slots that each hold a sentence at a position of its own."""
+"""The decoder's step on a GPU in few kernels, over slots whose sentences are each at their own position."""
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from deepnmt.model.sublayers import Sublayer
 
 
 class FusedStep:
-    """The buffers of a shape, and `step`, which moves every sentence that is not done by one position."""
+    """The buffers of a shape, and `step`, which advances every unfinished sentence by one position."""
 
     @torch.inference_mode()
     def __init__(self, prepared: PreparedModel, shape: SlotShape, eos: int) -> None:
@@ -50,7 +50,7 @@ class FusedStep:
         self.rotation = Rotation.at(places, stack.head_dim) if model.rotates else None
 
     def put(self, slots: Tensor, memory: Tensor, lengths: Tensor, openings: Tensor, max_lengths: Tensor) -> None:
-        """Let these slots (n,) begin with sentences: their memory (layers, 2, n, S, heads, head_dim) and lengths."""
+        """Start sentences in these slots (n,), given their memory (layers, 2, n, S, heads, head_dim) and lengths."""
         self.memory[:, :, slots, : memory.shape[3]] = memory
         self.source_lengths[slots] = lengths
         start = self.prepared.model.target_embedding.start_id
@@ -63,8 +63,8 @@ class FusedStep:
         advance(self.state, logits, self.allowed, self.penalties, shape.config, self.eos, shape.min_length)
 
     def _features(self) -> Tensor:
-        """The decoder as `Stack` and `DecoderLayer` have it, cut elsewhere: what stands between two products is one
-        kernel. Of the two tensors that flow, sub-layers add to the first and compute with the second."""
+        """The same as `Stack` and `DecoderLayer`, grouped differently: one kernel for all between two products.
+        Of the two tensors passed on, sub-layers add to the first and compute with the second."""
         embedding, state, beam = self.prepared.model.target_embedding, self.state, self.shape.config.beam
         x = embed(state.last, state.position, embedding.tokens.weight, self.positions, embedding.scale, beam)
         stream, given = self._arrive(0, x, None)
@@ -77,13 +77,13 @@ class FusedStep:
         return given
 
     def _add(self, x: Tensor, y: Tensor, around: Sublayer, following: Sublayer) -> tuple[Tensor, Tensor]:
-        """The end of a sub-layer: pre-norm adds, and norms for the next one; post-norm norms what it has added."""
+        """The end of a sub-layer: pre-norm adds, then norms for the next one; post-norm norms the sum."""
         if self.pre:
             return join(x, y, next_norm=following.norm)
         return _both(join(x, y, next_norm=around.norm))
 
     def _arrive(self, depth: int, x: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The end of layer `depth` (0: the embedding), with what the connection does before the next one."""
+        """The end of layer `depth` (0: the embedding), and the connection before the next one."""
         following = self.prepared.model.decoder.final_norm
         if depth < len(self.layers):
             following = self.layers[depth].around_attention.norm

@@ -70,7 +70,7 @@ def scales_for(outputs: int, inputs: int) -> Scales:
 
 
 def _is_exact(weight: Tensor) -> bool:
-    """Is the product of the largest inputs with this weight what integers say it is?"""
+    """Does the product of the largest inputs with this weight equal exact integer arithmetic?"""
     scales, zeros = torch.ones(len(weight)), torch.zeros(len(weight), dtype=torch.int32)
     packed = torch.ops.onednn.qlinear_prepack(weight, None)
     expected = LARGEST_INPUT * weight.sum(1).double()

@@ -21,7 +21,7 @@ CHUNK_LINES = {"cpu": 1024, "cuda": 16_384}
 
 
 def chunk_lines(asked: int | None, device: str) -> int:
-    """How many lines are sorted by length and translated together: as asked, or what suits the device."""
+    """The number of lines that are sorted by length and translated together; by default, one that suits the device."""
     if asked is not None and asked < 1:
         raise InputError(f"chunk = {asked} must be at least 1")
     return asked or CHUNK_LINES.get(device, CHUNK_LINES["cpu"])
@@ -39,7 +39,7 @@ def file_chunks(path: Path, size: int, skip: int = 0) -> Iterator[list[bytes]]:
 def pipe_chunks(pipe: BinaryIO, size: int) -> Iterator[list[bytes]]:
     """The lines of a pipe as they come: at most `size` at a time, and no line waits for lines that have not arrived.
 
-    While a chunk is being worked on, the next one gathers, so chunks are as large as the pipe is fast.
+    While one chunk is being translated, the next one accumulates, so a fast pipe makes large chunks.
     """
     waiting: queue.Queue[bytes | BaseException | None] = queue.Queue(maxsize=2 * size)
 
@@ -87,7 +87,7 @@ def _pipe_lines(pipe: BinaryIO) -> Iterator[bytes]:
 
 
 def count_lines(path: Path) -> int | None:
-    """How many lines a plain file has, for the progress bar; None where only reading would tell."""
+    """The number of lines of a plain file, for the progress bar; None for compressed files."""
     with path.open("rb") as file:
         if b"\0" in file.read(512):
             return None
@@ -96,13 +96,12 @@ def count_lines(path: Path) -> int | None:
         return sum(block.count(b"\n") for block in blocks)
 
 
-def fingerprint(models: Iterable[Path], source: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """What must be the same for a job to be continued: the models, the input and every setting."""
+def fingerprint(models: Iterable[Path], inputs: Iterable[Path], settings: dict[str, Any]) -> dict[str, Any]:
+    """What must be the same for a job to be resumed: the models, the input files and every setting."""
     files = [file for model in models for file in sorted(model.iterdir()) if file.suffix in (".json", ".safetensors")]
-    state = source.stat()
     return {
         "models": {str(file): sha256(file) for file in files},
-        "input": [str(source), state.st_size, state.st_mtime_ns],
+        "inputs": [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in inputs],
         "settings": settings,
     }
 
@@ -114,8 +113,8 @@ def short_digest(content: dict[str, Any]) -> str:
 class ResumableFile:
     """A file written chunk by chunk beside its place; a second job with the same `job` resumes it.
 
-    `.NAME.partial` has the text, `.NAME.partial.json` says how much of it counts. The text is on the disk before the
-    note about it is, so a kill at any instant loses a chunk at most.
+    `.NAME.partial` holds the text, and `.NAME.partial.json` how much of it is valid. The text is on disk before this
+    note is written, so a kill at any instant loses one chunk at most.
     """
 
     def __init__(self, path: Path, job: dict[str, Any], is_resumable: bool = True) -> None:
@@ -148,7 +147,7 @@ class ResumableFile:
         return (lines, size) if same and self.partial.stat().st_size >= size else (0, 0)
 
     def append(self, text: bytes, lines: int) -> None:
-        """Add what `lines` lines of the input became."""
+        """Add the output of `lines` lines of the input."""
         self._file.write(text)
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -170,7 +169,7 @@ class ResumableFile:
         self.note.unlink(missing_ok=True)
 
     def close(self, keep: bool = True) -> None:
-        """Leave it to be continued, if it is worth keeping; nothing is left of a job that wrote nothing."""
+        """Keep the files to resume from, if asked to and if anything was written; otherwise remove them."""
         self._file.close()
         if not keep or not self.note.exists():
             self.partial.unlink(missing_ok=True)

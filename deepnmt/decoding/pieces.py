@@ -1,4 +1,4 @@
-"""What is searched for: texts, long ones in several pieces, as ids; and what is found, as hypotheses of the texts."""
+"""Texts as ids to translate, long ones in several pieces, and the results as hypotheses of the texts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +17,7 @@ from deepnmt.decoding.splitting import join_translations, split_long
 from deepnmt.errors import InputError
 from deepnmt.model.transformer import Transformer
 
-Warn = Callable[[int, str], None]  # the number of the text, from zero, and what to know about it
+Warn = Callable[[int, str], None]  # the number of the text, from zero, and the message
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def cut_texts(
             parts = split_long(rest, limit - bool(tag), lambda part: max(map(len, encoded([part])[0])))
             parts = [f"{tag} {part}" for part in parts] if tag else parts
             ids_of_parts = encoded(parts)
-            # Only what cannot be cut any further may still be too long for learned positions.
+            # Only a part that cannot be cut any further may still be too long for learned positions.
             lost = any(len(ids) > most for every in ids_of_parts for ids in every)
             message = f"has {longest:,} subwords, more than max_source_length = {limit}: "
             message += f"translated in {len(parts)} pieces" + lost * ", of which the longest was cut short"
@@ -153,7 +153,7 @@ def join_pieces(
 def _joined(parts: Sequence[Hypothesis], language: str, config: TranslationConfig) -> Hypothesis:
     log_prob = sum(part.log_prob for part in parts)
     tokens = [token for part in parts for token in part.pieces]
-    # Each piece has an end of its own.
+    # Each piece has its own end.
     penalty = penalty_table(config, len(tokens) + len(parts))[-1].item()
     alignments = [part.alignment for part in parts if part.alignment is not None]
     alignment = Alignment.joined(alignments) if alignments else None
@@ -162,7 +162,7 @@ def _joined(parts: Sequence[Hypothesis], language: str, config: TranslationConfi
 
 
 def different(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
-    """The first of each text: the same text can be written by different subwords."""
+    """The first hypothesis of each text: different subwords can spell the same text."""
     texts: dict[str, Hypothesis] = {}
     for hypothesis in hypotheses:
         texts.setdefault(hypothesis.text, hypothesis)

@@ -1,4 +1,4 @@
-"""Placeholders, URLs and e-mail addresses, which must come through a translation unchanged.
+"""Placeholders, URLs and e-mail addresses, which a translation must keep unchanged.
 
 A model usually copies them. Where one is missing or altered, it is put back where the alignment says it belongs.
 """
@@ -11,7 +11,7 @@ from deepnmt.decoding.alignment import Alignment, word_spans
 
 MARKS = ("{", "%", "@", "://")  # every placeholder has one
 Edit = tuple[int, int, str]  # replace text[start:end]
-# A run of letters is tried from its beginning only, so that the pattern takes linear time.
+# A run of letters is matched from its beginning only, so that the pattern takes linear time.
 PLACEHOLDER = re.compile(
     r"\$?\{\{?[^{}\n]{0,80}\}\}?"
     r"|%(?:\(\w{1,80}\)|\d{1,2}\$)?[-+#0]?\d{0,3}(?:\.\d{1,3})?[sdifgxXc@](?![^\W\d_])"
@@ -50,7 +50,7 @@ def restore_placeholders(source: str, text: str, alignment: Alignment) -> tuple[
         space = match.start() > 0 and text[match.start() - 1] == " "
         edits.append((match.start() - space, match.end(), ""))
     result, moved = _edited(text, alignment, target_words, sorted(edits))
-    if lacks_placeholders(source, result):  # what was put back joined with what stands beside it
+    if lacks_placeholders(source, result):  # a restored one has merged with its neighbours
         bare = " ".join(PLACEHOLDER.sub(" ", text.replace("{", " ").replace("}", " ").replace("%", " ")).split())
         return " ".join([bare, *placeholders(source)]), alignment
     return result, moved
@@ -61,7 +61,7 @@ def _at(values: Sequence[float], number: int) -> float:
 
 
 def _surplus(text: str, other: str) -> list[re.Match[str]]:
-    """The placeholders of `text` that the other has not, or not as often."""
+    """The placeholders of `text` that the other text lacks or has less often."""
     left = Counter(placeholders(other))
     surplus = []
     for match in PLACEHOLDER.finditer(text):

@@ -1,4 +1,4 @@
-"""The number formats a model can translate in. Packing and quantising happen once, when the model is loaded."""
+"""Precisions for translation. Weights are packed or quantised once, when the model is loaded."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from deepnmt.model.layers import FeedForward
 from deepnmt.model.transformer import Transformer
 
 PRECISIONS = ("fp32", "bf16", "fp16", "int8")
-TYPICAL_ROWS = 128  # the packing may depend on it, the result does not
+TYPICAL_ROWS = 128  # affects the packing, not the result
 
 
 class PreparedModel:
@@ -43,7 +43,7 @@ class PreparedModel:
 
 
 def prepare(model: Transformer, precision: str) -> PreparedModel:
-    """`model`, to compute in this precision, with its sub-layers plain where they can be. It is changed for good."""
+    """`model`, changed in place to use this precision, with its sub-layers folded into plain ones if possible."""
     if precision not in PRECISIONS:
         raise InputError(f"precision {precision!r} is not known: one of {', '.join(PRECISIONS)}")
     device = model.output_weight.device.type
@@ -63,7 +63,7 @@ def prepare(model: Transformer, precision: str) -> PreparedModel:
 
 
 def _replace_linears(model: Transformer, kind: "type[PackedLinear] | type[Int8Linear]") -> None:
-    """By ones of this kind, which apply the relu of a feed-forward layer themselves."""
+    """Replace linear layers by this kind, which also applies the relu of a feed-forward layer."""
     for parent in list(model.modules()):
         has_relu = isinstance(parent, FeedForward) and parent.activation is F.relu
         for name, child in list(parent.named_children()):

@@ -1,6 +1,6 @@
-"""What a hypothesis may not contain: banned symbols, too early or too late an end, another prefix, a repeated n-gram.
+"""Constraints on hypotheses: banned symbols, minimum and maximum length, a forced prefix, no repeated n-grams.
 
-A rule forbids, it does not renormalise: the log probability of what remains is still the model's own.
+Rules forbid but do not renormalise: log probabilities are always the model's own.
 """
 
 from dataclasses import dataclass, field, replace
@@ -54,7 +54,7 @@ class Rules:
         return position < self.max_lengths
 
     def charged(self, log_probs: Tensor, position: Tensor) -> Tensor:
-        """The log probabilities of forced symbols, as far as they count."""
+        """The log probabilities of forced symbols, zero for those that are free."""
         return log_probs.masked_fill(position < self.free, 0.0)
 
     def forced(self, position: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""One symbol at a time, never looking back: greedy search, and sampling that is reproducible sentence by sentence."""
+"""Greedy search, and sampling that is reproducible sentence by sentence."""
 
 import hashlib
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """Search, batched, over any step function: no model class is imported here.
 
 Rows are sentence-major: row = sentence * K + k. Nothing in an `advance` makes the host wait for the device, and every
-shape in it is fixed; `Shrinking` alone looks at the results meanwhile.
+shape in it is fixed; only `Shrinking` reads results during the search.
 """
 
 import math
@@ -20,7 +20,7 @@ from deepnmt.decoding.rules import FREE, Rules
 
 
 class State(Protocol):
-    """What a step function carries from one position to the next."""
+    """The state that a step function passes from one position to the next."""
 
     def reorder(self, rows: Tensor) -> Self:
         """Row i becomes the old row rows[i]; a row never leaves its sentence."""
@@ -58,9 +58,9 @@ def found_hypotheses(eos: int, symbols: Tensor, log_probs: Tensor, scores: Tenso
 
 @dataclass(frozen=True, kw_only=True)
 class Shrinking:
-    """How often the host looks, and below which share of unfinished sentences the finished ones leave the batch.
+    """Every `every` steps finished sentences leave the batch, if less than the share `below` is unfinished.
 
-    Each look waits for the device; each shrinking copies what remains. `below=0` keeps every shape to the end.
+    Each time the host waits for the device, and shrinking copies the rest. `below=0` keeps every shape to the end.
     """
 
     every: int = 1
@@ -92,8 +92,8 @@ class Growing(ABC):
         """The finished hypotheses of each sentence, best first. The host waits here."""
 
     def restricted(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Logits (N, V) without the end and what is forbidden, their normaliser before that and the logit of the end
-        (N, 1), and the symbol that a prefix forces (N,), or FREE, with its logit (N, 1)."""
+        """Logits (N, V) with the end and forbidden symbols at -inf, the normaliser of the original logits and the logit
+        of the end (N, 1), and the symbol that a prefix forces (N,), or FREE, with its logit (N, 1)."""
         rules = self.rules
         logits = logits.float()
         normaliser = log_normaliser(logits)
@@ -123,7 +123,7 @@ def search(
     Fewer than asked for where the rules leave fewer.
     """
     found: list[list[Found]] = [[] for _ in growing.done]
-    numbers = list(range(len(found)))  # which sentence each one of the shrinking batch is
+    numbers = list(range(len(found)))  # of the sentences in the shrinking batch
     total = growing.rules.total
 
     def keep() -> None:
@@ -162,7 +162,7 @@ class Beams(Growing):
     are positive, so its score q / penalty(n) <= p / penalty(n) <= p / max(penalty(a), ..., penalty(b)). The penalty is
     monotone in n, rising for alpha >= 0 and falling for alpha < 0, so that maximum is the larger of penalty(a) and
     penalty(b). When the N-th best finished score is at least this bound for every live hypothesis, no descendant can
-    displace any of the N (equal scores do not displace: the sort is stable and the incumbents stand first). Adding a
+    displace any of the N (equal scores do not displace: the sort is stable and the incumbents come first). Adding a
     number that is not positive and dividing by a positive one are monotone in floating point too, so the argument
     holds for the numbers as computed, provided no log probability is rounded above zero: hence the clamp.
     """

@@ -1,12 +1,12 @@
-"""Lines too long for the model: cut where a reader would breathe, translate the pieces, join them again."""
+"""Lines too long for the model: cut at natural boundaries, and joined again after translation."""
 
 import re
 from collections.abc import Callable
 
 from deepnmt.languages import base_language
 
-# Tried in this order: ends of sentences, clauses, words; last, anywhere. A cut is after the match.
-# A run of stops is looked at from its beginning only: a line of dots must not take quadratic time.
+# Tried in this order: ends of sentences, clauses and words; last, anywhere. The cut is after the match.
+# A run of stops is matched from its beginning only, or a line of dots would take quadratic time.
 BOUNDARIES = (
     re.compile(r"(?<![.!?…])[.!?…]+[\"'”’»)\]]*\s+|[。！？][」』”’）]*\s*"),
     re.compile(r"[;:]\s+|[；：]\s*"),
@@ -34,7 +34,7 @@ def split_long(text: str, limit: int, length: Callable[[str], int]) -> list[str]
 
 
 def _refill(pieces: list[str], limit: int, length: Callable[[str], int]) -> list[str]:
-    """Join neighbours as long as they fit together. The sum of two lengths is at least that of both joined, nearly."""
+    """Join neighbours as long as they fit. Joined, two pieces are hardly ever longer than the sum of their lengths."""
     filled: list[str] = []
     lengths: list[int] = []
     for piece in pieces:

@@ -59,9 +59,9 @@ class Translator:
 
     @classmethod
     def of(cls, model: Transformer, tokenizers: TokenizerPair, precision: str | None = None) -> "Translator":
-        """A translator around a model as it is, where it is, for looking at one that is still being trained.
+        """A translator around a model in memory, such as one that is being trained; the model is not changed.
 
-        With a precision it is prepared for good, and for speed, as a model that is loaded.
+        With a precision, the model is changed for speed, like one that is loaded.
         """
         translator = cls.__new__(cls)
         translator.tokenizers, translator.defaults = [tokenizers], {}
@@ -73,7 +73,7 @@ class Translator:
     def _use(self, prepared: list[PreparedModel]) -> None:
         self.prepared, self.models = prepared, [each.model for each in prepared]
         self.device = self.models[0].output_weight.device
-        # The longest sequence that every model has positions for.
+        # The length of the longest sequence that every model has positions for.
         self.max_positions = min(
             (m.config.max_positions for m in self.models if m.config.positions == "learned"), default=2**31
         )
@@ -81,7 +81,7 @@ class Translator:
         self.continuous = ContinuousSearches(prepared[0]) if fusible else None
 
     def for_languages(self, source: str | None, target: str | None) -> "Translator":
-        """The same for one pair of a model's languages; None: the one it has by default."""
+        """The same translator for one pair of the model's languages; None: the default."""
         if source is None and target is None:
             return self
         other = copy(self)
@@ -126,7 +126,7 @@ class Translator:
     def _translated_in_slots(
         self, searches: ContinuousSearches, pieces: list[Piece], config: TranslationConfig
     ) -> Iterator[list[Piece]]:
-        """On a GPU. Where memory does not suffice, again with half as many slots; in the end some may be left over."""
+        """On a GPU. When memory runs out, retry with half as many slots; pieces that fit in none are left over."""
         while left := [piece for piece in pieces if not piece.is_done]:
             rules = self._rules(left, config, torch.device("cpu"))
             try:
@@ -145,7 +145,7 @@ class Translator:
                 return
 
     def _batches(self, pieces: Sequence[Piece], config: TranslationConfig) -> Iterator[list[Piece]]:
-        """Pieces of like length together, the longest first, so that what does not fit is known at once."""
+        """Pieces of similar length together, the longest first, so that running out of memory shows at once."""
         budget = config.batch_tokens or BATCH_TOKENS.get(self.device.type, BATCH_TOKENS["cpu"])
         most = BATCH_SENTENCES.get(self.device.type, BATCH_SENTENCES["cpu"])
         batch: list[Piece] = []
@@ -158,8 +158,8 @@ class Translator:
             yield batch
 
     def _translated_in_batches(self, batches: list[list[Piece]], config: TranslationConfig) -> Iterator[list[Piece]]:
-        """On a CPU several batches side by side, one core each, are faster than one batch on several cores: no layer is
-        large enough to share. Torch lets go of the interpreter's lock inside its operators, and the weights are shared.
+        """On a CPU several batches side by side, one per core, are faster than one batch on several cores, because the
+        layers are small. Torch releases the interpreter's lock inside its operators, and the weights are shared.
         """
         cores = torch.get_num_threads()
         if self.device.type != "cpu" or cores == 1 or len(batches) < 2 * cores:
@@ -228,7 +228,7 @@ class Translator:
 
 
 def check_vocabularies(folder: Path, config: ModelConfig, tokenizers: TokenizerPair) -> None:
-    """Refuse a MODEL whose tokenisers say what the model has no vector for."""
+    """Refuse a MODEL whose tokenisers have symbols that the model has no vector for."""
     for side in ("source", "target"):
         in_model, in_text = getattr(config, f"{side}_vocab_size"), getattr(tokenizers, side).vocab_size
         if in_model < in_text:

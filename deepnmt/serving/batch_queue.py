@@ -1,4 +1,4 @@
-"""A queue in front of a model: sentences of many clients are translated together."""
+"""A queue in front of a model, which batches the sentences of many clients."""
 
 import asyncio
 import logging
@@ -30,7 +30,7 @@ class TranslatesTexts(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a client may choose. Only sentences with the same options are translated together."""
+    """Settings that a client may choose. Only sentences with the same options are batched together."""
 
     beam: int = DecodingConfig.beam
     length_penalty: float = DecodingConfig.length_penalty
@@ -39,7 +39,7 @@ class Options:
     languages: tuple[str, str] | None = None  # of a model that has several
 
     def cost(self, characters: int) -> int:
-        """What this many characters count for in limits: memory grows with n-best lists and alignments."""
+        """The cost of this many characters in limits: memory grows with n-best lists and alignments."""
         words = 1 + min(characters, MAX_SENTENCE) // 100 if self.alignments else 1
         return characters * self.nbest * words
 
@@ -66,7 +66,7 @@ class BatchQueue:
     """One worker thread for one model, which answers any event loop.
 
     A batch is the oldest sentence and those closest to it in length. An idle worker waits a moment for more sentences;
-    while it is busy the next batch gathers by itself.
+    while it is busy, the next batch accumulates.
     """
 
     def __init__(self, translator: TranslatesTexts, name: str, limits: Limits, metrics: Metrics) -> None:
@@ -95,7 +95,7 @@ class BatchQueue:
         return self._failure
 
     def submit(self, text: str, options: Options) -> "asyncio.Future[Hypotheses]":
-        """The hypotheses of this sentence, later; cancel the future to withdraw it."""
+        """A future of the hypotheses of this sentence; cancel it to withdraw the sentence."""
         job = _Job(text, options)
         with self._changed:
             if self._closed:
@@ -127,7 +127,7 @@ class BatchQueue:
                     job.answer.set_result(answer)
 
     def _next_batch(self) -> list[_Job] | None:
-        """The next jobs; empty when there is time for something else, None when the queue is closed and empty."""
+        """The next jobs; none when the worker is idle, None when the queue is closed and empty."""
         with self._changed:
             while True:
                 self._waiting = [job for job in self._waiting if not job.answer.cancelled()]
@@ -199,7 +199,7 @@ class BatchQueue:
             self._has_worked = False
 
     def _probe(self) -> None:
-        """Translate a sentence that has been translated before; only a model that fails on this one is failing."""
+        """Translate a sentence that has been translated before: if this fails too, the model is failing."""
         text, options = self._known_good
         try:
             self._ask([text], options)

@@ -1,6 +1,6 @@
 """The body of a request as a table of fields: JSON or a form, with limits on its size, fields, nesting and time.
 
-Parsing is linear in the body; what is larger than a moment's work is parsed in a thread.
+Parsing takes linear time; large bodies are parsed in a thread.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ MAX_NESTING = 8
 MAX_PART_HEADER = 4_096  # bytes
 _BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
 _NAME = re.compile(rb'^content-disposition:[^\r\n]*?;[ \t]*name="([^"\r\n]*)"', re.IGNORECASE | re.MULTILINE)
-# Group 1 is what JSON may escape; the rest are halves of characters, which UTF-8 cannot write.
+# Group 1 matches valid escapes; the rest are unpaired surrogates, which UTF-8 cannot encode.
 _ESCAPES = re.compile(
     r"(\\[^u]|\\u(?![dD][89a-fA-F])|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
     r"|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
@@ -131,7 +131,7 @@ def _multipart(body: bytes, content_type: str, max_values: int) -> dict[str, Any
 
 
 def _gathered(pairs: list[tuple[str, str]]) -> dict[str, Any]:
-    """A field that is given several times is a list."""
+    """A repeated field becomes a list."""
     fields: dict[str, list[str]] = {}
     for name, value in pairs:
         fields.setdefault(name, []).append(value)

@@ -1,7 +1,7 @@
-"""An HTML document as tokens: end to end, they are the document.
+"""An HTML document as tokens, whose concatenation is the document.
 
-Block elements and `<br>` separate texts; inline elements belong to the sentence around them; OPAQUE elements and those
-marked as not to be translated are one token with all they contain.
+Block elements and `<br>` separate texts; inline elements belong to the sentence around them; an OPAQUE element, or one
+marked as not to be translated, is one token with all its content.
 """
 
 import re
@@ -43,13 +43,13 @@ class Token:
 
 
 class _Tokens(HTMLParser):
-    """The standard library's parser, asked only where tokens begin: the document itself says what they are."""
+    """The standard library's parser, used only to find where tokens begin; their text is copied from the document."""
 
     def __init__(self, document: str) -> None:
         super().__init__(convert_charrefs=False)
         self.events: list[tuple[int, Token, str | None]] = []  # where, what, and its text if that is known
         self._lines = [0, *accumulate(len(line) + 1 for line in document.split("\n"))]
-        # The parser looks for the end of a tag again and again where there is none: let it see only what may have one.
+        # For every tag without an end, the parser searches the rest of the document: parse only up to the last end.
         end = document.rfind(">") + 1
         self.feed(document[:end])
         self.close()

@@ -1,10 +1,12 @@
-"""What the server accepts and how it batches; over a limit a request is refused with a sentence that names it."""
+"""Limits on requests, and the settings of batching. A refusal is one sentence that names the limit."""
 
 from dataclasses import dataclass
 
+from deepnmt.settings import check_bounds
+
 
 class RefusedError(Exception):
-    """A request that is not served: the HTTP status and one sentence for the client."""
+    """A refused request: the HTTP status and one sentence for the client."""
 
     def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
         super().__init__(message)
@@ -30,10 +32,9 @@ class Limits:
     cache_megabytes: float = 64.0  # translations kept for each model; 0: none
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            least = 0 if name in ("batch_wait", "cache_megabytes") else 1
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, not {value}")
+        may_be_zero = {"batch_wait", "cache_megabytes"}
+        check_bounds(self, " ".join(may_be_zero), least=0)
+        check_bounds(self, " ".join(vars(self).keys() - may_be_zero), least=1)
 
     @property
     def max_body_bytes(self) -> int:
@@ -47,7 +48,7 @@ class Limits:
 
 
 class Gate:
-    """Counts the work at hand and refuses what is too much; once closed it admits nothing."""
+    """Counts the requests in progress and refuses those above the limits; once closed, it admits none."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -73,7 +74,7 @@ class Gate:
         self.characters -= characters
 
     def receive(self, size: int) -> None:
-        """Count bytes of a body that is arriving."""
+        """Count bytes of a request body as it arrives."""
         if self.received_bytes + size > self.limits.max_received_bytes:
             raise _busy(f"{self.received_bytes:,} bytes of other requests are arriving")
         self.received_bytes += size

@@ -17,7 +17,7 @@ from deepnmt.serving.batch_queue import BatchQueue, Options
 from deepnmt.serving.limits import Limits, RefusedError
 from deepnmt.serving.prometheus import Metrics
 
-ENTRY_BYTES = 600  # what an entry of the cache takes besides its texts
+ENTRY_BYTES = 600  # size of a cache entry without its texts
 
 
 class Cache:
@@ -47,7 +47,7 @@ class Cache:
 
 
 class ServedModel:
-    """A translator behind a queue. `translator` needs only `Translator.translate_nbest` and its `defaults`.
+    """A translator with a queue and a cache. `translator` needs only `Translator.translate_nbest` and its `defaults`.
 
     `choices` are all source and all target languages of a model that has several; `source` and `target` are a pair of
     them.
@@ -93,7 +93,7 @@ class ServedModel:
     def options(
         self, nbest: int, alignments: bool, beam: int | None = None, length_penalty: float | None = None
     ) -> Options:
-        """None stands for the model's own setting; a beam nobody asked for grows to hold the n best."""
+        """None: the model's own setting. A beam that the request does not set grows to hold the n best."""
         own = self._defaults
         return Options(
             beam=max(own.beam, nbest) if beam is None else beam,
@@ -188,7 +188,7 @@ def load_models(names: Sequence[str], device: str, precision: str, limits: Limit
 
 
 def _languages(pair: TokenizerPair) -> tuple[str, str]:
-    """The languages of a pair; of one that is not told which, English to the first that is not, if there are these."""
+    """The languages of a pair; where it does not fix them, preferably from English to the first other language."""
     sources, targets = pair.languages
     source, target = pair.source.language, pair.target.language
     if source not in sources:

@@ -1,4 +1,4 @@
-"""What the server counts and measures, in the text format of Prometheus."""
+"""The server's metrics, in the text format of Prometheus."""
 
 import threading
 from bisect import bisect_left
@@ -38,7 +38,7 @@ class Metrics:
     def __init__(self) -> None:
         self.gauges: Callable[[], Gauges] = tuple
         self._lock = threading.Lock()
-        # For each set of labels the sum, and of a histogram how many values are in each bucket.
+        # For each set of labels the sum and, in a histogram, the number of values in each bucket.
         self._values: dict[str, dict[Labels, list[float]]] = {name: {} for name in METRICS}
 
     def add(self, name: str, amount: float = 1, **labels: str) -> None:

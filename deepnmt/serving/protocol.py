@@ -1,4 +1,4 @@
-"""HTTP connections with limits: how many are open, how long a request may take to arrive, how slowly one may read."""
+"""HTTP connections with limits: on their number, the time a request takes to arrive, and how slowly a client reads."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ FULL = (
 
 
 def bounded_protocol(limits: Limits) -> type[H11Protocol]:
-    """uvicorn's protocol, which has no such limits itself: an open connection could stay silent for ever."""
+    """uvicorn's protocol with the limits that it lacks: there an idle connection may stay open for ever."""
 
     class BoundedProtocol(H11Protocol):
         _arrival: asyncio.TimerHandle | None = None  # runs while no request is being served

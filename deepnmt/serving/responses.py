@@ -1,4 +1,4 @@
-"""Answers to one client: work that stops when the client disconnects, answers line by line, requests counted."""
+"""Answers to a client: work is cancelled when the client disconnects, answers are streamed, requests are counted."""
 
 import asyncio
 import logging
@@ -38,7 +38,7 @@ async def _disconnection(receive: Receive) -> None:
 
 
 class LineStream(StreamingResponse):
-    """NDJSON: a JSON object per line, sent as soon as it is there. However the stream ends, its lines are closed."""
+    """NDJSON: one JSON object per line, each sent at once. The generator is closed however the stream ends."""
 
     media_type = "application/x-ndjson"
 
@@ -55,7 +55,7 @@ class LineStream(StreamingResponse):
 class CountedRequests:
     """Counts every request with its route and status, and times it until the last byte of the answer.
 
-    Until then the request is work at hand.
+    Until then the request counts as in progress.
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:

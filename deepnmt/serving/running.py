@@ -1,4 +1,4 @@
-"""A server from its socket to its end: on a signal it finishes the work at hand and refuses the rest."""
+"""The server process: its socket, and a shutdown that finishes the requests in progress and refuses new ones."""
 
 import logging
 import math
@@ -18,9 +18,9 @@ logger = logging.getLogger("deepnmt.serving")
 
 
 class GracefulServer(uvicorn.Server):
-    """On the first signal the gate closes: new requests get 503, and the server ends when the work at hand is done,
+    """After the first signal new requests get 503, and the server ends when those in progress are answered,
 
-    or after `grace` seconds, or on a second signal.
+    after `grace` seconds, or on a second signal.
     """
 
     def __init__(self, config: uvicorn.Config, gate: Gate, grace: float) -> None:
@@ -44,7 +44,7 @@ class GracefulServer(uvicorn.Server):
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """Bound before anything is loaded, so that a port in use is reported at once."""
+    """Bind before loading the models, so that a port in use is reported at once."""
     if not 0 <= port <= 65_535:
         raise InputError(f"cannot listen on port {port}: choose a --port from 0 to 65535")
     try:

@@ -1,4 +1,4 @@
-"""From sentences to translations: into the queue a window at a time, out in order, within limits of time and bytes."""
+"""Translates sentences in order, a window at a time in the queue, within limits of time and bytes."""
 
 import asyncio
 from collections import deque
@@ -15,7 +15,7 @@ from deepnmt.serving.models import Models, ServedModel, shortened
 from deepnmt.serving.prometheus import Gauges, Metrics
 from deepnmt.serving.sentences import MAX_SENTENCE
 
-# Of one request in the queue at once: a document does not push a short request far back.
+# Limits of one request in the queue at once, so that a long document does not delay short requests.
 WINDOW = 64  # sentences
 WINDOW_COST = WINDOW * MAX_SENTENCE
 LARGE = 20_000  # characters or bytes; work on more than this is done in a thread
@@ -40,7 +40,7 @@ class Service:
             yield "deepnmt_cache_bytes", model.cache.size, {"model": model.name}
 
     def admit(self, scope: Scope, texts: Sequence[str], options: Options) -> None:
-        """Count these texts as work at hand until the request is answered (`release`), or refuse them."""
+        """Count these texts as in progress until the request is answered (`release`), or refuse them."""
         cost = sum(options.cost(len(text)) for text in texts)
         self.gate.enter(cost)
         scope["deepnmt.cost"] = cost
@@ -50,7 +50,7 @@ class Service:
             self.gate.leave(cost)
 
     async def translate(self, model: ServedModel, sentences: Iterable[Request]) -> AsyncGenerator[Hypotheses, None]:
-        """In order. Nothing stays in the queue when the caller stops asking."""
+        """The hypotheses in order. When the caller stops iterating, nothing is left in the queue."""
         window: deque[tuple[str, int, asyncio.Task[Hypotheses]]] = deque()
         cost = 0
         try:
@@ -100,5 +100,5 @@ class Service:
 
 
 async def off_loop(size: int, function: Callable[..., Result], *arguments: object) -> Result:
-    """The function's result; in a thread if its input is large, so that other clients are served meanwhile."""
+    """The function's result, computed in a thread if the input is large, so that the event loop stays responsive."""
     return await asyncio.to_thread(function, *arguments) if size > LARGE else function(*arguments)

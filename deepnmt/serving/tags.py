@@ -13,7 +13,7 @@ from deepnmt.decoding.alignment import Alignment, word_spans
 from deepnmt.decoding.translator import Hypothesis
 
 MAX_PLACED = 100  # elements of one sentence; more are placed in proportion to their places in the source
-ENOUGH = 0.2  # attention to an element for which a single word may stand
+ENOUGH = 0.2  # attention to an element from which on a single word may carry it
 Span = tuple[int, int]
 Masses = np.ndarray[tuple[int], np.dtype[np.float64]]
 
@@ -84,7 +84,7 @@ class _Placement:
         self._place(self.children.get(-1, []), (0, len(self.words)), (0, len(text)))
 
     def _place(self, numbers: Sequence[int], words: Span, inside: Span) -> None:
-        """Give these siblings separate runs of `words`: what is cut by the sentence first, then the longest."""
+        """Give these siblings separate runs of `words`: first those cut by the sentence boundary, then the longest."""
         free = [words]
 
         def urgency(number: int) -> tuple[bool, bool, int]:
@@ -136,7 +136,7 @@ class _Placement:
         return run if any(start <= run[0] and run[1] <= end for start, end in free) else None
 
     def _characters(self, element: Element, run: Span, free: list[Span], inside: Span) -> Span:
-        """The span of a run of words. What is no letter at its ends stays outside, if it was outside before."""
+        """The span of a run of words. Punctuation at its ends stays outside if it was outside in the source."""
         if run[0] == run[1]:
             at = self._boundary(run[0], free, inside)
             start, end = at, at

@@ -97,7 +97,7 @@ def test_a_second_signal_ends_it_at_once():
     [
         (["nowhere"], "nowhere is not a MODEL folder"),
         (["{model}", "{model}"], "two models are called en-de: rename one, as in other={model}"),
-        (["{model}", "--timeout", "0"], "timeout must be at least 1, not 0.0"),
+        (["{model}", "--timeout", "0"], "timeout = 0.0 must be at least 1"),
         (["{model}", "--grace", "-1"], "--grace must be at least 0, not -1"),
         (["{model}", "--threads", "0"], "threads must be at least 1, not 0"),
         (["{model}", "--port", "99999"], "cannot listen on port 99999: choose a --port from 0 to 65535"),

@@ -1,7 +1,6 @@
-"""The step of a beam search in two kernels: the best symbols of each row, then all that `Beams.advance` does with them.
+"""The step of a beam search in two kernels: the best symbols of each row, then the rest of `Beams.advance`.
 
-Every sentence has a position of its own, and one that is done stays as it is, so that others may take its place while
-the rest goes on.
+Every sentence has its own position, and finished ones stay unchanged, so that others can take their places at any time.
 """
 
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ FAR = tl.constexpr(2**30)
 
 @triton.jit
 def _best_symbols(Logits, Allowed, Values, Symbols, Highest, Total, vocab_size, K: tl.constexpr, BLOCK: tl.constexpr):
-    """The K best allowed symbols of a part of a row, and what the part adds to the row's normaliser."""
+    """The K best allowed symbols of a part of a row, and the part's share of the row's normaliser."""
     row, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     columns = part * BLOCK + tl.arange(0, BLOCK)
     inside = columns < vocab_size
@@ -46,7 +45,7 @@ def _advance(
     PARTS: tl.constexpr, PARTS_PADDED: tl.constexpr, K: tl.constexpr, K_PADDED: tl.constexpr,
     N: tl.constexpr, N_PADDED: tl.constexpr, CANDIDATES: tl.constexpr, STOP_EARLY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """`Beams.advance` for one sentence; the comments there say what is done and why."""
+    """`Beams.advance` for one sentence; the comments there explain it."""
     sentence = tl.program_id(0)
     active = tl.load(Done + sentence) == 0
     position = tl.load(Position + sentence)
@@ -169,12 +168,12 @@ def _advance(
 
 @dataclass(frozen=True)
 class BeamState:
-    """What `Beams` holds, for sentences that each have a position of their own. All int32 but the scores."""
+    """The state of `Beams`, for sentences that each have their own position. All int32 but the scores."""
 
     position: Tensor  # (B,)
     opening: Tensor  # (B,) the symbol a translation begins with at no cost, such as the tag of a language, or FREE
     max_lengths: Tensor  # (B,)
-    done: Tensor  # (B,) 0 or 1; what is done waits to be replaced
+    done: Tensor  # (B,) 0 or 1; finished sentences wait to be replaced
     log_probs: Tensor  # (B, K)
     last: Tensor  # (B, K)
     said: Tensor  # (B, K, capacity)
@@ -200,7 +199,7 @@ class BeamState:
         )  # fmt: skip
 
     def begin(self, sentences: Tensor, openings: Tensor, max_lengths: Tensor, eos: int) -> None:
-        """Put these sentences (n,) at their beginning. What was said is overwritten before it is read."""
+        """Put these sentences (n,) at their beginning. Old symbols are overwritten before they are read."""
         self.position[sentences] = 0
         self.opening[sentences] = openings
         self.max_lengths[sentences] = max_lengths

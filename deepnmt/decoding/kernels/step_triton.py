@@ -1,6 +1,6 @@
 """The decoder's step between its matrix products: embedding, residual sums with norms and mixtures, and attention.
 
-Rows are hypotheses, sentence * K + k. Every sentence has a position of its own, kept on the device.
+Rows are hypotheses, sentence * K + k. Every sentence has its own position, kept on the device.
 """
 
 import torch
@@ -46,7 +46,7 @@ def _join(
     count, dim, depth, num_columns, eps, next_eps,
     ADD: tl.constexpr, NORM: tl.constexpr, MIX: tl.constexpr, NEXT: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """Stream = X + Y, or the row of the mixture that its norm is the last entry of; Normed = LayerNorm(Stream)"""
+    """Stream = X + Y, or the row of the mixture whose last entry is the norm of X + Y; Normed = LayerNorm(Stream)"""
     row = tl.program_id(0)
     columns = tl.arange(0, D)
     inside = columns < dim
@@ -75,14 +75,14 @@ def _attend_past(
     WIDTH: tl.constexpr, K: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr,
     SPAN: tl.constexpr, SPAN_OF_VALUES: tl.constexpr,
 ):  # fmt: skip
-    """Write this position's keys and values to their slots, and attend to those of the ancestors and to itself.
+    """Write this position's keys and values to their slots, and attend to the ancestors and to itself.
 
     SPAN: the largest distance of relative positions; 0: there are none
     """
     row, head = tl.program_id(0), tl.program_id(1)
     sentence = row // K
     position = tl.load(Position + sentence)
-    # What is done is computed with the others, and not used.
+    # Finished sentences are computed too, but not used.
     end = tl.where(tl.load(Done + sentence) == 0, position, 0)
     dims = head * D + tl.arange(0, D)
     query = tl.load(Projected + row * 3 * WIDTH + dims).to(tl.float32) * scale
@@ -171,7 +171,7 @@ def join(
     mixture: tuple[Tensor, Tensor, int] | None = None,
     next_norm: nn.Module | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """x + y, normed where `norm` is a LayerNorm, mixed where there is a mixture: what flows on, and its `next_norm`.
+    """x + y, normed if `norm` is a LayerNorm, mixed if there is a mixture; returns the sum and its `next_norm`.
 
     mixture: outputs so far (depth + 1, rows, dim), which this one joins, the matrix W and the depth.
     """
