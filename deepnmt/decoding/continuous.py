@@ -121,23 +121,16 @@ class _Encoded:
 
     numbers: list[int]
     memory: Tensor  # (layers, 2, sentences, S, heads, head_dim)
-    lengths: Tensor
-    openings: Tensor
-    max_lengths: Tensor
+    limits: Tensor  # (3, sentences): source length, opening, maximum length
 
     def split(self, count: int) -> tuple["_Encoded", "_Encoded | None"]:
         if count >= len(self.numbers):
             return self, None
-        first, rest = slice(None, count), slice(count, None)
-        parts = [
-            _Encoded(
-                self.numbers[part],
-                self.memory[:, :, part],
-                *(each[part] for each in (self.lengths, self.openings, self.max_lengths)),
-            )
-            for part in (first, rest)
-        ]
-        return parts[0], parts[1]
+        first, rest = (
+            _Encoded(self.numbers[part], self.memory[:, :, part], self.limits[:, part])
+            for part in (slice(None, count), slice(count, None))
+        )
+        return first, rest
 
 
 class SlotSearch:
@@ -169,8 +162,7 @@ class SlotSearch:
                 encoded = encoded or self._encode(waiting, sources, begins)
                 entering, encoded = encoded.split(len(free))
                 slots, free = free[: len(entering.numbers)], free[len(entering.numbers) :]
-                kept = (entering.memory, entering.lengths, entering.openings, entering.max_lengths)
-                self.fused.put(self._tensor(slots), *kept)
+                self.fused.put(self._tensor(slots), entering.memory, entering.limits)
                 for slot, number in zip(slots, entering.numbers, strict=True):
                     within[slot] = (number, steps + begins[number][1] + 1)
             left = max(last for _, last in within.values()) - steps
@@ -198,9 +190,8 @@ class SlotSearch:
         count = min(len(waiting), self.shape.sentences, max(ENCODED_TOKENS // width, 1))
         numbers = [waiting.popleft() for _ in range(count)]
         chosen = [sources[number] for number in numbers]
-        openings, limits = zip(*(begins[number] for number in numbers), strict=True)
-        facts = (self._tensor(list(each)).int() for each in (map(len, chosen), openings, limits))
-        return _Encoded(numbers, self.encode(chosen), *facts)
+        limits = self._tensor([[len(sources[number]), *begins[number]] for number in numbers]).int()
+        return _Encoded(numbers, self.encode(chosen), limits.T)
 
     @torch.inference_mode()
     def encode(self, sources: Sequence[Sequence[int]]) -> Tensor:

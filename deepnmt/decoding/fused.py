@@ -49,8 +49,12 @@ class FusedStep:
             self.positions = embedding.positions(places + embedding.first_position).contiguous()
         self.rotation = Rotation.at(places, stack.head_dim) if model.rotates else None
 
-    def put(self, slots: Tensor, memory: Tensor, lengths: Tensor, openings: Tensor, max_lengths: Tensor) -> None:
-        """Start sentences in these slots (n,), given their memory (layers, 2, n, S, heads, head_dim) and lengths."""
+    def put(self, slots: Tensor, memory: Tensor, limits: Tensor) -> None:
+        """Start sentences in these slots (n,).
+
+        memory: (layers, 2, n, S, heads, head_dim); limits: (3, n), source length, opening and maximum length
+        """
+        lengths, openings, max_lengths = limits
         self.memory[:, :, slots, : memory.shape[3]] = memory
         self.source_lengths[slots] = lengths
         start = self.prepared.model.target_embedding.start_id
