@@ -2,9 +2,9 @@
 
     python benchmarks/depth.py --json results/beyond/cost.json
 
-Every arm has a process of its own. They compile and record side by side; then each takes its timed steps while the
-others wait, so it has the GPU to itself. The reference is timed first and last. The file is written anew after every
-group, and arms that are in it are not measured again: a run that is cut short continues.
+Arms with the same layers share a process and its compiled layers. The processes compile side by side; then each takes
+the steps of its arms while the others wait, so it has the GPU to itself. The reference is timed first and last. The
+file is written anew after every row, and arms that are in it are not measured again: a run that is cut short continues.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,15 @@ import torch
 
 from deepnmt.analysis.config import TrainingTrial
 from deepnmt.analysis.training_speed import measure_training, typical_lengths
-from deepnmt.config import load_recipe
+from deepnmt.config import Recipe, load_recipe
 from deepnmt.reproduction.experiment import EXPERIMENTS
+from deepnmt.reproduction.steps import share_compiled_layers
+from deepnmt.training.memory import free_memory
 
 ARMS = {arm.label: arm for arm in EXPERIMENTS["beyond"].arms}
 READY = "ready"
 VOCABULARY = ["model.source_vocab_size=32768", "model.target_vocab_size=32768"]
-WHAT = "whole training steps (forward, backward, fused Adam) in bf16, recorded, with the sentence lengths of Europarl"
+WHAT = "whole training steps (forward, backward, fused Adam) in bf16, recorded, with sentence lengths like Europarl's"
 
 
 def main() -> None:
@@ -41,52 +44,62 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=16_384)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--at-once", type=int, default=12, help="arms prepared side by side")
+    parser.add_argument("--at-once", type=int, default=8, help="processes that compile side by side")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end after this time")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--child", metavar="LABEL", help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs="+", metavar="LABEL", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        measure(arguments)
+        measure(arguments.child, arguments)
         return
     stored = json.loads(arguments.json.read_text()) if arguments.json and arguments.json.exists() else {"rows": []}
-    done = {row["arm"] for row in stored["rows"] if "error" not in row}
-    labels = [name for name, arm in ARMS.items() if arm.depth == arguments.depth and matches(name, arguments.arms)]
-    waiting, deadline = [name for name in labels if name not in done], time.monotonic() + arguments.seconds
-    reference = f"pre {arguments.depth}L"
-    while waiting and time.monotonic() < deadline:
-        group = [name for name in waiting if name != reference][: arguments.at_once]
-        waiting = waiting[len(group) :] if group else []
-        stored["rows"] += measure_group([reference, *group, reference], arguments, deadline)
-        stored |= {
-            "machine": describe_machine(),
-            "reference": reference,
-            "command": " ".join(["python", *sys.argv]),
-            "what": WHAT,
-        }
+    reference, done = f"pre {arguments.depth}L", {row["arm"] for row in stored["rows"] if "error" not in row}
+    stored |= {"machine": describe_machine(), "reference": reference}
+    stored |= {"command": " ".join(["python", *sys.argv]), "what": WHAT}
+    for row in rows_of(groups_of(reference, done, arguments), arguments):
+        stored["rows"].append(row)
+        print(describe(row), flush=True)
         if arguments.json:
             arguments.json.parent.mkdir(parents=True, exist_ok=True)
             arguments.json.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
 
 
-def matches(label: str, patterns: list[str]) -> bool:
-    return any(fnmatchcase(label, pattern) for pattern in patterns)
+def groups_of(reference: str, done: set[str], arguments: argparse.Namespace) -> list[list[str]]:
+    """The arms that are left, those with the same layers together, the reference's group first."""
+    groups: dict[str, list[str]] = {layers_of(recipe_of(reference, arguments)): []}
+    for label, arm in ARMS.items():
+        chosen = any(fnmatchcase(label, pattern) for pattern in arguments.arms)
+        if arm.depth == arguments.depth and chosen and label not in done | {reference}:
+            groups.setdefault(layers_of(recipe_of(label, arguments)), []).append(label)
+    first, *others = groups.values()
+    return [[reference, *first, reference], *others]
 
 
-def measure_group(labels: list[str], arguments: argparse.Namespace, deadline: float) -> list[dict[str, Any]]:
-    """Start all, wait until each is ready or has failed, then time them in turn."""
-    children = [Child(label, arguments) for label in labels]
-    try:
-        for child in children:
-            child.next_line(deadline)
-        rows = []
-        for child in children:
-            rows.append(child.timed(deadline))
-            print(describe(rows[-1]), flush=True)
-    finally:
-        for child in children:
-            child.process.kill()
-    return rows
+def layers_of(recipe: Recipe) -> str:
+    model = recipe.model
+    return repr([model.sublayer_of(model.encoder), model.sublayer_of(model.decoder), model.norm_kind, model.qk_norm])
+
+
+def recipe_of(label: str, arguments: argparse.Namespace) -> Recipe:
+    sizes = {"dim": arguments.dim, "ffn_dim": 4 * arguments.dim, "num_heads": max(arguments.dim // 64, 1)}
+    changes = [*VOCABULARY, f"model.encoder.num_layers={arguments.depth}", "model.dropout=0.1"]
+    changes += [f"model.{stack}.{name}={value}" for stack in ("encoder", "decoder") for name, value in sizes.items()]
+    return load_recipe(ARMS[label].recipe, [*ARMS[label].overrides, *changes])
+
+
+def rows_of(groups: list[list[str]], arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Start some, wait until each is ready or has failed, then let them measure in turn."""
+    deadline = time.monotonic() + arguments.seconds
+    for start in range(0, len(groups), arguments.at_once):
+        children = [Child(labels, arguments) for labels in groups[start : start + arguments.at_once]]
+        try:
+            for child in children:
+                child.next_line(deadline)
+            for child in children:
+                yield from child.measured(deadline)
+        finally:
+            for child in children:
+                child.process.kill()
 
 
 def describe(row: dict[str, Any]) -> str:
@@ -97,16 +110,18 @@ def describe(row: dict[str, Any]) -> str:
 
 
 class Child:
-    """A process that prepares an arm, says so, and takes the timed steps when it is told to."""
+    """A process that prepares the first of its arms, reports that, and measures all of them when its turn comes."""
 
-    def __init__(self, label: str, arguments: argparse.Namespace) -> None:
-        self.label = label
-        command = [sys.executable, __file__, "--child", label]
+    def __init__(self, labels: list[str], arguments: argparse.Namespace) -> None:
+        self.labels = labels
+        command = [sys.executable, __file__]
         for name in ("depth", "dim", "tokens", "steps"):
             command += [f"--{name}", str(getattr(arguments, name))]
-        environment = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1", **os.environ}
+        environment = {"TORCHINDUCTOR_COMPILE_THREADS": "4", "OMP_NUM_THREADS": "1", **os.environ}
         pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
+        self.process = subprocess.Popen(
+            [*command, "--child", *labels], stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment
+        )
         self.lines: queue.Queue[str] = queue.Queue()
         self.errors: list[str] = []
         threading.Thread(target=self._read, daemon=True).start()
@@ -131,36 +146,47 @@ class Child:
             self.errors.append("out of time")
             return ""
 
-    def timed(self, deadline: float) -> dict[str, Any]:
+    def measured(self, deadline: float) -> Iterator[dict[str, Any]]:
         assert self.process.stdin is not None
         try:
             self.process.stdin.write("\n")
             self.process.stdin.flush()
-            row = json.loads(self.next_line(deadline))
-        except (OSError, ValueError):
-            self.process.wait()
-            return {"arm": self.label, "error": "".join(self.errors)[-600:].strip()}
-        return {"arm": self.label, **row}
+        except OSError:
+            pass  # it has ended, and the next line is empty
+        for label in self.labels:
+            if not (line := self.next_line(deadline)):
+                self.process.wait()
+                yield {"arm": label, "error": "".join(self.errors)[-600:].strip()}
+                return
+            yield json.loads(line)
 
 
-def measure(arguments: argparse.Namespace) -> None:
-    arm = ARMS[arguments.child]
-    sizes = {"dim": arguments.dim, "ffn_dim": 4 * arguments.dim, "num_heads": max(arguments.dim // 64, 1)}
-    changes = [*VOCABULARY, f"model.encoder.num_layers={arguments.depth}", "model.dropout=0.1"]
-    changes += [f"model.{stack}.{name}={value}" for stack in ("encoder", "decoder") for name, value in sizes.items()]
-    recipe = load_recipe(arm.recipe, [*arm.overrides, *changes])
+def measure(labels: list[str], arguments: argparse.Namespace) -> None:
     torch.set_float32_matmul_precision("high")
+    share_compiled_layers()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    is_ready = False
 
     def wait_for_turn() -> None:
-        print(READY, flush=True)
-        sys.stdin.readline()
+        nonlocal is_ready
+        if not is_ready:
+            print(READY, flush=True)
+            sys.stdin.readline()
+        is_ready = True
 
-    speed = measure_training(
-        recipe.model, recipe.training, typical_lengths(), device="cuda" if torch.cuda.is_available() else "cpu",
-        trial=TrainingTrial(tokens=arguments.tokens, steps=arguments.steps, warm_ups=3), when_warm=wait_for_turn,
-    )  # fmt: skip
-    sizes = {"depth": arguments.depth, "dim": arguments.dim}
-    print(json.dumps({**sizes, **dataclasses.asdict(speed)}), flush=True)
+    for label in labels:
+        recipe, row = recipe_of(label, arguments), {"arm": label, "depth": arguments.depth, "dim": arguments.dim}
+        trial = TrainingTrial(tokens=arguments.tokens, steps=arguments.steps, warm_ups=3)
+        try:
+            speed = measure_training(
+                recipe.model, recipe.training, typical_lengths(), trial, device=device, when_warm=wait_for_turn
+            )
+            row |= dataclasses.asdict(speed)
+        except Exception as error:  # one must not cost the others
+            wait_for_turn()
+            row["error"] = f"{type(error).__name__}: {error}"[:600]
+        print(json.dumps(row), flush=True)
+        free_memory(torch.device(device))
 
 
 def describe_machine() -> str:

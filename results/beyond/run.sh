@@ -1,56 +1,73 @@
 #!/usr/bin/env bash
-# `deepnmt reproduce beyond` on Multi30k, on one rented GPU, a lease at a time.
+# `deepnmt reproduce beyond` on one rented GPU, a lease at a time.
 #
-#   bash results/beyond/run.sh TEXT OUT            e.g. MINUTES=9.5 bash results/beyond/run.sh shared/multi30k-en-de "$OUT"
+#   bash results/beyond/run.sh multi30k TEXT OUT        all 46 arms, seed by seed: 18 layers, 30 layers, the next seed
+#   ARMS="DLCL?30L pre?30L" bash results/beyond/run.sh europarl TEXT OUT      half width, twelve epochs, seven minutes an arm
+#   NAME=muon SETTINGS="training.optimizer=muon" ARMS=... bash results/beyond/run.sh europarl TEXT OUT       another study
 #
-# TEXT has train, val, test_2016_flickr and test_2017_flickr as .en.xz and .de.xz. OUT receives what is worth bringing home,
-# written anew every minute, so a command that is cut off leaves all but its last minute:
-#   OUT/study.tar.gz      the small files of every run (a few MB): curves, translations
-#   OUT/compiled.tar.gz   the compiler's cache, which saves the next lease about a minute
-# Runs are done seed by seed: all 18-layer arms, all 30-layer arms, then the next seed.
+# TEXT has .en.xz and .de.xz of train, val, test_2016_flickr, test_2017_flickr; for Europarl of train, newstest2013,
+# newstest2014, test. MINUTES is the time for this command (default 9.5), of which half a minute is for packing.
 #
-# Resume on the same machine: repeat the command; runs that were cut off continue from their checkpoints. On another machine:
-#   STUDY=study.tar.gz COMPILED=compiled.tar.gz bash results/beyond/run.sh TEXT OUT
-# finished runs are not repeated; those that were cut off start again. At home, for scores, significance and the report:
-#   tar xzf study.tar.gz && cp results/beyond/cost.json study/beyond/ && deepnmt reproduce --score-only study
+# Bring home: all of OUT. It is written anew every minute, so a command that is cut off leaves all but its last minute.
+#   OUT/NAME.tar.gz       the small files of every run: curves, translations (multi30k: about 6 MB for three seeds)
+#   OUT/compiled.tar.gz   the compiler's cache, which saves the next machine a minute or two
 #
-# MINUTES    for this command; the last half minute of it packs the files
-# SEEDS, PARALLEL (processes at a time), TOKENS (of a run), ARMS (patterns without spaces: "DLCL?30L *18L"), SETTINGS (overrides)
+# Resume: on the same machine, repeat the command; runs that were cut off continue from their checkpoints. On another machine:
+#   STUDY=multi30k.tar.gz COMPILED=compiled.tar.gz bash results/beyond/run.sh multi30k TEXT OUT
+# Finished runs are not repeated; those that were cut off start again. A later call may ask for more SEEDS or other ARMS.
+#
+# At home, for scores, significance and the report (no GPU, no data):
+#   tar xzf multi30k.tar.gz && cp results/beyond/cost.json multi30k/beyond/ && deepnmt reproduce --score-only multi30k
+#
+# Also: SEEDS, PARALLEL (processes at a time), TOKENS (of a run), ARMS (patterns without spaces: "*30L"), SETTINGS (overrides),
+# DEVICE, WORK (scratch folder; the same for every command on a machine).
 set -euo pipefail
-text=$1 out=$2
-MINUTES=${MINUTES:-9.5} SEEDS=${SEEDS:-3} PARALLEL=${PARALLEL:-12} TOKENS=${TOKENS:-8192000} DEVICE=${DEVICE:-cuda} WORK=${WORK:-/tmp/beyond}
+corpus=$1 text=$2 out=$3
+case $corpus in
+multi30k) scale=multi30k PARALLEL=${PARALLEL:-12} SEEDS=${SEEDS:-3} TOKENS=${TOKENS:-8192000} valid=val test=test_2016_flickr more=test_2017_flickr size=10000 ;;
+europarl) scale=europarl-half PARALLEL=${PARALLEL:-2} SEEDS=${SEEDS:-1} TOKENS=${TOKENS:-245760000} valid=newstest2013 test=test more=newstest2014 size=32000 ;;
+*) echo "unknown corpus $corpus: multi30k or europarl" >&2; exit 2 ;;
+esac
+NAME=${NAME:-$corpus} DEVICE=${DEVICE:-cuda}
+# In memory if there is room: the runs write a checkpoint every second or two, of which the mean of the last five is kept.
+room=$(df --output=avail -BG /dev/shm 2> /dev/null | tail -n 1 | tr -dc 0-9)
+if [ -d /dev/shm/beyond ] || [ "${room:-0}" -ge 24 ]; then WORK=${WORK:-/dev/shm/beyond}; else WORK=${WORK:-/tmp/beyond}; fi
 started=$(date +%s)
-end=$(python3 -c "print(int($started + 60 * $MINUTES) - 30)")
+end=$(python3 -c "print(int($started + 60 * ${MINUTES:-9.5}) - 30)")
 here=$(cd "$(dirname "$0")/../.." && pwd)
 export PYTHONPATH=$here${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
-# Every worker compiles by itself: pools of compilers in a dozen workers would be in each other's way.
+# Every worker compiles by itself: a pool of compilers for each of a dozen workers would be too many processes.
 export TORCHINDUCTOR_COMPILE_THREADS=1 TORCHINDUCTOR_CACHE_DIR=$WORK/compiled/inductor TRITON_CACHE_DIR=$WORK/compiled/triton
-deepnmt() { python3 -m deepnmt "$@"; }
-mkdir -p "$WORK/text" "$WORK/compiled" "$out"
-if [ -n "${STUDY:-}" ] && [ ! -d "$WORK/study" ]; then tar xzf "$STUDY" -C "$WORK"; fi
+mkdir -p "$WORK/compiled" "$out"
+if [ -n "${STUDY:-}" ] && [ ! -d "$WORK/$NAME" ]; then tar xzf "$STUDY" -C "$WORK"; fi
 if [ -n "${COMPILED:-}" ] && [ ! -d "$TRITON_CACHE_DIR" ]; then tar xzf "$COMPILED" -C "$WORK"; fi
 
-if [ ! -d "$WORK/multi30k" ]; then
-    for name in train val test_2016_flickr test_2017_flickr; do
-        for side in en de; do xz -dc "$text/$name.$side.xz" > "$WORK/text/$name.$side"; done
+raw=$WORK/text/$corpus data=$WORK/data/$corpus
+if [ ! -d "$data" ]; then
+    mkdir -p "$raw"
+    for part in train $valid $test $more; do
+        for side in en de; do xz -dc "$text/$part.$side.xz" > "$raw/$part.$side"; done
     done
-    deepnmt prepare --source "$WORK/text/train.en" --target "$WORK/text/train.de" \
-        --valid-source "$WORK/text/val.en" --valid-target "$WORK/text/val.de" \
-        --test-source "$WORK/text/test_2016_flickr.en" --test-target "$WORK/text/test_2016_flickr.de" \
-        --source-lang en --target-lang de --joint --vocab-size 10000 --out "$WORK/multi30k"
+    python3 -m deepnmt prepare --source "$raw/train.en" --target "$raw/train.de" \
+        --valid-source "$raw/$valid.en" --valid-target "$raw/$valid.de" \
+        --test-source "$raw/$test.en" --test-target "$raw/$test.de" \
+        --source-lang en --target-lang de --joint --vocab-size $size --out "$data"
 fi
 
-if [ "$DEVICE" = cuda ]; then # the workers' kernels run side by side under MPS; without it they take turns
+if [ "$DEVICE" = cuda ]; then # under MPS the workers' kernels run side by side; without it they take turns
     export CUDA_MPS_PIPE_DIRECTORY=$WORK/mps CUDA_MPS_LOG_DIRECTORY=$WORK/mps
     mkdir -p "$WORK/mps"
     echo quit | timeout 5 nvidia-cuda-mps-control > /dev/null 2>&1 || true # one that an earlier command left
-    nvidia-cuda-mps-control -d && python3 -c "import torch; torch.ones(1, device='cuda').item()" || unset CUDA_MPS_PIPE_DIRECTORY
+    if ! { nvidia-cuda-mps-control -d && python3 -c "import torch; torch.ones(1, device='cuda').item()"; }; then
+        unset CUDA_MPS_PIPE_DIRECTORY
+    fi
     echo "MPS: ${CUDA_MPS_PIPE_DIRECTORY:-none}"
 fi
 
 pack() {
-    [ -d "$WORK/study/runs" ] || return 0
-    tar czf "$out/.study" -C "$WORK" --exclude training --exclude model --exclude .lock study && mv "$out/.study" "$out/study.tar.gz"
+    [ -d "$WORK/$NAME/runs" ] || return 0
+    tar czf "$out/.packing" -C "$WORK" --exclude training --exclude model --exclude .lock "$NAME" || return 0
+    mv "$out/.packing" "$out/$NAME.tar.gz"
 }
 (while sleep 60; do pack; done) 2> /dev/null &
 packer=$!
@@ -58,14 +75,15 @@ packer=$!
 read -ra arms <<< "${ARMS:-*}"
 # shellcheck disable=SC2086
 timeout -s TERM -k 20 $((end - $(date +%s))) python3 -m deepnmt reproduce beyond training.tensorboard=false ${SETTINGS:-} \
-    --scale multi30k --data "$WORK/multi30k" --out "$WORK/study" --tokens "$TOKENS" --seeds "$SEEDS" \
-    --test test2017 "$WORK/text/test_2017_flickr.en" "$WORK/text/test_2017_flickr.de" \
+    --scale $scale --data "$data" --out "$WORK/$NAME" --tokens "$TOKENS" --seeds "$SEEDS" \
+    --test $more "$raw/$more.en" "$raw/$more.de" \
     --parallel "$PARALLEL" --device "$DEVICE" --no-scores --arms "${arms[@]}" || echo "not all runs are done (status $?)"
 
 kill $packer 2> /dev/null || true
-pack || true
+pack
 tar czf "$out/compiled.tar.gz" -C "$WORK" compiled || true
 [ -z "${CUDA_MPS_PIPE_DIRECTORY:-}" ] || echo quit | timeout 5 nvidia-cuda-mps-control || true
-echo "$(find "$WORK/study/runs" -name decode.json | wc -l) runs translated, $(grep -l '"status": "failed"' "$WORK"/study/runs/*/train.json 2> /dev/null | wc -l) failed to train, after $(($(date +%s) - started)) s"
-grep -h "ended with an error" "$WORK"/study/workers/*.log | tail -3 || true
+count() { find "$WORK/$NAME/runs" -name "$1" 2> /dev/null | wc -l; }
+echo "$(count train.json) runs trained, $(count decode.json) translated, after $(($(date +%s) - started)) s"
+grep -h "ended with an error" "$WORK/$NAME"/workers/*.log 2> /dev/null | tail -3 || true
 ls -l "$out"

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepnmt.model.connections.connection import Connection, ConnectionConfig, History, StackShape
-from deepnmt.model.kernels.mixture import mix_by_position
+from deepnmt.model.kernels.mixture import PositionTape, open_position_tape
 from deepnmt.model.norms import inverse_rms
 from deepnmt.settings import check_bounds
 
@@ -24,8 +24,9 @@ class AttentionResidualConfig(ConnectionConfig):
 class BranchHistory(History):
     """The branches: the embedding v_0, then v_l = y_l - x_l, in blocks; with the scores that each row gives them."""
 
-    def __init__(self) -> None:
+    def __init__(self, tape: PositionTape) -> None:
         super().__init__()
+        self.tape = tape
         self.depth = 0
         self.given: Tensor | None = None  # x_l
         self.scores: list[Tensor] = []  # (..., rows) each
@@ -34,8 +35,8 @@ class BranchHistory(History):
 class AttentionResidual(Connection):
     """x_{l+1} = sum_i softmax_i(w_l . rms(v_i) + b[l,i]) v_i over v_0, the embedding, and the layers' branches v_i.
 
-    Kimi Team 2026, Attention Residuals. In the block form the branches of a block are summed, the last block's as far
-    as it has come. With w = 0 and b = 0 it starts as the mean of the branches.
+    Kimi Team 2026, https://arxiv.org/abs/2603.15031, with one mixture a layer. In the block form the branches of a
+    block are summed, the last block's as far as it has come. With w = 0 and b = 0 it starts as their mean.
     """
 
     Config = AttentionResidualConfig
@@ -50,7 +51,8 @@ class AttentionResidual(Connection):
         self.bias = nn.Parameter(torch.zeros(shape.num_layers, num_sources))
 
     def begin(self) -> BranchHistory:
-        return BranchHistory()
+        is_fused = self.query.is_cuda and self.block == 1  # the fused tape cannot add to what has entered it
+        return BranchHistory(open_position_tape(self.num_layers + 1, on_gpu=is_fused))
 
     def write(self, history: History, output: Tensor) -> None:
         assert isinstance(history, BranchHistory)
@@ -59,7 +61,7 @@ class AttentionResidual(Connection):
             wide = torch.promote_types(output.dtype, torch.float32)  # the difference cancels
             branch = (output.to(wide) - history.given.to(wide)).to(output.dtype)
         if history.depth == 0 or (history.depth - 1) % self.block == 0:
-            history.append(branch)
+            history.append(history.tape.enter(branch))
             history.scores.append(branch)
         else:
             history[-1] = history[-1] + branch
@@ -74,7 +76,7 @@ class AttentionResidual(Connection):
 
     def _attend(self, history: BranchHistory, row: int) -> Tensor:
         scores = torch.stack([scores[..., row] for scores in history.scores], -1)
-        return mix_by_position(history, (scores + self.bias[row, : len(history)]).softmax(-1))
+        return history.tape.mix(history, (scores + self.bias[row, : len(history)]).softmax(-1))
 
     def matrix(self) -> Tensor:
         """The weights of the branches (not of outputs) where the scores are zero; a block's for each of its layers."""

@@ -8,13 +8,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepnmt.model.connections.connection import Connection, ConnectionConfig, History, StackShape
-from deepnmt.model.kernels.mixture import mix_by_position
+from deepnmt.model.kernels.mixture import PositionTape, open_position_tape
 from deepnmt.model.norms import inverse_rms
 
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicDenseConfig(ConnectionConfig):
     kind: str = field(default="dynamic-dense", init=False)
+
+
+class TapedHistory(History):
+    """Also holds the tape that mixes the outputs of this pass."""
+
+    def __init__(self, tape: PositionTape) -> None:
+        super().__init__()
+        self.tape = tape
 
 
 class DynamicDense(Connection):
@@ -39,15 +47,23 @@ class DynamicDense(Connection):
     def start(count: int) -> Tensor:
         return torch.eye(count)
 
+    def begin(self) -> TapedHistory:
+        return TapedHistory(open_position_tape(len(self.weight), on_gpu=self.weight.is_cuda))
+
+    def write(self, history: History, output: Tensor) -> None:
+        assert isinstance(history, TapedHistory)
+        history.append(history.tape.enter(output))
+
     def read(self, history: History) -> Tensor:
         return history[0] if len(history) == 1 else self.mix(history)
 
     def mix(self, history: History) -> Tensor:
+        assert isinstance(history, TapedHistory)
         row, last = len(history) - 1, history[-1]
         inner, outer = self.inner[row - 1], self.outer[row - 1]
         hidden = F.gelu(F.linear(last, inner) * inverse_rms(last))
         dynamic = F.linear(hidden.to(outer.dtype), outer).to(hidden.dtype)
-        return mix_by_position(history, self.weight[row, : row + 1].to(hidden.dtype) + dynamic)
+        return history.tape.mix(history, self.weight[row, : row + 1].to(hidden.dtype) + dynamic)
 
     def matrix(self) -> Tensor:
         """The part that is the same for every position."""

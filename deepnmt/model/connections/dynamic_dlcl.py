@@ -36,7 +36,7 @@ class DynamicDlcl(DynamicDense):
         return rows / rows.sum(1, keepdim=True)
 
     def write(self, history: History, output: Tensor) -> None:
-        history.append(self.norms[len(history)](output) if self.norms_outputs else output)
+        super().write(history, self.norms[len(history)](output) if self.norms_outputs else output)
 
     def read(self, history: History) -> Tensor:
         row = len(history) - 1

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepnmt.model.connections.connection import Connection, ConnectionConfig, History, StackShape
-from deepnmt.model.kernels.mixture import mix, mix_by_position
+from deepnmt.model.kernels.mixture import mix, mix_streams
 from deepnmt.model.norms import inverse_rms
 from deepnmt.settings import check_bounds
 
@@ -37,6 +37,7 @@ class StreamHistory(History):
     def __init__(self) -> None:
         super().__init__()
         self.depth = -1  # layers written
+        self.streams: Tensor | None = None  # (n, ..., dim)
         self.given: Tensor | None = None  # the input of the layer that writes next
         self.weights: StreamWeights | None = None  # and how it uses the streams
 
@@ -51,8 +52,8 @@ class Streams(Connection):
         super().__init__(None, shape)
         self.num_streams, self.num_layers = num_streams, shape.num_layers
 
-    def weights_of(self, layer: int, streams: list[Tensor]) -> StreamWeights:
-        """layer: from 0"""
+    def weights_of(self, layer: int, streams: Tensor) -> StreamWeights:
+        """layer: from 0; streams: (n, ..., dim)"""
         raise NotImplementedError
 
     def static_weights(self, layer: int) -> StreamWeights:
@@ -65,25 +66,23 @@ class Streams(Connection):
     def write(self, history: History, output: Tensor) -> None:
         assert isinstance(history, StreamHistory)
         if history.weights is None:
-            history[:] = [output] * self.num_streams
+            history.streams = output.expand(self.num_streams, *output.shape)
         else:
-            history[:] = self._advance(history, history.weights, output)
+            history.streams = self._advance(history, history.weights, output)
         history.depth += 1
 
-    def _advance(self, history: StreamHistory, weights: StreamWeights, output: Tensor) -> list[Tensor]:
-        assert history.given is not None
+    def _advance(self, history: StreamHistory, weights: StreamWeights, output: Tensor) -> Tensor:
+        assert history.given is not None and history.streams is not None
         wide = torch.promote_types(output.dtype, torch.float32)  # the difference cancels
         branch = (output.to(wide) - history.given.to(wide)).to(output.dtype)
-        parts = [*history, branch]
-        columns = torch.cat([weights.carry, weights.write.unsqueeze(-2)], -2).unbind(-1)
-        return [mix_by_position(parts, column) for column in columns]
+        return mix_streams(history.streams, branch, torch.cat([weights.carry, weights.write.unsqueeze(-2)], -2))
 
     def read(self, history: History) -> Tensor:
-        assert isinstance(history, StreamHistory)
+        assert isinstance(history, StreamHistory) and history.streams is not None
         if history.depth == self.num_layers:
-            return mix(history, history[0].new_ones(self.num_streams, 1).float())
-        history.weights = self.weights_of(history.depth, history)
-        history.given = mix_by_position(history, history.weights.read)
+            return mix(history.streams.unbind(), history.streams.new_ones(self.num_streams, 1).float())
+        history.weights = self.weights_of(history.depth, history.streams)
+        history.given = mix_streams(history.streams, None, history.weights.read.unsqueeze(-1))[0]
         return history.given
 
     def matrix(self) -> Tensor:
@@ -121,12 +120,12 @@ class Hyper(Streams):
             self.projection = nn.Parameter(torch.zeros(len(layers), 2 + n, shape.dim))
             self.scale = nn.Parameter(torch.full((len(layers), 2), 0.01))  # of read and carry, and of write
 
-    def weights_of(self, layer: int, streams: list[Tensor]) -> StreamWeights:
+    def weights_of(self, layer: int, streams: Tensor) -> StreamWeights:
         if not self.is_dynamic:
             shape = *streams[0].shape[:-1], *self.weight.shape[1:]
             return _parted(self.weight[layer].to(streams[0].dtype).expand(shape))
-        found = [F.linear(stream, self.projection[layer]) * inverse_rms(stream) for stream in streams]
-        dynamic = torch.stack(found, -2).tanh()  # (..., n, 2 + n)
+        found = F.linear(streams, self.projection[layer]) * inverse_rms(streams)
+        dynamic = found.movedim(0, -2).tanh()  # (..., n, 2 + n)
         others, write = self.scale[layer].to(dynamic.dtype).unbind()
         scale = torch.stack([others, write, *[others] * self.num_streams])
         return _parted(self.weight[layer].to(dynamic.dtype) + scale * dynamic)

@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepnmt.model.connections.connection import ConnectionConfig, StackShape
@@ -44,11 +43,11 @@ class ManifoldHyper(Streams):
         self.projection = nn.Parameter(torch.zeros(layers, n, 2 * n + n * n, shape.dim))
         self.scale = nn.Parameter(torch.full((layers, 3), 0.01))  # of read, write and carry
 
-    def weights_of(self, layer: int, streams: list[Tensor]) -> StreamWeights:
+    def weights_of(self, layer: int, streams: Tensor) -> StreamWeights:
         n = self.num_streams
-        products = [F.linear(stream, part) for stream, part in zip(streams, self.projection[layer], strict=True)]
-        mean_square = torch.stack([inverse_rms(stream).pow(-2) for stream in streams]).mean(0)
-        dynamic = torch.stack(products).sum(0) * mean_square.rsqrt()
+        products = torch.bmm(streams.flatten(1, -2), self.projection[layer].mT)  # each stream's share
+        mean_square = inverse_rms(streams).pow(-2).mean(0)
+        dynamic = products.sum(0).unflatten(0, streams.shape[1:-1]) * mean_square.rsqrt()
         read, write, carry = self.scale[layer].to(dynamic.dtype).unbind()
         scale = torch.cat([read.expand(n), write.expand(n), carry.expand(n * n)])
         return self._parted(self.bias[layer].to(dynamic.dtype) + scale * dynamic)
@@ -64,6 +63,10 @@ class ManifoldHyper(Streams):
 
 def sinkhorn(logits: Tensor) -> Tensor:
     """exp(logits), its columns and rows normalised in turn until both sum to one; in logarithms. (..., n, n)"""
+    if logits.is_cuda:
+        from deepnmt.model.kernels.sinkhorn_triton import fused_sinkhorn
+
+        return fused_sinkhorn(logits, ROUNDS)
     for _ in range(ROUNDS):
         logits = logits - logits.logsumexp(-2, keepdim=True)
         logits = logits - logits.logsumexp(-1, keepdim=True)

@@ -20,6 +20,19 @@ def mix_by_position(outputs: Sequence[Tensor], weights: Tensor) -> Tensor:
     return _Mixture.apply(weights.movedim(-1, 0).unsqueeze(-1), *outputs)
 
 
+def mix_streams(streams: Tensor, branch: Tensor | None, weights: Tensor) -> Tensor:
+    """Several mixtures of the same streams: number j is sum_i weights[..., i, j] * streams[i], the branch the last i.
+
+    streams: (n, ..., dim); weights: (..., n, mixtures) in fp32, n + 1 with a branch -> (mixtures, ..., dim)
+    """
+    if streams.is_cuda:
+        from deepnmt.model.kernels.streams_triton import fused_mix_streams
+
+        return fused_mix_streams(streams, branch, weights)
+    parts = [*streams.unbind(), *([] if branch is None else [branch])]
+    return torch.stack([mix_by_position(parts, column) for column in weights.unbind(-1)])
+
+
 class _Mixture(torch.autograd.Function):
     """Saves references to the outputs; stacking them would keep a copy of the history at every depth."""
 
@@ -80,6 +93,27 @@ class MixtureTape:
     def mix(self, history: Sequence[Tensor], row: int) -> Tensor:
         first = 0 if self.window is None else max(0, row + 1 - self.window)
         return mix(history[first:], self.matrix[row, first : row + 1])
+
+
+class PositionTape:
+    """One pass of a stack in which every position mixes with weights of its own: autograd does the bookkeeping."""
+
+    def enter(self, output: Tensor) -> Tensor:
+        """Let the output take part in the mixtures from now on; what is returned stands for it in the history."""
+        return output
+
+    def mix(self, history: Sequence[Tensor], weights: Tensor) -> Tensor:
+        """sum_k weights[..., k] * history[k], two outputs or more. weights: (..., len(history)) in fp32"""
+        return mix_by_position(history, weights)
+
+
+def open_position_tape(num_rows: int, *, on_gpu: bool) -> PositionTape:
+    """The fused tape on a GPU. Every row after the first is mixed, once."""
+    if on_gpu:
+        from deepnmt.model.kernels.position_mixture_triton import FusedPositionTape
+
+        return FusedPositionTape(num_rows)
+    return PositionTape()
 
 
 def _accumulation_type(output: Tensor) -> torch.dtype:

@@ -1,0 +1,160 @@
+"""Weighted sums of layer outputs in which every position has its own weights, on a GPU: one pass over memory each.
+
+As in `mixture_triton` the outputs lie in one buffer and the gradients of the rows in another, so that the gradient of
+y_k, sum_{l >= k} w_l[k] * g_l at each position, is gathered once, when the backward pass reaches layer k. The weights
+of a row may depend on the outputs, so their gradients are found when its own backward pass comes.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from deepnmt.model.kernels.mixture import PositionTape
+
+TILE = 1024  # elements of a tile, read by one warp
+
+
+@triton.jit(do_not_specialize=["count", "row"])
+def _mix(History, W, Kept, Out, count, dim, row, num_rows, R: tl.constexpr, D: tl.constexpr):
+    """Out = sum_{k <= row} W[:, k] * History[k]; W is kept for the gathering: (rows, rows, positions)"""
+    positions = tl.program_id(0) * R + tl.arange(0, R)
+    columns = tl.arange(0, D)
+    exists = positions < count
+    inside = exists[:, None] & (columns < dim)[None, :]
+    place = positions[:, None].to(tl.int64) * dim + columns[None, :]
+    size = tl.cast(count, tl.int64) * dim
+    kept = Kept + tl.cast(row, tl.int64) * num_rows * count + positions
+    mixed = tl.zeros((R, D), tl.float32)
+    for k in tl.range(0, row + 1, loop_unroll_factor=4):
+        weight = tl.load(W + positions.to(tl.int64) * (row + 1) + k, mask=exists, other=0.0)
+        tl.store(kept + tl.cast(k, tl.int64) * count, weight, mask=exists)
+        mixed += weight[:, None] * tl.load(History + k * size + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(Out + place, mixed.to(Out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["count", "row"])
+def _weigh(History, G, Gradients, dW, count, dim, row, R: tl.constexpr, D: tl.constexpr):
+    """dW[:, k] = G . History[k] for k <= row; and G goes to Gradients[row]."""
+    positions = tl.program_id(0) * R + tl.arange(0, R)
+    columns = tl.arange(0, D)
+    exists = positions < count
+    inside = exists[:, None] & (columns < dim)[None, :]
+    place = positions[:, None].to(tl.int64) * dim + columns[None, :]
+    size = tl.cast(count, tl.int64) * dim
+    given = tl.load(G + place, mask=inside, other=0.0)
+    tl.store(Gradients + row * size + place, given, mask=inside)
+    gradient = given.to(tl.float32)
+    for k in tl.range(0, row + 1, loop_unroll_factor=4):
+        output = tl.load(History + k * size + place, mask=inside, other=0.0).to(tl.float32)
+        tl.store(dW + positions.to(tl.int64) * (row + 1) + k, tl.sum(gradient * output, 1), mask=exists)
+
+
+@triton.jit(do_not_specialize=["count", "depth"])
+def _gather(
+    Gradients, Kept, Given, dY, count, dim, depth, num_rows, GIVEN: tl.constexpr, R: tl.constexpr, D: tl.constexpr
+):
+    """dY = sum_{l >= depth} W_l[:, depth] * g_l, and what came another way"""
+    positions = tl.program_id(0) * R + tl.arange(0, R)
+    columns = tl.arange(0, D)
+    exists = positions < count
+    inside = exists[:, None] & (columns < dim)[None, :]
+    place = positions[:, None].to(tl.int64) * dim + columns[None, :]
+    size = tl.cast(count, tl.int64) * dim
+    gathered = tl.zeros((R, D), tl.float32)
+    if GIVEN:
+        gathered = tl.load(Given + place, mask=inside, other=0.0).to(tl.float32)
+    for row in tl.range(tl.maximum(depth, 1), num_rows, loop_unroll_factor=4):
+        kept = Kept + (tl.cast(row, tl.int64) * num_rows + depth) * count
+        weight = tl.load(kept + positions, mask=exists, other=0.0)
+        gathered += weight[:, None] * tl.load(Gradients + row * size + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(dY + place, gathered.to(dY.dtype.element_ty), mask=inside)
+
+
+class FusedPositionTape(PositionTape):
+    """One pass of a stack whose row l is sum_k w_l[k] * y_k at each position; row 0, the embedding, is not mixed."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.num_rows = num_rows
+        self.entered = 0
+        self.history: Tensor | None = None
+        self.kept: Tensor | None = None  # the weights: (rows, rows, positions) in fp32
+        self.gradients: Tensor | None = None
+
+    def enter(self, output: Tensor) -> Tensor:
+        entered: Tensor = _Enter.apply(output, self)
+        self.entered += 1
+        return entered
+
+    def mix(self, history: Sequence[Tensor], weights: Tensor) -> Tensor:
+        mixed: Tensor = _Mix.apply(self, weights, *history)
+        return mixed
+
+    def slot(self, depth: int, like: Tensor) -> Tensor:
+        if self.history is None:
+            self.history = torch.empty(self.num_rows, *like.shape, dtype=like.dtype, device=like.device)
+            count = like.numel() // like.shape[-1]
+            self.kept = torch.empty(self.num_rows, self.num_rows, count, device=like.device)
+        return self.history[depth]
+
+
+def _shape(like: Tensor) -> tuple[int, int, int, int]:
+    """Positions, width, positions of a tile, and its width."""
+    dim = like.shape[-1]
+    width = triton.next_power_of_2(dim)
+    return like.numel() // dim, dim, max(TILE // width, 1), width
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, tape: FusedPositionTape) -> Tensor:
+        slot = tape.slot(tape.entered, output)
+        slot.data.copy_(output)  # which does not count as a change of the slots that others have saved
+        ctx.tape, ctx.depth = tape, tape.entered
+        ctx.set_materialize_grads(False)
+        return slot
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor, None]:
+        """The mixtures that read this output have all been through their backward and left their gradients."""
+        tape, (given,) = ctx.tape, gradients
+        entered = tape.history[ctx.depth]
+        if tape.gradients is None:
+            raise RuntimeError(f"no gradient reached the mixtures of output {ctx.depth}")
+        count, dim, rows, width = _shape(entered)
+        d_output = torch.empty_like(entered)
+        _gather[(triton.cdiv(count, rows),)](
+            tape.gradients, tape.kept, entered if given is None else given.contiguous(), d_output,
+            count, dim, ctx.depth, tape.num_rows, GIVEN=given is not None, R=rows, D=width, num_warps=1,
+        )  # fmt: skip
+        return d_output, None
+
+
+class _Mix(torch.autograd.Function):
+    """The history is an argument only for the order of the backward pass: data and gradients go through the tape."""
+
+    @staticmethod
+    def forward(ctx: Any, tape: FusedPositionTape, weights: Tensor, *history: Tensor) -> Tensor:
+        row, mixed = len(history) - 1, torch.empty_like(history[0])
+        count, dim, rows, width = _shape(mixed)
+        _mix[(triton.cdiv(count, rows),)](
+            tape.history, weights.contiguous(), tape.kept, mixed, count, dim, row, tape.num_rows,
+            R=rows, D=width, num_warps=1,
+        )  # fmt: skip
+        ctx.tape, ctx.row = tape, row
+        return mixed
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        tape, row, gradient = ctx.tape, ctx.row, gradients[0].contiguous()
+        count, dim, rows, width = _shape(gradient)
+        if tape.gradients is None:
+            tape.gradients = torch.empty(tape.num_rows, *gradient.shape, dtype=gradient.dtype, device=gradient.device)
+        to_weights = torch.empty(*gradient.shape[:-1], row + 1, device=gradient.device)
+        _weigh[(triton.cdiv(count, rows),)](
+            tape.history, gradient, tape.gradients, to_weights, count, dim, row, R=rows, D=width, num_warps=1
+        )
+        return None, to_weights, *[None] * (row + 1)

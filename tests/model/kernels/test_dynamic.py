@@ -1,0 +1,109 @@
+"""The kernels of dynamic connections agree with their plain twins: mixtures with weights of every position, Sinkhorn.
+
+Needs a GPU, or Triton's interpreter (TRITON_INTERPRET=1).
+"""
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from deepnmt.model.connections import CONNECTIONS
+from deepnmt.model.connections.connection import StackShape
+from deepnmt.model.connections.manifold_hyper import ROUNDS, sinkhorn
+from deepnmt.model.kernels import mixture
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not (torch.cuda.is_available() or INTERPRETED), reason="needs a CUDA device"),
+]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [torch.float32] if INTERPRETED else [torch.float32, torch.bfloat16]  # the interpreter rounds bf16 towards zero
+
+
+def distance(left: Tensor, right: Tensor) -> float:
+    left, right = left.detach().double(), right.detach().double()
+    return float((left - right).norm() / right.norm())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(37, 48), (3, 5, 64)], ids=str)
+@pytest.mark.parametrize("kind", ["dynamic-dense", "dynamic-dlcl", "attention-residual"])
+def test_the_fused_tape_equals_the_plain_one(
+    kind: str, shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A whole stack of stand-in layers: outputs, and gradients of inputs and weights."""
+    torch.manual_seed(1)
+    layers = 6
+    scheme = CONNECTIONS[kind]
+    connection = scheme(scheme.Config(), StackShape(num_layers=layers, dim=shape[-1], norm="pre", num_readers=1)).to(
+        DEVICE
+    )
+    with torch.no_grad():
+        for parameter in connection.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    embedding = torch.randn(shape, device=DEVICE)
+    direction = torch.randn(shape, device=DEVICE)
+    open_tape = mixture.open_position_tape
+
+    def run(fused: bool, dtype: torch.dtype) -> list[Tensor]:
+        for module in ("dynamic_dense", "attention_residual"):
+            monkeypatch.setattr(
+                f"deepnmt.model.connections.{module}.open_position_tape",
+                lambda rows, on_gpu: open_tape(rows, on_gpu=fused),
+            )
+        connection.zero_grad()
+        start = embedding.to(dtype, copy=True).requires_grad_()
+        with torch.autocast(torch.device(DEVICE).type, dtype, enabled=dtype is not torch.float32):
+            history = connection.begin()
+            connection.write(history, start * 1)
+            for _ in range(layers):
+                connection.write(history, torch.sin(connection.read(history)))
+            result = connection.read(history)
+        (result.float() * direction).sum().backward()
+        return [result, start.grad, *(p.grad for p in connection.parameters())]
+
+    for exact, plain, found in zip(run(False, torch.float32), run(False, dtype), run(True, dtype), strict=True):
+        assert distance(found, exact) < 1.5 * distance(plain, exact) + 1e-5, "no further from the truth than its twin"
+
+
+@pytest.mark.parametrize(("positions", "n"), [((70,), 4), ((3, 5), 3), ((1,), 2)], ids=str)
+def test_sinkhorn_equals_its_twin(positions: tuple[int, ...], n: int) -> None:
+    """Far apart too: exp of the least is nothing beside the greatest."""
+    from deepnmt.model.kernels.sinkhorn_triton import fused_sinkhorn
+
+    torch.manual_seed(2)
+    logits = (8 * torch.randn(*positions, n, n, device=DEVICE)).requires_grad_()
+    exact = logits.detach().cpu().double().requires_grad_()
+    direction = torch.randn_like(logits)
+    fused, plain = fused_sinkhorn(logits, ROUNDS), sinkhorn(exact)
+    (fused * direction).sum().backward()
+    (plain * direction.cpu().double()).sum().backward()
+    assert distance(fused.cpu(), plain) < 1e-5
+    assert distance(logits.grad.cpu(), exact.grad) < 1e-4
+
+
+@pytest.mark.parametrize("with_branch", [True, False])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_mixtures_of_streams_equal_their_twin(with_branch: bool, is_first: bool) -> None:
+    from deepnmt.model.kernels.streams_triton import fused_mix_streams
+
+    torch.manual_seed(3)
+    n, shape, outputs = 4, (37, 48), 4 if with_branch else 1
+    streams = torch.randn(1 if is_first else n, *shape, device=DEVICE, requires_grad=True)
+    branch = torch.randn(shape, device=DEVICE, requires_grad=True)
+    weights = torch.randn(shape[0], n + with_branch, outputs, device=DEVICE, requires_grad=True)
+    direction = torch.randn(outputs, *shape, device=DEVICE)
+    given = [streams, weights, *([branch] if with_branch else [])]
+
+    def run(mix: Callable[..., Tensor], place: str) -> list[Tensor]:
+        own = [tensor.detach().to(place).requires_grad_() for tensor in given]
+        mixed = mix(own[0].expand(n, *shape), own[2] if with_branch else None, own[1])
+        (mixed * direction.to(place)).sum().backward()
+        return [mixed.cpu(), *(tensor.grad.cpu() for tensor in own)]
+
+    for found, exact in zip(run(fused_mix_streams, DEVICE), run(mixture.mix_streams, "cpu"), strict=True):
+        assert distance(found, exact) < 1e-5
