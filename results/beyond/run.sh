@@ -24,7 +24,7 @@
 set -euo pipefail
 corpus=$1 text=$2 out=$3
 case $corpus in
-multi30k) scale=multi30k PARALLEL=${PARALLEL:-12} SEEDS=${SEEDS:-3} TOKENS=${TOKENS:-8192000} valid=val test=test_2016_flickr more=test_2017_flickr size=10000 ;;
+multi30k) scale=multi30k PARALLEL=${PARALLEL:-14} SEEDS=${SEEDS:-3} TOKENS=${TOKENS:-8192000} valid=val test=test_2016_flickr more=test_2017_flickr size=10000 ;;
 europarl) scale=europarl-half PARALLEL=${PARALLEL:-2} SEEDS=${SEEDS:-1} TOKENS=${TOKENS:-245760000} valid=newstest2013 test=test more=newstest2014 size=32000 ;;
 *) echo "unknown corpus $corpus: multi30k or europarl" >&2; exit 2 ;;
 esac
