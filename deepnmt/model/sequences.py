@@ -1,5 +1,6 @@
 """Ids of many sentences in one tensor, and who sees whom among them."""
 
+from functools import cached_property
 from typing import NamedTuple, Protocol
 
 import torch
@@ -88,21 +89,27 @@ class PackedSequences:
         self.ids = ids
         self.offsets = offsets
         self.max_length = max_length
-        place = torch.arange(len(ids), device=ids.device, dtype=torch.int32)
-        self.sentence = torch.searchsorted(offsets, place, right=True) - 1
-        self._place = place
 
     def positions(self) -> Tensor:
         """From zero in every sentence; zero in the tail, which may be longer than there are learned positions."""
-        return (self._place - self.offsets[self.sentence]) * (self.sentence < len(self.offsets) - 1)
+        return self._own_bounds[0]
 
     def bounds_in(self, other: "PackedSequences") -> tuple[Tensor, Tensor]:
         """For every position here, where the sentence of the same number starts and ends there; (0, 0) for the tail."""
-        limits = torch.cat([other.offsets, other.offsets.new_zeros(1)])
-        last = len(self.offsets) - 1
-        start, end = limits[self.sentence], limits[self.sentence + 1]
-        used = self.sentence < last
-        return start * used, end * used
+        _, start, end = self._own_bounds if other is self else self._bounds_in(other)
+        return start, end
+
+    @cached_property
+    def _own_bounds(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self._bounds_in(self)
+
+    def _bounds_in(self, other: "PackedSequences") -> tuple[Tensor, Tensor, Tensor]:
+        """The position of every place in its sentence here, and that sentence's bounds there."""
+        if self.ids.is_cuda:
+            from deepnmt.model.kernels.bounds_triton import bounds
+
+            return bounds(self.offsets, other.offsets, len(self.ids))
+        return plain_bounds(self.offsets, other.offsets, len(self.ids))
 
     def whole(self) -> Visibility:
         return self._seen(self, causal=False)
@@ -119,6 +126,15 @@ class PackedSequences:
         if self.ids.is_cuda:
             return PackedVisibility(VisibleRanges(*self.bounds_in(other), *other.bounds_in(self)), causal)
         return Rows(self.offsets, other.offsets, len(self.ids), len(other.ids), causal)
+
+
+def plain_bounds(own: Tensor, other: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """own, other: offsets (M + 1,) -> (count,) each; zeros in the tail."""
+    place = torch.arange(count, device=own.device, dtype=torch.int32)
+    sentence = torch.searchsorted(own, place, right=True) - 1
+    used = sentence < len(own) - 1
+    limits = torch.cat([other, other.new_zeros(1)])
+    return (place - own[sentence]) * used, limits[sentence] * used, limits[sentence + 1] * used
 
 
 class VisibleRanges(NamedTuple):

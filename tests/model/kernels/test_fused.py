@@ -13,7 +13,7 @@ from deepnmt.model.attention import attend_padded_relatively
 from deepnmt.model.kernels.mixture import MixtureTape
 from deepnmt.model.norms import LayerNorm, RmsNorm
 from deepnmt.model.positions import RelativePositions
-from deepnmt.model.sequences import PackedSequences, PackedVisibility, VisibleRanges
+from deepnmt.model.sequences import PackedSequences, PackedVisibility, VisibleRanges, plain_bounds
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [
@@ -340,3 +340,14 @@ def test_adam_equals_torchs(weight_decay: float, decoupled: bool, sizes: tuple[i
             fused.state[p]["exp_avg_sq"].double(), plain.state[q]["exp_avg_sq"], rtol=1e-5, atol=1e-7
         )
         assert fused.state[p]["step"] == 3
+
+
+@pytest.mark.parametrize("lengths", [LENGTHS[0], [256], [], [1] * 9])
+def test_bounds_of_sentences_equal_their_twin(lengths: list[int]) -> None:
+    from deepnmt.model.kernels.bounds_triton import bounds
+
+    text, other = packed(lengths, 256, 9), packed(LENGTHS[1][: len(lengths)], 256, 9)
+    for found, wanted in zip(
+        bounds(text.offsets, other.offsets, 256), plain_bounds(text.offsets, other.offsets, 256), strict=True
+    ):
+        assert torch.equal(found, wanted)
