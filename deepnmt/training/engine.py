@@ -21,6 +21,7 @@ from deepnmt.training.distributed import GradientSum, World, await_gradients, is
 from deepnmt.training.loss import chunked_loss, sampled_loss
 from deepnmt.training.memory import Splitter, free_memory, is_out_of_memory
 from deepnmt.training.mixed_precision import product_type
+from deepnmt.training.optimizer import GradientNorms, gradient_norms
 
 T = TypeVar("T")
 
@@ -124,6 +125,10 @@ class EagerEngine:
                     ) from error
                 return number
         return None
+
+    def norms(self, scale: Tensor) -> GradientNorms:
+        """Of the gradients, which carry this scale, after the ranks' have been added up."""
+        return gradient_norms(self.objective.model, scale)
 
     def finish(self, work: Callable[..., T], *numbers: float) -> T:
         """Do the rest of an update, given numbers of the host; the same work every time."""

@@ -21,6 +21,7 @@ from deepnmt.model.transformer import Transformer
 from deepnmt.training.distributed import World
 from deepnmt.training.engine import EagerEngine, Noise, Objective, T, zero_gradients
 from deepnmt.training.memory import Splitter, free_memory, is_out_of_memory, sizes_of
+from deepnmt.training.optimizer import GradientNorms
 from deepnmt.training.stand_ins import StandIns
 
 WARM_UPS = 3  # passes before recording
@@ -55,6 +56,7 @@ class GraphEngine(EagerEngine):
         self.stand_ins: StandIns | None = None
         free_memory(self.world.device)
         super().take(model)
+        self.names = [name for name, p in model.named_parameters() if p.requires_grad]
         zero_gradients(self.parameters)
         self.gradient_sum.prepare()
         self.stand_ins = StandIns(model, self.objective.dtype, [b.parameters for b in self.gradient_sum.buckets])
@@ -77,6 +79,11 @@ class GraphEngine(EagerEngine):
         self.rest = self.rest or Rest(work, self.record, self.world.device)
         result: T = self.rest(*numbers)
         return result
+
+    def norms(self, scale: Tensor) -> GradientNorms:
+        if self.gradient_sum.buckets or self.stand_ins is None or self.world.device.type != "cuda":
+            return super().norms(scale)
+        return GradientNorms(self.names, self.stand_ins.norms() / scale)
 
     def _recorded(self, batches: Sequence[AnyBatch]) -> tuple[list[AnyBatch], Work]:
         """The batches in pieces that fit, and the replay of a pass over one, recorded anew if the shape has changed."""

@@ -35,7 +35,8 @@ class StandIns:
         self.casts = [(leaf, value) for leaf, value in pairs if leaf.dtype is not value.dtype]
         placed = {id(p) for part in parts for p in part}
         rest = [p for p in parameters if id(p) not in placed]
-        self.parts = [Part([(self.leaf_of(p), p) for p in part]) for part in (*parts, rest) if part]
+        numbers = {id(p): number for number, p in enumerate(parameters)}
+        self.parts = [Part([(self.leaf_of(p), p, numbers[id(p)]) for p in part]) for part in (*parts, rest) if part]
 
     def leaf_of(self, parameter: Tensor) -> nn.Parameter:
         return self.leaves[id(parameter)]
@@ -73,6 +74,13 @@ class StandIns:
             if not part.is_added:
                 part.add(is_first)
 
+    def norms(self) -> Tensor:
+        """Of the parameters' gradients, in their order; on a GPU, from what was left when they were added."""
+        norms = torch.zeros(len(self.leaves), device=next(self.model.parameters()).device)
+        for part in self.parts:
+            part.find_norms(norms)
+        return norms
+
     def locate_gradients(self) -> None:
         """After a recording, which has its gradients at addresses of its own."""
         for part in self.parts:
@@ -80,34 +88,41 @@ class StandIns:
 
 
 class Part:
-    def __init__(self, pairs: list[tuple[nn.Parameter, nn.Parameter]]) -> None:
-        self.pairs = pairs  # leaf, parameter
+    """Parameters, their leaves, and their numbers among all parameters."""
+
+    def __init__(self, members: list[tuple[nn.Parameter, nn.Parameter, int]]) -> None:
+        self.members = members
         self.is_added = False
-        self.sums: dict[torch.dtype, Any] = {}  # by the type of the gradients
+        self.sums: dict[torch.dtype, tuple[Any, Tensor]] = {}  # by the type of the gradients: sums, and their numbers
 
     def add(self, is_first: Tensor) -> None:
         self.is_added = True
         if not is_first.is_cuda:
-            for gradient, total in self._gradients():
+            for gradient, total, _ in self._gradients():
                 total.copy_(torch.where(is_first > 0, gradient, total + gradient))
             return
         if not torch.cuda.is_current_stream_capturing():
             self.locate()
-        for sums in self.sums.values():
+        for sums, _ in self.sums.values():
             sums.launch(is_first)
 
+    def find_norms(self, norms: Tensor) -> None:
+        for sums, numbers in self.sums.values():
+            sums.norms(norms, numbers)
+
     def locate(self) -> None:
-        by_type: dict[torch.dtype, list[tuple[Tensor, Tensor]]] = {}
-        for gradient, total in self._gradients():
+        by_type: dict[torch.dtype, list[tuple[Tensor, Tensor, int]]] = {}
+        for gradient, total, number in self._gradients():
             if total.is_cuda:
-                by_type.setdefault(gradient.dtype, []).append((gradient, total))
-        for dtype, pairs in by_type.items():
+                by_type.setdefault(gradient.dtype, []).append((gradient, total, number))
+        for dtype, found in by_type.items():
             from deepnmt.model.kernels.many_sums_triton import ManySums
 
+            gradients, totals, numbers = zip(*found, strict=True)
             if dtype not in self.sums:
-                self.sums[dtype] = ManySums([total for _, total in pairs])
-            self.sums[dtype].locate([gradient for gradient, _ in pairs])
+                self.sums[dtype] = ManySums(totals), torch.tensor(numbers, dtype=torch.int32, device=totals[0].device)
+            self.sums[dtype][0].locate(gradients)
 
-    def _gradients(self) -> list[tuple[Tensor, Tensor]]:
+    def _gradients(self) -> list[tuple[Tensor, Tensor, int]]:
         """Of the last pass, and what they are added to; a parameter that it did not use has none."""
-        return [(leaf.grad, p.grad) for leaf, p in self.pairs if leaf.grad is not None and p.grad is not None]
+        return [(leaf.grad, p.grad, i) for leaf, p, i in self.members if leaf.grad is not None and p.grad is not None]

@@ -20,7 +20,7 @@ from deepnmt.training.diagnosis import Diagnosis, TrainingError
 from deepnmt.training.distributed import World
 from deepnmt.training.engine import EagerEngine, Noise
 from deepnmt.training.interruption import Interruption
-from deepnmt.training.optimizer import GradientNorms, Number, apply_update, gradient_norms
+from deepnmt.training.optimizer import GradientNorms, Number, apply_update
 from deepnmt.training.schedule import encoder_depth, learning_rate
 from deepnmt.training.state import TrainingState
 from deepnmt.training.validation import Validation, perplexity
@@ -104,7 +104,7 @@ def step(state: TrainingState, update: Update, engine: EagerEngine) -> tuple[Ten
     engine.gradient_sum.finish()
     rate = learning_rate(state.step, config) * state.rate_factor
     share = state.ema.share_at(state.step) if state.ema else 0.0
-    move = partial(_move, state, sums, config.clip_norm)
+    move = partial(_move, state, engine, sums)
     norms = engine.finish(move, rate, share, state.step + 1, update.num_target_tokens)
     state.score = None
     state.step += 1
@@ -113,8 +113,8 @@ def step(state: TrainingState, update: Update, engine: EagerEngine) -> tuple[Ten
 
 def _move(
     state: TrainingState,
+    engine: EagerEngine,
     sums: Tensor,
-    clip_norm: float | None,
     rate: Number,
     share: Number,
     step: Number,
@@ -122,12 +122,12 @@ def _move(
 ) -> GradientNorms:
     """From the gradients of an update to the weights after it: on the device and in place, so it can be recorded."""
     scale = state.loss_scale.factor
-    norms = gradient_norms(state.model, scale)
+    norms = engine.norms(scale)
     overflow = ~torch.isfinite(norms.total + sums.sum())
     hopeless = state.loss_scale.hopeless(overflow)
     state.failed_at.copy_(torch.where(hopeless & (state.failed_at < 0), step, state.failed_at))
     bad = overflow | (state.failed_at >= 0)
-    apply_update(state.optimizer, rate, norms.total, clip_norm, scale, bad)
+    apply_update(state.optimizer, rate, norms.total, engine.config.clip_norm, scale, bad)
     state.loss_scale.update(overflow)
     if state.ema:
         state.ema.update(share)

@@ -1,6 +1,8 @@
-"""Many tensors of any sizes, each added to another of its size, in one kernel: it looks up their addresses."""
+"""Many tensors of any sizes, each added to another of its size, in one kernel that looks up their addresses; and the
+norms of the sums, of which that kernel leaves the squares of each block."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 import triton
@@ -14,7 +16,7 @@ VECTOR = 16  # bytes
 
 @triton.jit
 def _add(
-    Chunks, Added, Totals, Sizes, Is_first, TYPE: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr
+    Chunks, Added, Totals, Sizes, Squares, Is_first, TYPE: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """total = added if `Is_first`, else total + added. Chunks: of which tensor, and which block of it."""
     chunk = tl.program_id(0)
@@ -35,15 +37,29 @@ def _add(
         if not is_first:
             value += tl.load(total + place, mask=place < size, other=0.0)
         tl.store(total + place, value, mask=place < size)
+    tl.store(Squares + chunk, tl.sum(value * value, 0))
+
+
+@triton.jit
+def _root(Squares, Firsts, Places, Norms, BLOCK: tl.constexpr):
+    """Firsts: the number of the first block of each tensor, and one more."""
+    tensor = tl.program_id(0)
+    last, total = tl.load(Firsts + tensor + 1), tl.zeros((BLOCK,), tl.float32)
+    for first in range(tl.load(Firsts + tensor), last, BLOCK):
+        place = first + tl.arange(0, BLOCK)
+        total += tl.load(Squares + place, mask=place < last, other=0.0)
+    tl.store(Norms + tl.load(Places + tensor), tl.sqrt(tl.sum(total, 0)))
 
 
 class ManySums:
     """Of tensors of one type to fp32 totals, which stay where they are; `locate` may be called after recording."""
 
     def __init__(self, totals: Sequence[Tensor]) -> None:
-        chunks = [(i, block) for i, total in enumerate(totals) for block in range(-(-total.numel() // BLOCK))]
-        device = totals[0].device
+        device, blocks = totals[0].device, [-(-total.numel() // BLOCK) for total in totals]
+        chunks = [(i, block) for i, count in enumerate(blocks) for block in range(count)]
         self.chunks = torch.tensor(chunks, dtype=torch.int32, device=device)
+        self.firsts = torch.tensor([0, *accumulate(blocks)], dtype=torch.int32, device=device)
+        self.squares = torch.zeros(len(chunks), device=device)
         self.sizes = torch.tensor([total.numel() for total in totals], device=device)
         self.totals = torch.tensor([total.data_ptr() for total in totals], device=device)
         self.added = torch.zeros_like(self.totals)
@@ -56,6 +72,10 @@ class ManySums:
 
     def launch(self, is_first: Tensor) -> None:
         _add[(len(self.chunks),)](
-            self.chunks, self.added, self.totals, self.sizes, is_first,
+            self.chunks, self.added, self.totals, self.sizes, self.squares, is_first,
             TYPE=self.type, ALIGNED=self.aligned, BLOCK=BLOCK, num_warps=8,
         )  # fmt: skip
+
+    def norms(self, norms: Tensor, places: Tensor) -> None:
+        """Put the norm of total i in norms[places[i]]."""
+        _root[(len(places),)](self.squares, self.firsts, places, norms, BLOCK=1024)

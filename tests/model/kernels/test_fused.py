@@ -309,6 +309,9 @@ def test_many_sums_are_the_sums_one_by_one(dtype: torch.dtype, shift: int) -> No
         sums.launch(torch.tensor(is_first, dtype=torch.int32, device=DEVICE))
     for total, one, other in zip(totals, first, second, strict=True):
         assert torch.equal(total, one.float() + other.float())
+    norms, places = torch.zeros(len(sizes) + 1, device=DEVICE), torch.arange(len(sizes), 0, -1, device=DEVICE)
+    sums.norms(norms, places.int())
+    torch.testing.assert_close(norms[1:].flip(0), torch.stack([total.norm() for total in totals]))
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
