@@ -1,6 +1,7 @@
 """The encoder-decoder Transformer: one loop per stack, whatever is around its sub-layers and between its layers."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections import CONNECTIONS, Connection, StackShape
 from deepnmt.model.embedding import Embedding, LearnedPositions, SinusoidalPositions
 from deepnmt.model.initialization import initialize
+from deepnmt.model.kernels.dropout import dealing, draw_seeds
 from deepnmt.model.layers import DecoderLayer, EncoderLayer
 from deepnmt.model.norms import NORMS
 from deepnmt.model.positions import Rotation
@@ -48,20 +50,28 @@ class Stack(nn.Module):
         """x: the embedding y_0; arguments: what each layer is given besides its input. Returns the stack's memories."""
         connection, history = self.connection, self.connection.begin()
         connection.write(history, self.embedding_norm(x))
-        for layer, given in zip(self.layers, arguments, strict=True):
-            connection.write(history, self._run(layer, connection.read(history), given))
+        seeds: Iterable[Tensor | None] = [None] * len(self.layers)
+        if self.training and x.is_cuda:
+            seeds = draw_seeds(len(self.layers), x.device)
+        for layer, given, rows in zip(self.layers, arguments, seeds, strict=True):
+            connection.write(history, self._run(layer, connection.read(history), given, rows))
         return [self.final_norm(memory) for memory in connection.memories(history)]
 
-    def _run(self, layer: nn.Module, x: Tensor, given: tuple[Any, ...]) -> Tensor:
+    def _run(self, layer: nn.Module, x: Tensor, given: tuple[Any, ...], seeds: Tensor | None) -> Tensor:
         """LayerDrop (Fan et al. 2020, https://arxiv.org/abs/1909.11556): a dropped layer returns its input."""
         if self.training and self.layer_dropout:
-            return unless_dropped(self.layer_dropout, lambda: self._compute(layer, x, given), x)
-        return self._compute(layer, x, given)
+            return unless_dropped(self.layer_dropout, lambda: self._compute(layer, x, given, seeds), x)
+        return self._compute(layer, x, given, seeds)
 
-    def _compute(self, layer: nn.Module, x: Tensor, given: tuple[Any, ...]) -> Tensor:
+    def _compute(self, layer: nn.Module, x: Tensor, given: tuple[Any, ...], seeds: Tensor | None) -> Tensor:
+        def compute(x: Tensor, *given: Any) -> Tensor:
+            with dealing(seeds):
+                result: Tensor = layer(x, *given)
+            return result
+
         if self.checkpoints_activations and self.training:
-            return checkpoint(layer, x, *given, use_reentrant=False)
-        return layer(x, *given)
+            return checkpoint(compute, x, *given, use_reentrant=False)
+        return compute(x, *given)
 
 
 @dataclass(frozen=True)

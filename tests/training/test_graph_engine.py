@@ -13,6 +13,8 @@ from deepnmt.data.batching import BatchingConfig, BatchStream, Update
 from deepnmt.model.connections import CONNECTIONS, ConnectionConfig
 from deepnmt.model.connections.dlcl import DlclConfig
 from deepnmt.model.connections.residual import ResidualConfig
+from deepnmt.model.kernels.dropout import draw_seeds
+from deepnmt.model.sequences import PackedSequences
 from deepnmt.model.sublayers import SUBLAYERS, SublayerConfig
 from deepnmt.model.transformer import Transformer
 from deepnmt.training import distributed
@@ -102,6 +104,34 @@ def test_the_same_seed_gives_the_same_noise_and_another_seed_another() -> None:
     assert torch.equal(first, again)
     assert all(torch.equal(left, right) for left, right in zip(gradients, same, strict=True))
     assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_noise_of_a_compiled_layer_is_that_of_the_seeds_dealt_to_it(checkpointing: bool) -> None:
+    """Two layers of the same weights: equal with the same seeds, and also when a backward pass computes them again."""
+    from deepnmt.training.graph_engine import compiled_layers
+
+    torch._dynamo.reset()
+    (_, model), seeds = engine(True, 0.3, "fp32"), draw_seeds(2, torch.device("cuda"))
+    first, second = model.encoder.layers[:2]
+    second.load_state_dict(first.state_dict())
+    text = PackedSequences(torch.ones(64, dtype=torch.long).cuda(), torch.arange(0, 65, 8, dtype=torch.int32).cuda())
+
+    def compute(layer: torch.nn.Module, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.ones(64, 16, device="cuda", requires_grad=True)
+        result = model.encoder._compute(layer, x, (text.whole(),), rows)
+        model.encoder._compute(layer, x, (text.whole(),), seeds[1].flip(0))
+        result.square().sum().backward()
+        assert x.grad is not None
+        return result.detach(), x.grad
+
+    with compiled_layers(model):
+        wanted, gradient = compute(first, seeds[0])
+        model.checkpoint_activations(checkpointing)
+        for layer, rows, is_equal in ((second, seeds[0], True), (second, seeds[1], False), (first, seeds[0], True)):
+            found = compute(layer, rows)
+            assert torch.equal(found[0], wanted) is is_equal
+            assert torch.allclose(found[1], gradient, rtol=1e-4, atol=1e-5) is is_equal
 
 
 def test_evaluation_is_not_compiled_after_training() -> None:

@@ -1,5 +1,8 @@
 """Dropout whose noise is a few integer operations: made again in the backward pass, so that no mask is kept."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
@@ -46,6 +49,36 @@ def scramble(bits: Tensor) -> Tensor:
     return bits ^ ((bits >> 16) & 0xFFFF)
 
 
+class _Dealt:
+    """Seeds that were drawn before, and how many of them are taken."""
+
+    rows: Tensor | None = None
+    taken = 0
+
+
+_DEALT = _Dealt()
+SEEDS_OF_A_LAYER, APART = 16, 4  # seeds lie 16 bytes apart, where kernels read them without a copy
+
+
+def draw_seeds(num_layers: int, device: torch.device) -> Tensor:
+    """For all layers, by one kernel: the rows are for `dealing`."""
+    return torch.randint(2**31 - 1, (num_layers, SEEDS_OF_A_LAYER, APART), device=device, dtype=torch.int32)
+
+
+@contextmanager
+def dealing(rows: Tensor | None) -> Iterator[None]:
+    """Inside, `fresh_seed` takes one of these rows after the other. They are an input of a compiled layer, so that all
+    layers share its code and yet differ in their noise."""
+    _DEALT.rows, _DEALT.taken = rows, 0
+    try:
+        yield
+    finally:
+        _DEALT.rows = None
+
+
 def fresh_seed(device: torch.device) -> Tensor:
-    """From the device's own generator: (1,) int32."""
-    return torch.randint(2**31 - 1, (1,), device=device, dtype=torch.int32)
+    """Dealt, or else from the device's own generator: (1,) int32."""
+    if _DEALT.rows is None or _DEALT.taken == len(_DEALT.rows):
+        return torch.randint(2**31 - 1, (1,), device=device, dtype=torch.int32)
+    _DEALT.taken += 1
+    return _DEALT.rows[_DEALT.taken - 1, :1]

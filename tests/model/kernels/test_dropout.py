@@ -2,7 +2,7 @@
 
 import torch
 
-from deepnmt.model.kernels.dropout import quartered_dropout, scattered_dropout
+from deepnmt.model.kernels.dropout import dealing, draw_seeds, fresh_seed, quartered_dropout, scattered_dropout
 
 
 def dropped(seed: int, p: float = 0.3, shape: tuple[int, ...] = (1000, 512)) -> torch.Tensor:
@@ -54,3 +54,16 @@ def test_quarters_of_random_words_drop_their_share_independently() -> None:
     first = quartered_dropout(torch.ones(7, 3), 0.5)
     torch.manual_seed(3)
     assert torch.equal(first, quartered_dropout(torch.ones(7, 3), 0.5))
+
+
+def test_layers_take_the_seeds_dealt_to_them_and_then_draw_their_own() -> None:
+    cpu = torch.device("cpu")
+    seeds = draw_seeds(2, cpu)
+    taken = []
+    for rows in seeds:
+        with dealing(rows):
+            taken += [int(fresh_seed(cpu)) for _ in rows]
+            assert fresh_seed(cpu).shape == (1,)
+    assert taken == seeds[:, :, 0].flatten().tolist() and len(set(taken)) == len(taken)
+    torch.manual_seed(1)
+    assert fresh_seed(cpu) != fresh_seed(cpu)
