@@ -29,13 +29,14 @@ class KernelAdam(torch.optim.Adam):
                 (addresses_of(tensors), ManyTensors(tensors), self._joined_steps(group["params"]))
                 for tensors, group in zip(columns, self.param_groups, strict=True)
             ]
+        assert self.grad_scale is not None and self.found_inf is not None
+        is_good = 1 - self.found_inf
         for group, (_, tensors, steps) in zip(self.param_groups, self.tables, strict=True):
-            one = torch.ones((), device=steps.device)
-            divisor, is_bad = one if self.grad_scale is None else self.grad_scale, self.found_inf
-            is_bad = torch.zeros_like(one) if is_bad is None else is_bad
-            rate = group["lr"] if isinstance(group["lr"], Tensor) else one * group["lr"]
-            steps += 1 - is_bad
-            tensors.launch(steps, rate, divisor, is_bad, group)
+            rate = group["lr"]
+            steps += is_good
+            if not isinstance(rate, Tensor):
+                rate = torch.full_like(is_good, rate)
+            tensors.launch(steps, rate, self.grad_scale, self.found_inf, group)
 
     def _columns(self, parameters: list[Tensor]) -> list[list[Tensor]]:
         """Parameters, gradients, means, mean squares."""

@@ -90,21 +90,13 @@ def gradient_norms(model: nn.Module, scale: Tensor) -> GradientNorms:
     return GradientNorms([name for name, _ in named], torch.stack([whole(norm) for norm in norms]) / scale)
 
 
-def apply_update(
-    optimizer: torch.optim.Optimizer,
-    rate: Number,
-    total_norm: Tensor,
-    clip_norm: float | None,
-    scale: Tensor,
-    bad: Tensor,
-) -> None:
-    """Move the parameters by gradients that carry `scale`, clipped to `clip_norm`; not at all where `bad` is true."""
+def apply_update(optimizer: torch.optim.Optimizer, rate: Number, divisor: Tensor, is_bad: Tensor) -> None:
+    """Move the parameters by their gradients divided by `divisor`; not at all where `is_bad` is 1. Both: () in fp32."""
+    rate = _in_fp32(rate)
     for group in optimizer.param_groups:
-        group["lr"] = _in_fp32(rate * group.get("rate_factor", 1.0))
-    divisor = scale if clip_norm is None else scale * (total_norm / clip_norm).clamp(min=1.0)
-    # As GradScaler sets them, zero-dimensional tensors: the kernel divides by the first and skips if the second is 1.
-    optimizer.grad_scale = torch.where(bad, 1.0, divisor)  # type: ignore[attr-defined]
-    optimizer.found_inf = bad.float()  # type: ignore[attr-defined]
+        group["lr"] = rate * group["rate_factor"] if "rate_factor" in group else rate
+    # As GradScaler sets them: the kernel divides by the first and skips if the second is 1.
+    optimizer.grad_scale, optimizer.found_inf = divisor, is_bad  # type: ignore[attr-defined]
     optimizer.step()
 
 

@@ -24,6 +24,7 @@ from deepnmt.training.optimizer import GradientNorms, Number, apply_update
 from deepnmt.training.schedule import encoder_depth, learning_rate
 from deepnmt.training.state import TrainingState
 from deepnmt.training.validation import Validation, perplexity
+from deepnmt.training.verdict import judge
 
 INTERRUPTED = "interrupted"
 
@@ -121,17 +122,11 @@ def _move(
     tokens: Number,
 ) -> GradientNorms:
     """From the gradients of an update to the weights after it: on the device and in place, so it can be recorded."""
-    scale = state.loss_scale.factor
-    norms = engine.norms(scale)
-    overflow = ~torch.isfinite(norms.total + sums.sum())
-    hopeless = state.loss_scale.hopeless(overflow)
-    state.failed_at.copy_(torch.where(hopeless & (state.failed_at < 0), step, state.failed_at))
-    bad = overflow | (state.failed_at >= 0)
-    apply_update(state.optimizer, rate, norms.total, engine.config.clip_norm, scale, bad)
-    state.loss_scale.update(overflow)
+    norms = engine.norms(state.loss_scale.factor)
+    divisor, is_bad = judge(state, norms.total, sums, engine.config.clip_norm, step, tokens)
+    apply_update(state.optimizer, rate, divisor, is_bad)
     if state.ema:
         state.ema.update(share)
-    state.window += torch.cat([torch.where(overflow, 0.0, sums), torch.stack([~overflow * tokens, overflow])])
     return norms
 
 

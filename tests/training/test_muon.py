@@ -13,9 +13,10 @@ from deepnmt.training.config import TrainingConfig
 from deepnmt.training.curves import read_log
 from deepnmt.training.muon import COEFFICIENTS, ROUNDS, Muon, orthogonalize, update_scale
 from deepnmt.training.optimizer import apply_update, build_optimizer, gradient_norms, optimizer_tensors
+from deepnmt.training.verdict import clipping_divisor
 
 MUON = replace(TRAINING, optimizer="muon", weight_decay=0.01, max_steps=16, ema_decay=0.9, clip_norm=0.5)
-FALSE, ONE = torch.tensor(False), torch.tensor(1.0)
+ZERO, ONE = torch.tensor(0.0), torch.tensor(1.0)
 SHAPES = [(24, 24), (16, 48), (48, 16)]
 
 
@@ -96,7 +97,7 @@ def test_every_parameter_moves_as_by_the_plain_twins(scale, matrix_lr):
         give_gradients(model, step, scale)
         give_gradients(plain, step)
         norms = gradient_norms(model, torch.tensor(scale))
-        apply_update(optimizer, rate, norms.total, config.clip_norm, torch.tensor(scale), FALSE)
+        apply_update(optimizer, rate, clipping_divisor(norms.total, config.clip_norm, torch.tensor(scale)), ZERO)
         torch.nn.utils.clip_grad_norm_(plain.parameters(), config.clip_norm)
         with torch.no_grad():
             for name, weight in matrices.items():
@@ -128,12 +129,12 @@ def test_bad_gradient_changes_neither_parameters_nor_the_state():
     model = Transformer(CONFIG_MODEL)
     optimizer = build_optimizer(model, MUON, ALONE)
     give_gradients(model, 1)
-    apply_update(optimizer, 1e-2, gradient_norms(model, ONE).total, 1.0, ONE, FALSE)
+    apply_update(optimizer, 1e-2, ONE, ZERO)
     before = [tensor.clone() for tensor in (flat(model), *optimizer_tensors(model, optimizer).values())]
     give_gradients(model, 2)
     model.encoder.layers[0].feed_forward.expand.weight.grad[0, 0] = math.inf
     model.encoder.layers[0].feed_forward.expand.weight.grad[0, 1] = math.nan
-    apply_update(optimizer, 1e-2, gradient_norms(model, ONE).total, 1.0, ONE, torch.tensor(True))
+    apply_update(optimizer, 1e-2, ONE, ONE)
     after = [flat(model), *optimizer_tensors(model, optimizer).values()]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 

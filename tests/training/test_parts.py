@@ -23,8 +23,9 @@ from deepnmt.training.folder import check_folder, check_recipe, write_recipe
 from deepnmt.training.memory import largest_share
 from deepnmt.training.mixed_precision import LossScale, product_type
 from deepnmt.training.optimizer import apply_update, build_optimizer, gradient_norms, layer_of
+from deepnmt.training.verdict import clipping_divisor
 
-FALSE, ONE = torch.tensor(False), torch.tensor(1.0)
+FALSE, ZERO, ONE = torch.tensor(False), torch.tensor(0.0), torch.tensor(1.0)
 
 
 def two_models():
@@ -57,7 +58,7 @@ def test_step_equals_torchs_own_clipping_and_adam(optimizer, clip_norm, scale):
         for parameter in mine.parameters():
             parameter.grad *= scale
         norms = gradient_norms(mine, torch.tensor(scale))
-        apply_update(ours, 1e-3, norms.total, clip_norm, torch.tensor(scale), FALSE)
+        apply_update(ours, 1e-3, clipping_divisor(norms.total, clip_norm, torch.tensor(scale)), ZERO)
         total = torch.nn.utils.clip_grad_norm_(plain.parameters(), clip_norm or math.inf)
         torch.testing.assert_close(norms.total, total)
         theirs.step()
@@ -72,7 +73,7 @@ def test_bad_gradient_changes_neither_parameters_nor_the_optimisers_state():
     model.output_weight.grad[0, 0] = math.nan
     norms = gradient_norms(model, ONE)
     assert not norms.total.isfinite()
-    apply_update(optimizer, 1.0, norms.total, 1.0, ONE, torch.tensor(True))
+    apply_update(optimizer, 1.0, ONE, ONE)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), untouched.parameters(), strict=True))
     assert all(not state["exp_avg"].any() and state["step"] == 0 for state in optimizer.state.values())
 

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable
 from copy import deepcopy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from deepnmt.model.kernels.mixture import MixtureTape
 from deepnmt.model.norms import LayerNorm, RmsNorm
 from deepnmt.model.positions import RelativePositions
 from deepnmt.model.sequences import PackedSequences, PackedVisibility, VisibleRanges, plain_bounds
+from deepnmt.training.mixed_precision import LossScale
+from deepnmt.training.verdict import judge
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [
@@ -354,3 +357,37 @@ def test_bounds_of_sentences_equal_their_twin(lengths: list[int]) -> None:
         bounds(text.offsets, other.offsets, 256), plain_bounds(text.offsets, other.offsets, 256), strict=True
     ):
         assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+@pytest.mark.parametrize(("norm", "scale", "failed_at"), [
+    (0.3, 1.0, -1), (2.0, 8.0, -1), (float("nan"), 4.0, -1), (float("inf"), 2.0**-13, -1), (0.3, 1.0, 7)
+])  # fmt: skip
+def test_verdict_equals_its_twin(
+    dynamic: bool, clip_norm: float | None, norm: float, scale: float, failed_at: int
+) -> None:
+    """Of gradients that are small, large, and not finite with and without hope, and after a failure."""
+    from deepnmt.model.kernels.verdict_triton import judge as by_kernel
+
+    verdicts = []
+    for kernel in (True, False):
+        loss_scale = LossScale(dynamic, torch.device(DEVICE))
+        loss_scale.load({"factor": scale, "calm": LossScale.CALM_STEPS - 1})
+        state = SimpleNamespace(
+            loss_scale=loss_scale,
+            failed_at=torch.tensor(failed_at, device=DEVICE),
+            window=torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64, device=DEVICE),
+        )
+        sums, total = torch.tensor([5.0, 6.0], dtype=torch.float64, device=DEVICE), torch.tensor(norm, device=DEVICE)
+        if kernel:
+            step, tokens = (torch.tensor(number, dtype=torch.float64, device=DEVICE) for number in (11.0, 100.0))
+            found = by_kernel(
+                total, sums, loss_scale.factor, loss_scale.calm, state.failed_at, state.window, step, tokens, clip_norm,
+                LossScale.CALM_STEPS, LossScale.SMALLEST, dynamic,
+            )  # fmt: skip
+        else:
+            found = judge(state, total, sums, clip_norm, 11, 100)  # type: ignore[arg-type]
+        verdicts.append((*found, loss_scale.factor, loss_scale.calm, state.failed_at, state.window))
+    for mine, wanted in zip(*verdicts, strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=1e-6, atol=0)
