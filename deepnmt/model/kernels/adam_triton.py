@@ -65,7 +65,7 @@ class ManyTensors:
         beta1, beta2 = group["betas"]
         _adam[(len(self.chunks),)](
             self.chunks, self.addresses, self.sizes, steps, rate, divisor, is_bad, len(self.sizes),
-            beta1, beta2, math.log(beta1), math.log(beta2), group["eps"], group["weight_decay"],
+            beta1, beta2, math.log(beta1), math.log(beta2), float(group["eps"]), float(group["weight_decay"]),
             DECOUPLED=group["decoupled_weight_decay"], DECAYS=group["weight_decay"] != 0, IN_FOURS=self.in_fours,
             BLOCK=BLOCK,
         )  # fmt: skip

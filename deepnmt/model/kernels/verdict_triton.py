@@ -44,6 +44,6 @@ def judge(
     divisor, is_bad = torch.empty_like(scale), torch.empty_like(scale)
     _judge[(1,)](
         norm, sums, scale, calm, failed_at, window, step, tokens, divisor, is_bad,
-        clip_norm or 1.0, calm_steps, smallest, CLIPS=clip_norm is not None, DYNAMIC=dynamic, num_warps=1,
+        float(clip_norm or 1.0), calm_steps, smallest, CLIPS=clip_norm is not None, DYNAMIC=dynamic, num_warps=1,
     )  # fmt: skip
     return divisor, is_bad
