@@ -1,6 +1,6 @@
 """Train, study and serve translation models with very deep Transformers.
 
-The names in `__all__` are what others may build on; everything else is internal.
+The names in `__all__` are the public API; everything else is internal.
 They are imported on first use, so that `import deepnmt` and `deepnmt --help` do not wait for torch.
 """
 

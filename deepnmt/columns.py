@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 
 def aligned(rows: Sequence[Sequence[str]], numbers: slice = slice(1, None)) -> str:
-    """Columns of numbers are set to the right, all others to the left."""
+    """Align columns of numbers to the right and all others to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     to_right = range(len(widths))[numbers]
     return "\n".join(

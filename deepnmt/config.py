@@ -1,4 +1,4 @@
-"""A recipe: everything that makes a run, read from TOML files and overrides."""
+"""A recipe: all settings of a run, read from TOML files and overrides."""
 
 import tomllib
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class Recipe:
             for name, stack in stacks:
                 if getattr(stack, setting) and self.training.parallel == "fsdp":
                     raise ValueError(
-                        f"model.{name}.{setting} lets ranks leave out different layers, which does not work with "
+                        f"model.{name}.{setting} makes ranks skip different layers, which does not work with "
                         'training.parallel = "fsdp"; use "ddp"'
                     )
         if self.training.grow:
@@ -40,9 +40,9 @@ class Recipe:
 
 
 def load_recipe(name: str, overrides: Sequence[str] = (), dataset: Dataset | None = None) -> Recipe:
-    """The recipe of a TOML file or of a preset's name, with `section.field=value` overrides applied.
+    """Load the recipe of a TOML file or preset, with `section.field=value` overrides applied.
 
-    With a dataset, the model has its vocabularies.
+    With a dataset, the model gets its vocabulary sizes.
     """
     path = find_recipe(name)
     table = read_table(path)
@@ -54,7 +54,7 @@ def load_recipe(name: str, overrides: Sequence[str] = (), dataset: Dataset | Non
 
 
 def change_recipe(recipe: Recipe, overrides: Sequence[str] = (), dataset: Dataset | None = None) -> Recipe:
-    """The recipe with overrides applied and, with a dataset, its vocabularies."""
+    """Apply overrides and, with a dataset, its vocabulary sizes."""
     return _resolve(to_table(recipe), overrides, dataset)
 
 
@@ -63,7 +63,7 @@ def _resolve(table: dict[str, Any], overrides: Sequence[str], dataset: Dataset |
         pair = dataset.tokenizers
         sizes = {"source": pair.source.vocab_size, "target": pair.target.vocab_size}
         overrides = [*overrides, *(f"model.{side}_vocab_size={size}" for side, size in sizes.items())]
-    # A kind drops the options of the kind before it, so it comes before its own options, wherever it was written.
+    # Setting a kind drops the options of the previous kind, so kinds come first, wherever they were written.
     for override in sorted(overrides, key=lambda override: not override.partition("=")[0].endswith(".kind")):
         set_override(table, override)
     recipe = from_table(Recipe, table)
@@ -76,7 +76,7 @@ def _resolve(table: dict[str, Any], overrides: Sequence[str], dataset: Dataset |
 
 
 def find_recipe(name: str) -> Path:
-    """A path to a TOML file, or the name of one that comes with deepnmt."""
+    """The path of a TOML file or of a bundled preset."""
     path = Path(name)
     if path.suffix == ".toml" and path.is_file():
         return path
@@ -84,9 +84,7 @@ def find_recipe(name: str) -> Path:
     if preset.is_file() and path.parent in (Path(), Path("recipes")):
         return preset
     nearest = did_you_mean(path.name, preset_names())
-    raise InputError(
-        f"{name} is neither a recipe file (.toml) nor a preset{nearest}; presets are in {recipes_folder()}"
-    )
+    raise InputError(f"{name} is neither a recipe file (.toml) nor a preset{nearest}; `deepnmt presets` lists them")
 
 
 def preset_names() -> list[str]:
@@ -94,7 +92,7 @@ def preset_names() -> list[str]:
 
 
 def describe_preset(name: str) -> str:
-    """The first comment of its file."""
+    """The first comment of a preset's file."""
     first, *_ = find_recipe(name).read_text(encoding="utf-8").split("\n", 1)
     return first.removeprefix("#").strip() if first.startswith("#") else ""
 
@@ -107,7 +105,7 @@ def recipes_folder() -> Path:
 
 
 def read_table(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The TOML file, laid over the one that its `extends` names: a path beside it, or a preset."""
+    """Read a TOML file on top of the one that it `extends`: a path relative to it, or a preset."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -119,7 +117,7 @@ def read_table(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]
     preset = recipes_folder() / f"{str(base).removesuffix('.toml')}.toml"
     parent = next((candidate.resolve() for candidate in (beside, preset) if candidate.is_file()), None)
     if parent is None:
-        raise InputError(f"{path} extends {base!r}, but {beside} does not exist, and there is no preset of that name")
+        raise InputError(f"{path} extends {base!r}, but there is neither {beside} nor such a preset")
     chain = (*extended_by, path.resolve())
     if parent in chain:
         raise InputError(f"{path} extends {base!r}, which extends it in turn")
@@ -127,7 +125,7 @@ def read_table(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]
 
 
 def _overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """`above` wins. A table that names its `kind` replaces the one below, whose options may be of another kind."""
+    """Merge tables; `above` wins. A table with a `kind` replaces the one below, which may be of another kind."""
     merged = dict(below)
     for name, value in above.items():
         old = merged.get(name)

@@ -1,4 +1,4 @@
-"""Which device and how many threads to use: the one place that asks torch and the system what there is."""
+"""Chooses the device and the number of threads."""
 
 import ctypes
 import os
@@ -13,25 +13,25 @@ TRANSLATION_ENVIRONMENT = {
     "LRU_CACHE_CAPACITY": "64",
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
     "THP_MEM_ALLOC_ENABLE": "1",  # torch: huge pages for large tensors
-    # How long threads of libgomp spin before they sleep. Int8 on two cores, tokens/s: 825 alone and 366 beside two busy
-    # processes; with sleep at once 545 and 458; by default 806 alone, and once 59 on a crowded machine.
+    # How long libgomp's threads spin before they sleep. int8 on two cores, tokens/s: 825 alone and 366 beside two busy
+    # processes; with immediate sleep 545 and 458; by default 806 alone, and once 59 on a crowded machine.
     "GOMP_SPINCOUNT": "1000",
 }
-# Options of glibc's mallopt: allocations up to the first many bytes are reused, and so much stays with the process.
+# Options of glibc's mallopt: the largest allocation that is reused, and the free memory that the process keeps.
 ALLOCATION_LIMITS = {-3: 64 << 20, -1: 512 << 20}
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
-_say_once = cache(say)  # not each time a device is chosen
+_say_once = cache(say)  # not every time a device is chosen
 
 
 def choose_device(asked: str | None) -> str:
-    """The device asked for, checked; by default cuda if torch can use it, else cpu."""
+    """Check the requested device; the default is cuda if torch can use it, else cpu."""
     import torch
 
     has_gpu = torch.cuda.is_available()
     if asked is None:
         if not has_gpu and os.environ.get("LOCAL_RANK", "0") == "0" and (reason := _why_unused()):
-            _say_once(f"the GPU of this machine is not used ({reason})")
+            _say_once(f"not using the GPU of this machine ({reason})")
         return "cuda" if has_gpu else "cpu"
     try:
         device = torch.device(asked)
@@ -45,7 +45,7 @@ def choose_device(asked: str | None) -> str:
 
 
 def _why_unused() -> str | None:
-    """Why torch does not see the GPU of this machine; None if there is none or it is hidden on purpose."""
+    """The reason why torch does not see the GPU; None if there is none or it is hidden on purpose."""
     import torch
 
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -70,7 +70,7 @@ def available_cores() -> int:
 
 
 def use_threads(threads: int | None) -> None:
-    """Let torch use this many threads of the CPU; by default all cores, unless OMP_NUM_THREADS says otherwise."""
+    """Set the number of CPU threads; by default all cores, unless OMP_NUM_THREADS is set."""
     import torch
 
     if threads is not None and threads < 1:
@@ -80,11 +80,11 @@ def use_threads(threads: int | None) -> None:
 
 
 def tune_for_translation() -> None:
-    """For commands that translate, before torch is loaded. What the user has set stays.
+    """Set up the process for translation, before torch is loaded; values set by the user are kept.
 
-    torch's CPU kernels cache something for every shape they meet. Batches keep having new shapes, so a cache larger
-    than the layers of the batches at work is of no use and grows by hundreds of MB. Each step allocates and frees tens
-    of MB; left to the system, they are mapped, zeroed and unmapped every time, up to a fifth of the time in int8.
+    torch's CPU kernels cache data for every shape. Batches keep having new shapes, so a cache larger than the layers of
+    the current batches is useless and grows by hundreds of MB. Each step allocates and frees tens of MB; by default the
+    system maps, zeroes and unmaps them every time, which takes up to a fifth of the time in int8.
     """
     for name, value in TRANSLATION_ENVIRONMENT.items():
         os.environ.setdefault(name, value)

@@ -1,4 +1,4 @@
-"""What goes wrong through no fault of the program: one sentence for the user, and an exit status."""
+"""Expected errors: a one-sentence message for the user, and an exit status."""
 
 
 class InputError(Exception):

@@ -1,4 +1,4 @@
-"""Writing that a kill at any instant cannot leave half done: everything is written aside and renamed."""
+"""Atomic writes: files are written under a temporary name and renamed, so that a kill leaves nothing half-written."""
 
 import ctypes
 import hashlib
@@ -17,10 +17,9 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a path beside `path` (file or folder) to write to; rename it to `path` when the block ends well.
+    """Yield a temporary path next to `path` (file or folder); rename it to `path` when the block succeeds.
 
-    An existing file is replaced, an existing folder is swapped out and removed, and a symbolic link stays: what it
-    points to is replaced. On an exception everything is as it was before.
+    An existing file or folder is replaced; for a symbolic link, its target is. On an exception nothing changes.
     """
     if path.is_symlink():
         path = path.resolve()
@@ -32,7 +31,7 @@ def replacing(path: Path) -> Iterator[Path]:
         yield aside
         _sync(aside)
         if path.is_dir():
-            _exchange(aside, path)  # what was there is now aside, and is removed with it
+            _exchange(aside, path)  # the old content is now aside, and is removed below
         else:
             aside.replace(path)
         _sync_folder(path.parent)
@@ -46,7 +45,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Swap the names of two folders, in one step where the system can, so that there is no instant without either."""
+    """Swap the names of two folders, atomically where the system supports it."""
     try:
         exchange = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError, TypeError):
@@ -92,7 +91,7 @@ def _remove(path: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Flush a file, or every file of a folder, to the disk, so that the rename never outlives the content."""
+    """Flush a file, or every file of a folder, to disk, so that the rename cannot be durable before the content."""
     for file in [path] if path.is_file() else path.rglob("*"):
         if file.is_file():
             with file.open("rb") as opened:
@@ -108,10 +107,10 @@ def _sync_folder(folder: Path) -> None:
 
 
 def check_out(out: Path, overwrite: bool, kind: str, *files: str) -> None:
-    """Refuse a folder `out` that exists, unless it may be overwritten and holds the files of this kind of folder."""
+    """Raise if `out` exists, unless it may be overwritten and has the files of this kind of folder."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not overwrite:
         raise InputError(f"{out} already exists; choose another --out or pass --overwrite")
     if not all((out / name).is_file() for name in files):
-        raise InputError(f"{out} is not {kind}, so it is not overwritten; choose another --out")
+        raise InputError(f"{out} is not {kind} and will not be overwritten; choose another --out")

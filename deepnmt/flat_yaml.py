@@ -1,4 +1,4 @@
-"""The YAML that Marian writes: a table of scalars and lists of scalars. Anything deeper is refused."""
+"""Reads the YAML that Marian writes: a table of scalars and lists of scalars, nothing deeper."""
 
 import re
 
@@ -10,10 +10,10 @@ _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"|\'((?:[^\']|\'\')*)\'')
 
 
 def read_flat_yaml(text: str, where: str) -> dict[str, str | list[str]]:
-    """The entries of the table in order; quotes and escapes undone, numbers left as text."""
+    """The entries of the table in order, unquoted and unescaped; numbers stay text."""
     table: dict[str, str | list[str]] = {}
     key = ""
-    # Not `splitlines`: a symbol of a vocabulary may be one of the other characters that end a line for Python.
+    # Not `splitlines`: a vocabulary may contain other characters that end a line for Python.
     for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
         if not line.strip() or line.startswith(("#", "---", "...")):
             continue
@@ -22,13 +22,13 @@ def read_flat_yaml(text: str, where: str) -> dict[str, str | list[str]]:
             continue
         key, value = _entry(line, where, number)
         if key in table:
-            raise InputError(f"{where}, line {number}: {key!r} is there already")
+            raise InputError(f"{where}, line {number}: {key!r} is a duplicate")
         table[key] = [] if value == "[]" else _scalar(value)
     return table
 
 
 def _continued(value: str | list[str] | None, line: str, where: str, number: int) -> list[str]:
-    """A list with one more item; it begins where the line of its key has no value."""
+    """The list with one more item; a list begins with a key without a value."""
     item = re.fullmatch(r" *(?:- (.*)|\[\])", line)
     if item is None or not isinstance(value, list | str) or (value and isinstance(value, str)):
         raise _refused(where, number, line)

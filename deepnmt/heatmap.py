@@ -1,14 +1,14 @@
-"""How a matrix of weights is drawn, wherever it is drawn: which weights are blank, and the colour of the others."""
+"""How every plot of a weight matrix is drawn: which weights are blank, and the colours of the others."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# The paper's rule for its figure 6: weights under either are left blank.
+# The rule of the paper's figure 6: weights below either are blank.
 SMALLEST, SMALLEST_SHARE = 0.1, 0.05
-RULE = f"Blank: under {SMALLEST} in size, or under {SMALLEST_SHARE:.0%} of the largest of its row."
+RULE = f"Blank weights are below {SMALLEST} in size, or below {SMALLEST_SHARE:.0%} of the largest in their row."
 
-# Light to dark if all weights are positive; else blue through white to red, symmetric about zero.
+# Light to dark if all weights are positive, else blue through white to red.
 SEQUENTIAL = ((247, 251, 255), (158, 202, 225), (49, 130, 189), (8, 48, 107))
 DIVERGING = ((5, 48, 97), (67, 147, 195), (247, 247, 247), (214, 96, 77), (103, 0, 31))
 

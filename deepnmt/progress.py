@@ -1,4 +1,4 @@
-"""What a long command shows while it works: a bar on a terminal, plain lines in a log, always on standard error."""
+"""Progress of long commands on standard error: a bar on a terminal, plain lines in a log."""
 
 import sys
 import time
@@ -9,15 +9,15 @@ PLAIN_EVERY_SECONDS = 10.0
 
 
 def say(text: str) -> None:
-    """A line of the program itself."""
+    """Print a message of the program."""
     print(f"deepnmt: {text}", file=sys.stderr, flush=True)
 
 
 class Progress:
-    """Counts done units; `advance` is cheap enough to call per batch. `note` is shown beside the count."""
+    """Counts finished units; `advance` is cheap enough to call per batch. `note` is shown after the count."""
 
     def __init__(self, title: str, total: int | None, unit: str, show: Callable[[int], None]) -> None:
-        """`show` is called after each advance, with the amount of it."""
+        """`show` is called after each advance, with its amount."""
         self.title, self.total, self.unit, self._show = title, total, unit, show
         self.done = 0
         self.note = ""
@@ -43,7 +43,7 @@ class Progress:
 
 @contextmanager
 def progress(title: str, total: int | None = None, unit: str = "lines") -> Iterator[Progress]:
-    """Show the progress of a block; the closing line with the rate is always printed."""
+    """Show the progress of a block; a final line with the rate is always printed."""
     if not sys.stderr.isatty():
         due = time.monotonic() + PLAIN_EVERY_SECONDS
 

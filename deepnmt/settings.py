@@ -1,4 +1,4 @@
-"""From plain tables (TOML, JSON) to frozen dataclasses: types checked, unknown names refused with the nearest match."""
+"""From plain tables (TOML, JSON) to frozen dataclasses, with checks of names and types."""
 
 import dataclasses
 import difflib
@@ -18,7 +18,7 @@ T = TypeVar("T")
 def from_table(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
     """Build the dataclass `cls` from `table`; `where` is the dotted name of the table in messages.
 
-    A field whose metadata has `variants` (kind -> dataclass) is read as the dataclass that the table's `kind` names.
+    For a field whose metadata has `variants` (kind -> dataclass), the table's `kind` selects the dataclass.
     """
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
     for name in table:
@@ -39,7 +39,7 @@ def from_table(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
 
 
 def to_table(settings: Any) -> dict[str, Any]:
-    """The inverse of `from_table`: nested plain tables, absent (None) fields left out."""
+    """The inverse of `from_table`: nested plain tables without fields that are None."""
     table: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
@@ -53,7 +53,7 @@ def to_table(settings: Any) -> dict[str, Any]:
 
 
 def to_toml(table: Mapping[str, Any], prefix: str = "") -> str:
-    """Numbers, strings, lists and tables of them: the parts of a recipe, which JSON writes as TOML does."""
+    """TOML of numbers, strings, lists and tables of them, which JSON formats in the same way."""
     lines = [
         f"{_key(k)} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in table.items() if not isinstance(v, Mapping)
     ]
@@ -69,7 +69,7 @@ def _key(name: str) -> str:
 
 
 def set_override(table: dict[str, Any], override: str) -> None:
-    """Apply one `section.field=value` to a nested table. The value is a TOML value, or else a bare string."""
+    """Apply one `section.field=value` to a nested table. The value is TOML, or else a plain string."""
     name, separator, text = override.partition("=")
     if not separator or not name:
         raise InputError(f"override {override!r} is not of the form section.field=value")
@@ -80,7 +80,7 @@ def set_override(table: dict[str, Any], override: str) -> None:
             raise InputError(f"override {override!r}: {'.'.join(sections[: depth + 1])} is a value, not a section")
         table = inner
     if field == "kind":
-        table.clear()  # the options of another kind
+        table.clear()  # drop the options of the previous kind
     try:
         table[field] = tomllib.loads(f"value = {text.strip()}")["value"]
     except tomllib.TOMLDecodeError:
@@ -141,7 +141,7 @@ def _sequence(args: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
 
 
 def did_you_mean(name: Any, names: Iterable[Any]) -> str:
-    """The end of a refusal: the known name that is nearest, if one is near."""
+    """The end of an error message: the nearest known name, if any is close."""
     close = difflib.get_close_matches(str(name), [str(known) for known in names], n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -149,9 +149,9 @@ def did_you_mean(name: Any, names: Iterable[Any]) -> str:
 def check_bounds(
     settings: Any, names: str, *, least: float | None = None, above: float | None = None, below: float | None = None
 ) -> None:
-    """Refuse values of these fields outside of the bounds; None is always allowed, and a tuple has several values.
+    """Raise if a value of these fields is out of bounds; None is always allowed, and a tuple has several values.
 
-    names: separated by spaces; the error says `section.name` where that is given.
+    names: separated by spaces; a name may have a section, which the error shows.
     """
     wanted = {"at least": least, "above": above, "below": below}
     bounds = " and ".join(f"{name} {bound:g}" for name, bound in wanted.items() if bound is not None)

@@ -1,4 +1,4 @@
-"""Lines of the text files people have (plain, .gz, .xz, .bz2, .zst), and the refusal of what is not text."""
+"""Reads lines of text files (plain, .gz, .xz, .bz2, .zst), and rejects files that are not text."""
 
 import bz2
 import gzip
@@ -24,7 +24,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """All lines of a UTF-8 file, or of standard input (`-`); an invalid byte is refused with its line."""
+    """All lines of a UTF-8 file, or of standard input (`-`); an error names the line of an invalid byte."""
     lines = []
     for number, line in enumerate(iterate_lines(Path(path)), start=1):
         try:
@@ -40,22 +40,22 @@ def _name(path: Path) -> str:
 
 
 def iterate_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a text file, decompressed by its content, without line ends or byte order mark.
+    """The lines of a text file, decompressed, without line ends or byte order mark.
 
-    Only a line feed ends a line (and a carriage return before it goes with it). `str.splitlines` would also split at
-    U+2028 and a dozen other characters that occur in crawled text, and shift every line after them.
+    Only a line feed ends a line (a carriage return before it is removed). `str.splitlines` would also split at U+2028
+    and a dozen other characters that occur in crawled text, and misalign all following lines.
     """
     return chain.from_iterable(_line_blocks(path))
 
 
 def iterate_blocks(path: Path) -> Iterator[bytes]:
-    """The bytes of a file, decompressed by its content."""
+    """The decompressed bytes of a file."""
     with _refusing_damage(_name(path)):
         yield from _blocks(path)
 
 
 def check_readable(path: Path) -> None:
-    """Refuse what is certainly no text file, without opening it."""
+    """Raise if the path cannot be a text file, without opening it."""
     if path.is_dir():
         raise InputError(f"{path} is a folder, not a text file")
     if not path.exists():
@@ -107,7 +107,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 
 def unpacked(file: "BufferedReader[Any]", path: Path) -> Iterator[bytes]:
-    """The content of a file in blocks, decompressed as its first bytes say; `path` is its name in messages."""
+    """The content of a file in blocks, decompressed according to its first bytes; `path` is its name in messages."""
     start = file.peek(8)
     if start.startswith(b"\x28\xb5\x2f\xfd"):
         yield from _unpack_zstandard(file, path)
@@ -120,7 +120,7 @@ _OPENERS = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\x00": lzma.open, b"BZh": bz2.open
 
 
 def _unpack_zstandard(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    """Frames end to end; unlike zstandard's own reader it notices when the last one is cut short."""
+    """Concatenated frames; unlike zstandard's own reader, this detects a truncated last frame."""
     try:
         import zstandard
     except ImportError as error:
@@ -146,7 +146,7 @@ def _refusing_damage(name: str) -> Iterator[None]:
     try:
         yield
     except EOFError as error:
-        raise InputError(f"{name} is cut short: the compressed data ends too early") from error
+        raise InputError(f"{name} is truncated: the compressed data ends too early") from error
     except (gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
         raise InputError(f"{name} is damaged: {error}") from error
     except OSError as error:

@@ -37,7 +37,7 @@ def test_a_gpu_that_stays_unused_is_named_once(machine: pytest.MonkeyPatch, caps
     assert [choose_device(None) for _ in range(3)] == ["cpu"] * 3
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert f"the GPU of this machine is not used (torch {torch.__version__} is built without CUDA" in said
+    assert f"not using the GPU of this machine (torch {torch.__version__} is built without CUDA" in said
 
 
 def test_one_asked_for_in_vain_is_refused_with_the_reason(machine: pytest.MonkeyPatch) -> None:

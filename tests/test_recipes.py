@@ -199,7 +199,7 @@ class TestFiles:
         mine = self.write(tmp_path, 'extends = "nowhere.toml"\n')
         with raises(
             InputError,
-            match=f"^{mine} extends 'nowhere.toml', but .*nowhere.toml does not exist, and there is no preset",
+            match=f"^{mine} extends 'nowhere.toml', but there is neither .*nowhere.toml nor such a preset",
         ):
             load_recipe(mine)
         mine = self.write(tmp_path, "[training]\nmax_steps = 1\n")

@@ -1,1 +1,1 @@
-"""What `import deepnmt` offers: one function, one file. The only place where rooms of one row meet."""
+"""The functions of `import deepnmt`, one file each. The only package that joins packages of the same row."""

@@ -1,4 +1,4 @@
-"""`deepnmt.average`: several checkpoints of a run become one MODEL."""
+"""`deepnmt.average`: average checkpoints of a run into a MODEL."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from deepnmt.training.folder import read_about
 
 @dataclass(frozen=True)
 class Average:
-    """A MODEL made of checkpoints."""
+    """An averaged MODEL."""
 
     model: Path
     checkpoints: list[str]
@@ -47,12 +47,12 @@ def average(
     beam: int | None = None,
     device: str | None = "cpu",
 ) -> Average:
-    """Write the MODEL folder `out` with the average of some checkpoints of a RUN folder.
+    """Average checkpoints of a RUN folder and write the MODEL folder `out`.
 
-    last: the last N checkpoints; `of` says which kind (by default epochs, or steps if no epoch has ended).
+    last: average the last N checkpoints of the kind `of` (by default epochs, or steps if no epoch has ended).
     best: instead, the N with the best validation scores. steps: instead, those of these steps.
-    best_on_valid: of the last 1 to N, average those whose mean has the best validation BLEU. The validation set is
-        that of `data` (by default the run's own), decoded with the run's own settings unless `beam` is given.
+    best_on_valid: of the averages of the last 1 to N, keep the one with the best BLEU on the validation set of `data`
+        (by default the run's), decoded with the run's settings unless `beam` is given.
     """
     run, out = Path(run), Path(out)
     about = read_about(run)
@@ -83,7 +83,7 @@ def _bleu_judge(
 ) -> Callable[[dict[str, Tensor]], float]:
     """BLEU of the validation set, translated by a model with these weights."""
     if dataset.valid_text is None:
-        raise InputError(f"{dataset.folder} has no validation set, which --best-on-valid needs; give another --data")
+        raise InputError(f"{dataset.folder} has no validation set, which --best-on-valid needs; choose another --data")
     sources, references = dataset.valid_text
     tokenizers = TokenizerPair.load(run)
     settings = {**(read_decoding(run) or {}), **({} if beam is None else {"beam": beam})}

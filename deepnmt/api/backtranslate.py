@@ -1,4 +1,4 @@
-"""`deepnmt.backtranslate`: monolingual target text and a reverse model make synthetic parallel text."""
+"""`deepnmt.backtranslate`: synthetic parallel text from monolingual text and a model of the opposite direction."""
 
 import fcntl
 import os
@@ -23,7 +23,7 @@ from deepnmt.text import check_readable
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticText:
-    """Parallel files of `pairs` lines: `synthetic` is translated, `given` the text without its empty lines."""
+    """Parallel files of `pairs` lines: `synthetic` has the translations, `given` the text without its empty lines."""
 
     synthetic: Path
     given: Path
@@ -41,11 +41,11 @@ def backtranslate(
     chunk: int | None = None,
     **settings: Any,
 ) -> SyntheticText | None:
-    """Translate `text` with a MODEL and write `out`.LANGUAGE for both languages; continue an interrupted call.
+    """Translate `text` with a MODEL and write `out`.LANGUAGE for both languages; resume an interrupted call.
 
-    `settings` are the fields of `TranslationConfig`; without `beam`, translations are sampled, which trains better
-    models (https://arxiv.org/abs/1808.09381). Started by torchrun, each rank translates its share of the chunks (of
-    `chunk` lines), and the last to finish merges the shares: the others return None. The result does not depend on the
+    `settings` are the fields of `TranslationConfig`; without `beam`, translations are sampled, which gives better
+    training data (https://arxiv.org/abs/1808.09381). Under torchrun, each rank translates its share of the chunks (of
+    `chunk` lines), and the last one to finish merges them; the others return None. The result does not depend on the
     number of ranks.
     """
     model, text, out = Path(model), Path(text), Path(out)
@@ -65,7 +65,7 @@ def backtranslate(
     if not shards[rank].exists():
         with ResumableFile(shards[rank], job) as shard:
             if shard.lines:
-                say(f"resuming after {shard.lines:,} lines of this share")
+                say(f"resuming after {shard.lines:,} lines of this rank's share")
             chunks = _own_chunks(text, size, rank, world_size, shard.lines)
             translate_chunks(translator, str(text), chunks, shard, title="backtranslate", **settings)
     return _merge_if_last(text, shards, finals, size)
@@ -103,7 +103,7 @@ def _finals(out: Path, text: Path, translator: Translator) -> tuple[Path, Path]:
 
 
 def _own_chunks(text: Path, size: int, rank: int, world_size: int, done: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Every world_size-th chunk after `done` lines of these, and the number of lines of the text before it."""
+    """Every world_size-th chunk after the first `done` lines of these, with the number of lines before it."""
     first = 0
     for number, chunk in enumerate(file_chunks(text, size)):
         if number % world_size == rank:
@@ -123,7 +123,7 @@ def _merge_if_last(text: Path, shards: list[Path], finals: tuple[Path, Path], si
             lock.unlink(missing_ok=True)
             return None
         if missing:
-            say(f"this share is done; {missing} of {len(shards)} are not finished yet")
+            say(f"this rank is done; {missing} of {len(shards)} are not finished yet")
             return None
         pairs, left_out = _merge(text, shards, finals, size)
         for shard in shards:
@@ -133,7 +133,7 @@ def _merge_if_last(text: Path, shards: list[Path], finals: tuple[Path, Path], si
 
 
 def _merge(text: Path, shards: list[Path], finals: tuple[Path, Path], size: int) -> tuple[int, int]:
-    """Pair the text with its translations, chunk by chunk; lines without one are left out."""
+    """Pair the text with its translations, chunk by chunk, without lines that have none."""
     pairs = left_out = 0
     with ExitStack() as stack:
         parts = [stack.enter_context(shard.open("rb")) for shard in shards]

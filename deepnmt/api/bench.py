@@ -1,4 +1,4 @@
-"""`deepnmt.bench_training` and `bench_generation`: how fast a recipe is on this machine, with random weights."""
+"""`deepnmt.bench_training` and `bench_generation`: the speed of a recipe on this machine, with random weights."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,7 +20,7 @@ def bench_training(
     data: str | Path | None = None,
     device: str | None = None,
 ) -> TrainingSpeed:
-    """Time whole updates, over sentences as long as those of the DATASET `data`, or typically long."""
+    """Time optimiser updates, with the sentence lengths of the DATASET `data` or typical ones."""
     lengths = typical_lengths()
     if data is not None:
         corpus = next(iter(Dataset.open(Path(data)).train.values()))
@@ -39,7 +39,7 @@ def bench_generation(
     device: str | None = None,
     precision: str = "fp32",
 ) -> Iterator[GenerationSpeed]:
-    """Time the search over random sentences; of the recipe's model, or of one with each of these depths in turn."""
+    """Time the search on random sentences, with the recipe's model or with each of these depths in turn."""
     config, chosen = load_recipe(recipe, overrides).model, choose_device(device)
     try:
         variants = with_depth(config, encoder_layers, decoder_layers)

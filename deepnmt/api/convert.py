@@ -1,4 +1,4 @@
-"""`deepnmt.convert`: a model of another toolkit becomes a MODEL folder."""
+"""`deepnmt.convert`: another toolkit's model to a MODEL folder."""
 
 import shutil
 from collections.abc import Sequence
@@ -38,17 +38,16 @@ def convert(
     lowercase: bool = False,
     overwrite: bool = False,
 ) -> Transformer:
-    """Write the model of a `checkpoint`, a file or a folder, to the MODEL folder `out`, and return it.
+    """Convert `checkpoint`, a file or folder, to the MODEL folder `out`, and return the model.
 
-    `toolkit` is `marian` (a folder of Marian or of Hugging Face), `m2m100`, `nllb` or `fsmt` (folders of Hugging Face),
-    `exported` (what `deepnmt export --to huggingface` wrote, perhaps trained on since),
-    `dlcl` (the code of the paper's authors; also an .npz of its parameters) or `fairseq`. By default it is recognised
-    from the folder. A folder has the tokenisers too; of a model with many languages, `source_lang` and `target_lang`
-    are those translated by default.
+    `toolkit` is `marian` (Marian or Hugging Face folder), `m2m100`, `nllb` or `fsmt` (Hugging Face folders), `exported`
+    (a folder of `deepnmt export --to huggingface`, perhaps trained further), `dlcl` (the authors' code, or an .npz of
+    its parameters) or `fairseq`. For a folder it is detected by default. A folder includes the tokenisers; for a
+    multilingual model, `source_lang` and `target_lang` set the default languages.
 
-    For dlcl and fairseq: with the languages, fairseq's dictionaries (the target's is by default the source's) and
-    subword-nmt's `codes` the MODEL translates text; without them it holds the network alone. `codes` and
-    `pretokenizer` have one entry for both sides, or one for each.
+    For dlcl and fairseq, the languages, fairseq's dictionaries (the target's defaults to the source's) and
+    subword-nmt's `codes` are needed to translate text; without them the MODEL has no tokenisers. `codes` and
+    `pretokenizer` have one entry for both sides, or one per side.
     """
     checkpoint, out = Path(checkpoint), Path(out)
     toolkit = toolkit or recognise(checkpoint)
@@ -58,7 +57,9 @@ def convert(
     text: ForeignText | None
     if toolkit in TEXTS:
         if source_dict or target_dict or codes:
-            raise InputError(f"--source-dict, --target-dict and --codes are not for {toolkit}, whose folder has them")
+            raise InputError(
+                f"--source-dict, --target-dict and --codes are not used with {toolkit}, whose folder has tokenisers"
+            )
         text = TEXTS[toolkit](checkpoint, source_lang, target_lang)
         model = convert_model(checkpoint, toolkit, text.numbering)
     else:
@@ -81,9 +82,9 @@ def convert(
 
 
 def fold(folder: str | Path, out: str | Path, *, overwrite: bool = False) -> tuple[Transformer, float]:
-    """Write a MODEL that computes what the MODEL `folder` does, with plain pre- or post-norm sub-layers.
+    """Write a MODEL that is equivalent to the MODEL `folder`, with plain pre- or post-norm sub-layers.
 
-    Returns it, and the largest difference between the logits of both for random sentences, in double precision and
+    Returns it, and the largest difference between the logits of both on random sentences, in double precision and
     relative to the largest logit.
     """
     folder, out = Path(folder), Path(out)
@@ -91,7 +92,9 @@ def fold(folder: str | Path, out: str | Path, *, overwrite: bool = False) -> tup
     plain = folded(model)
     if plain is model:
         able = ", ".join(kind for kind, scheme in SUBLAYERS.items() if scheme.folds_into)
-        raise InputError(f"{folder} has no sub-layers to fold: of kind {able} (admin only in a residual stack)")
+        raise InputError(
+            f"{folder} has no sub-layers that can be folded; these can: {able} (admin only in a residual stack)"
+        )
     check_out(out, overwrite, "a MODEL folder", META, CONFIG)
     exact = load_model(folder).double()
     difference = _difference(exact, folded(exact))
@@ -116,22 +119,22 @@ def _difference(model: Transformer, plain: Transformer) -> float:
 
 
 def recognise(checkpoint: Path) -> str:
-    """The format of a folder; a file does not say which toolkit wrote it."""
+    """Detect the format of a folder; a file does not show which toolkit wrote it."""
     if not checkpoint.exists():
         raise InputError(f"{checkpoint} does not exist")
     if not checkpoint.is_dir():
-        raise InputError(f"{checkpoint} is a file: say which toolkit wrote it, --from {' or '.join(FORMATS)}")
+        raise InputError(f"{checkpoint} is a file; name its format with --from {' or '.join(FORMATS)}")
     if (checkpoint / "config.json").is_file():
         model_type = read_json(checkpoint / "config.json").get("model_type")
         if is_exported(checkpoint):
             return "exported"
         if model_type not in MODEL_TYPES:
-            raise InputError(f"{checkpoint} has model_type {model_type!r}; deepnmt reads {', '.join(MODEL_TYPES)}")
+            raise InputError(f"{checkpoint} has model_type {model_type!r}; supported are {', '.join(MODEL_TYPES)}")
         toolkit = MODEL_TYPES[model_type]
         return "nllb" if toolkit == "m2m100" and not (checkpoint / "vocab.json").is_file() else toolkit
     if any(checkpoint.glob("*.npz")):
         return "marian"
-    raise InputError(f"{checkpoint} is not a model that deepnmt knows: it has neither config.json nor an .npz file")
+    raise InputError(f"{checkpoint} is not a supported model: it has neither config.json nor an .npz file")
 
 
 def _meta(checkpoint: Path, toolkit: str, text: ForeignText | None) -> dict[str, object]:
@@ -157,20 +160,20 @@ def _check_text(
     needed = {"source_dict": source_dict, "codes": codes, "source_lang": source_lang, "target_lang": target_lang}
     missing = [f"--{name.replace('_', '-')}" for name, value in needed.items() if not value]
     if missing and (len(missing) < len(needed) or target_dict is not None):
-        raise InputError(f"tokenisers also need {', '.join(missing)}")
+        raise InputError(f"to convert tokenisers, also give {', '.join(missing)}")
     for name, values in (("codes", codes), ("pretokenizer", pretokenizer)):
         if len(values) > 2:
-            raise InputError(f"--{name} takes one value, or one for each side")
+            raise InputError(f"--{name} takes one value for both sides, or one per side")
 
 
 def _check_sizes(checkpoint: Path, model: Transformer, tokenizers: TokenizerPair) -> None:
-    """Every row must have a symbol, and every symbol a row."""
+    """Check that the vocabularies have as many symbols as the embeddings have rows."""
     for side in ("source", "target"):
         rows, symbols = getattr(model.config, f"{side}_vocab_size"), getattr(tokenizers, side).vocab_size
         if symbols != rows:
             raise InputError(
-                f"the {side} vocabulary has {symbols:,} symbols, the special ones included, but the embedding of "
-                f"{checkpoint} has {rows:,} rows: it is not this model's"
+                f"the {side} vocabulary has {symbols:,} symbols, including special ones, but the embedding of "
+                f"{checkpoint} has {rows:,} rows: it belongs to another model"
             )
 
 

@@ -19,12 +19,12 @@ from deepnmt.text import read_lines
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Scores with their signatures, the translations they are of, and the settings of the search."""
+    """Scores with their signatures, the translations, and the search settings."""
 
     scores: Scores
     hypotheses: list[str]
     settings: dict[str, Any]
-    seconds: float  # of translating
+    seconds: float  # of translation
 
 
 def evaluate(
@@ -44,9 +44,9 @@ def evaluate(
 ) -> Evaluation:
     """Translate the file `source` with a MODEL (or an ensemble) and score it against one or several reference files.
 
-    `settings` are the fields of `TranslationConfig` (`beam`, `length_penalty`, ...); by default the model's own.
-    `output` keeps the translations. `confidence` adds 95 % intervals by bootstrap resampling. Languages, metrics and
-    `lowercase` are those of `deepnmt.score`, the languages by default the model's.
+    `settings` are the fields of `TranslationConfig` (`beam`, `length_penalty`, ...), by default the model's. `output`
+    is a file for the translations. `confidence` adds 95 % intervals by bootstrap resampling. Languages (by default the
+    model's), `metrics` and `lowercase` are those of `deepnmt.score`.
     """
     from_table(TranslationConfig, settings)
     out = None if output is None else Path(output)

@@ -1,4 +1,4 @@
-"""`deepnmt.export`: a MODEL for another runtime, verified against the original model before it is kept."""
+"""`deepnmt.export`: export a MODEL to another runtime, verified against the original."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from deepnmt.progress import say
 
 @dataclass(frozen=True)
 class Export:
-    """What was written, a folder or a file, and how closely it agrees with the model; None: nothing here can run it."""
+    """The folder or file written, and its agreement with the model; None if the runtime is not installed."""
 
     path: Path
     agreement: Agreement | None
@@ -29,10 +29,10 @@ def export(
     sentences: Sequence[str] = (),
     overwrite: bool = False,
 ) -> Export:
-    """Write the MODEL folder `model` in the format `to`, with all that is needed to translate with it.
+    """Export the MODEL folder `model` to the format `to`, with everything needed to translate.
 
-    Where the package that runs the format is installed, nothing is kept unless it agrees with the model on random
-    sources and on `sentences`. `out` is by default the model's folder with the format after its name. `argos` packs an
+    If the package that runs the format is installed, the export is kept only if it agrees with the model on random
+    sources and on `sentences`. `out` defaults to the model's folder name followed by the format. `argos` packs an
     export to CTranslate2 into one file for Argos Translate and LibreTranslate.
     """
     if to not in FORMATS:

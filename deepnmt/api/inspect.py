@@ -1,4 +1,4 @@
-"""`deepnmt.inspect_size`, `inspect_weights` and `inspect_gradients`: look into a model or a recipe."""
+"""`deepnmt.inspect_size`, `inspect_weights` and `inspect_gradients`: inspect a model or a recipe."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -17,7 +17,7 @@ from deepnmt.progress import progress
 
 
 def inspect_size(model: str | Path, overrides: Sequence[str] = (), *, data: str | Path | None = None) -> ModelSize:
-    """The parameters and the arithmetic of each part of a MODEL, or of a recipe (with the vocabulary of `data`)."""
+    """The parameters and FLOPs of each part of a MODEL, or of a recipe (with the vocabulary sizes of `data`)."""
     return ModelSize(str(model), config := _config(model, overrides, data), measure(config))
 
 
@@ -26,7 +26,7 @@ def _config(model: str | Path, overrides: Sequence[str], data: str | Path | None
     if not folder.is_dir():
         return load_recipe(str(model), overrides, None if data is None else Dataset.open(Path(data))).model
     if overrides:
-        raise InputError(f"{overrides[0]}: {model} is a MODEL folder, and only a recipe's settings can be replaced")
+        raise InputError(f"{overrides[0]}: {model} is a MODEL folder; only a recipe's settings can be overridden")
     if data is not None:
         raise InputError(f"--data {data}: {model} is a MODEL folder and has its own vocabulary")
     load_meta(folder)
@@ -36,7 +36,7 @@ def _config(model: str | Path, overrides: Sequence[str], data: str | Path | None
 def inspect_weights(model: str | Path) -> list[ConnectionWeights]:
     """The learned connection weights of the encoder and the decoder of a MODEL."""
     if not Path(model).is_dir():
-        raise InputError(f"{model} is not a MODEL folder; learned weights are those of a trained model")
+        raise InputError(f"{model} is not a MODEL folder; only a trained model has learned weights")
     return read_weights(Path(model))
 
 
@@ -47,9 +47,9 @@ def inspect_gradients(
     data: str | Path | None = None,
     trial: GradientTrial = GradientTrial(),  # noqa: B008 (frozen)
 ) -> gradients.GradientReport:
-    """The gradient of each encoder layer over the first updates, pre-norm against post-norm and DLCL.
+    """The gradient of each encoder layer over the first updates, for pre-norm, post-norm and DLCL.
 
-    The sentences are those of the DATASET `data`, or random ones.
+    Trains on the DATASET `data`, or on random sentences.
     """
     dataset = None if data is None else Dataset.open(Path(data))
     words = [] if dataset else [f"model.{side}_vocab_size={gradients.RANDOM_WORDS}" for side in ("source", "target")]

@@ -1,4 +1,4 @@
-"""`deepnmt.prepare`: raw parallel text becomes a DATASET folder."""
+"""`deepnmt.prepare`: raw parallel text to a DATASET folder."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,17 +41,17 @@ def prepare(
 ) -> Dataset:
     """Clean parallel text, learn subwords, encode it, and write everything to the folder `out`.
 
-    Text is one file or several (plain, .gz, .xz, .bz2, .zst): `source` and `target` line by line, `tsv` with both in
-    two columns, or `memory`, TMX or XLIFF; these are the training corpus called `train`. `corpora` are further ones by
-    name, each a pair of files; `weights` and `tags` are by the name of a corpus. `settings` are the fields of
+    Text is one or several files (plain, .gz, .xz, .bz2, .zst): `source` and `target` with corresponding lines, `tsv`
+    with two columns, or `memory` (TMX or XLIFF). These form the training corpus called `train`; `corpora` adds others
+    by name, each a pair of files, and `weights` and `tags` are by corpus name. `settings` are the fields of
     `PrepareSettings`, such as `vocab_size=8000` or `vocab_size=(8000, 6000)`. `workers` is the number of processes
-    (default: all cores); the dataset does not depend on it.
+    (default: all cores); it does not affect the result.
     """
     languages = source_lang, target_lang
     files = {"train": _pair_files("", source, target, tsv, memory, languages)}
     for name, pair in (corpora or {}).items():
         if files.get(name):
-            raise InputError(f"two corpora are called {name!r}")
+            raise InputError(f"two corpora have the name {name!r}")
         files[name] = (ParallelFile(*map(Path, pair)),)
     files = {name: listed for name, listed in files.items() if listed}
     weights, tags = weights or {}, tags or {}
@@ -85,12 +85,12 @@ def _pair_files(
 ) -> tuple[ParallelFile, ...]:
     sources, targets = _listed(source), _listed(target)
     if len(sources) != len(targets):
-        raise InputError(f"{prefix}source has {len(sources)} files and {prefix}target {len(targets)}; they go in pairs")
+        raise InputError(f"{prefix}source has {len(sources)} files but {prefix}target has {len(targets)}")
     pairs = [*zip(sources, targets, strict=True), *zip(_listed(tsv))]
     memories = (ParallelFile(Path(path), languages=languages) for path in _listed(memory))
     return (*(ParallelFile(*map(Path, pair)) for pair in pairs), *memories)
 
 
 def _listed(value: Any) -> Sequence[Any]:
-    """One value stands for a list of one."""
+    """Turn a single value into a list."""
     return [value] if isinstance(value, str | Path | int) else value

@@ -1,4 +1,4 @@
-"""`deepnmt.train`: a recipe and a dataset become a run, and the run a model."""
+"""`deepnmt.train`: train a model from a recipe and a dataset."""
 
 import json
 import signal
@@ -38,13 +38,13 @@ class Run:
     """A RUN folder as `train` left it."""
 
     folder: Path
-    step: int  # optimiser updates made
+    step: int  # number of optimiser updates
     is_finished: bool  # False if a signal interrupted the run; `train` with resume=True continues it
     ending: str  # why training ended
 
     @property
     def model(self) -> Path:
-        """The MODEL folder, for `deepnmt.Translator` and `deepnmt.load_model`; written when a run finishes."""
+        """The MODEL folder, for `deepnmt.Translator` and `deepnmt.load_model`; written when the run finishes."""
         return self.folder / folder.MODEL
 
     @property
@@ -74,25 +74,25 @@ def train(
     from_model: str | Path | None = None,
     device: str | None = None,
 ) -> Run:
-    """Train a model from a recipe on a DATASET in the RUN folder `out`; `Run.model` is the result.
+    """Train a model on a DATASET and write the RUN folder `out`; `Run.model` is the result.
 
-    recipe: a TOML file, the name of a bundled preset, or a `Recipe`. With None and `from_model`, one for fine-tuning
-        with the settings of that model.
-    overrides: settings that replace the recipe's: {"training.max_steps": 1000} or ["training.max_steps=1000"].
-    resume: continue the run in `out`; start it if there is none. The result is the same, to the last bit, as if the
-        run had never been interrupted.
-    from_model: start from the weights of this MODEL folder: fine-tuning.
+    recipe: a TOML file, the name of a bundled preset, or a `Recipe`. With None and `from_model`, a recipe for
+        fine-tuning with the settings of that model.
+    overrides: settings that override the recipe's: {"training.max_steps": 1000} or ["training.max_steps=1000"].
+    resume: resume the run in `out`; start it if there is none. The result is bit for bit the same as without the
+        interruption.
+    from_model: fine-tune the model of this MODEL folder.
     device: "cpu", "cuda" or "cuda:1"; by default a GPU if there is one.
 
     Progress goes to standard error. SIGTERM makes the run save a checkpoint and return; Ctrl-C also raises
-    KeyboardInterrupt after saving. Under torchrun every rank calls this function and they train together.
+    KeyboardInterrupt after saving. Under torchrun, every rank calls this function.
     """
     dataset = data if isinstance(data, Dataset) else Dataset.open(Path(data))
     dataset.verify()
     start = None if from_model is None else Path(from_model)
     if recipe is None:
         if start is None:
-            raise InputError("name a recipe, or a model to fine-tune (--from MODEL)")
+            raise InputError("give a recipe, or a model to fine-tune (--from MODEL)")
         recipe = fine_tuning(start)
     resolved = resolve_recipe(recipe, dataset, overrides)
     with join_world(choose_device(device), resolved.training.distributed_timeout_seconds) as world:
@@ -100,7 +100,7 @@ def train(
 
 
 def fine_tuning(model: Path) -> Recipe:
-    """A recipe that continues with the model of a MODEL folder: a small constant learning rate, validated often."""
+    """A recipe for fine-tuning the model of a MODEL folder: a small constant learning rate and frequent validation."""
     training = TrainingConfig(
         max_steps=2000,
         optimizer="adamw",
@@ -150,7 +150,7 @@ def _train(recipe: Recipe, dataset: Dataset, out: Path, world: World, resume: bo
 
 
 def _text_metrics(recipe: Recipe, dataset: Dataset) -> TextMetrics:
-    """Translates as the recipe validates, and scores with BLEU and chrF."""
+    """Translates with the recipe's validation settings, and scores with BLEU and chrF."""
     beam, penalty = recipe.training.validation_beam, recipe.decoding.length_penalty
 
     def translate(model: Any, sources: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""`deepnmt.translate_file`: text in, text out, from file to file or through pipes."""
+"""`deepnmt.translate_file`: translate text from file to file or through pipes."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ from deepnmt.settings import from_table
 
 @dataclass(frozen=True, kw_only=True)
 class LineFormat:
-    """The columns written for a line: its translation, or the n best, with scores and alignments if asked for."""
+    """The output for a line: its translation or n best, optionally with scores and alignments."""
 
     number: bool = False  # n best: the number of the line first
     scores: bool = False
@@ -69,13 +69,13 @@ def translate_file(
     target_lang: str | None = None,
     **settings: Any,
 ) -> int:
-    """Translate a text file (.gz, .xz, .bz2, .zst too) line by line with a MODEL or an ensemble; return its lines.
+    """Translate a text file (plain, .gz, .xz, .bz2, .zst) with a MODEL or an ensemble; return the number of lines.
 
-    Without `source` or `out`, or with "-", standard input or output. A file appears when it is complete; after an
-    interruption the same call resumes. `prefixes` is a file of forced beginnings, one per line. `scores` adds a column,
-    `as_json` writes one object per line. `settings` are the fields of `TranslationConfig`: with `nbest` the output is
-    line number, score and text; with `alignments` a last column has the links. `chunk` lines are sorted by length and
-    translated together. `source_lang` and `target_lang` choose among the languages of a model that has several.
+    `source` and `out` default to standard input and output, like "-". An output file appears when it is complete; after
+    an interruption the same call resumes. `prefixes` is a file of forced beginnings, one per line. `scores` adds a
+    column, `as_json` writes one object per line. `settings` are the fields of `TranslationConfig`: with `nbest` the
+    output is line number, score and text; with `alignments` the last column has word links. `chunk` lines are sorted by
+    length and translated together. `source_lang` and `target_lang` are for multilingual models.
     """
     from_table(TranslationConfig, settings)
     given, target = (None if path is None or str(path) == "-" else Path(path) for path in (source, out))
@@ -142,7 +142,7 @@ def translate_chunks(
     total: int | None = None,
     **settings: Any,
 ) -> int:
-    """Translate chunks of the text `name`, each with the number of lines before it; return the number of its lines."""
+    """Translate chunks of the text `name`, each with the number of preceding lines; return the number of lines."""
     warnings, done, beginnings = LineWarnings(name), destination.lines, None
     if prefixes is not None:
         beginnings = file_chunks(Path(prefixes), 1, done)
@@ -154,7 +154,7 @@ def translate_chunks(
             if beginnings is not None:
                 forced = [line.decode(errors="replace") for _ in texts for line in next(beginnings, [])]
                 if len(forced) < len(texts):
-                    raise InputError(f"{prefixes} has fewer lines than the input: {first + len(forced):,}")
+                    raise InputError(f"{prefixes} has only {first + len(forced):,} lines, fewer than the input")
             found = translator.translate_nbest(texts, prefixes=forced, warn=warn, done=shown.advance, **settings)
             shown.advance(sum(1 for text in texts if not text.strip()))
             done = first + len(texts)

@@ -100,7 +100,7 @@ def test_an_existing_folder_is_kept_unless_it_is_a_model_to_overwrite(convert, t
     (precious / "thesis.tex").write_text("")
     status, _, err = convert(*command[:-1], precious, "--overwrite")
     assert status == 2
-    assert err == f"deepnmt: {precious} is not a MODEL folder, so it is not overwritten; choose another --out\n"
+    assert err == f"deepnmt: {precious} is not a MODEL folder and will not be overwritten; choose another --out\n"
     assert (precious / "thesis.tex").exists()
 
 
@@ -109,15 +109,15 @@ def test_a_refusal_leaves_nothing_behind(convert, tmp_path, text_files):
     status, out, err = convert(AUTHORS / "dlcl_pre.npz", "--from", "dlcl", "--out", tmp_path / "MODEL", *text_files)
     assert (status, out) == (2, "")
     assert err == (
-        "deepnmt: the source vocabulary has 5 symbols, the special ones included, but the embedding of "
-        f"{AUTHORS / 'dlcl_pre.npz'} has 50 rows: it is not this model's\n"
+        "deepnmt: the source vocabulary has 5 symbols, including special ones, but the embedding of "
+        f"{AUTHORS / 'dlcl_pre.npz'} has 50 rows: it belongs to another model\n"
     )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["codes", "dict.txt"]
 
 
 def test_half_of_what_a_tokeniser_needs_is_refused_before_the_work(convert, tmp_path):
     status, _, err = convert("nowhere.pt", "--from", "dlcl", "--out", tmp_path / "MODEL", "--source-dict", "d")
-    assert (status, err) == (2, "deepnmt: tokenisers also need --codes, --source-lang, --target-lang\n")
+    assert (status, err) == (2, "deepnmt: to convert tokenisers, also give --codes, --source-lang, --target-lang\n")
 
 
 @mark.parametrize(
@@ -180,4 +180,4 @@ def test_a_folded_model_is_plain_and_gives_the_same_logits(convert, tmp_path):
 
     status, _, err = convert(tmp_path / "PLAIN", "--fold", "--out", tmp_path / "AGAIN")
     assert (status, (tmp_path / "AGAIN").exists()) == (2, False)
-    assert f"{tmp_path / 'PLAIN'} has no sub-layers to fold" in err
+    assert f"{tmp_path / 'PLAIN'} has no sub-layers that can be folded" in err

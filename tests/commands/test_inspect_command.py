@@ -100,7 +100,7 @@ def test_a_model_folder_has_a_size_and_takes_no_overrides(inspect, tmp_path):
     assert "encoder  2 layers, residual, width 8, ffn 16, 2 heads" in out
     status, out, err = inspect("size", tmp_path, "model.norm=post")
     assert (status, out) == (2, "")
-    expected = f"model.norm=post: {tmp_path} is a MODEL folder, and only a recipe's settings can be replaced"
+    expected = f"model.norm=post: {tmp_path} is a MODEL folder; only a recipe's settings can be overridden"
     assert err == f"deepnmt: {expected}\n"
 
 

@@ -215,7 +215,7 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("settings", "message"),
         [
-            ({"model_type": "t5"}, "has model_type 't5'; deepnmt reads marian, m2m_100, fsmt"),
+            ({"model_type": "t5"}, "has model_type 't5'; supported are marian, m2m_100, fsmt"),
             ({"activation_function": "gelu_new"}, "activation_fn = gelu_new, which deepnmt does not have"),
             ({"eos_token_id": 5}, "eos_token_id = 5, and deepnmt reads only eos_token_id = 2"),
             ({"normalize_embedding": True}, "deepnmt reads only normalize_embedding = False"),

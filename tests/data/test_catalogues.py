@@ -157,5 +157,5 @@ def test_a_folder_of_other_things_is_never_replaced(tmp_path: Path, capsys: pyte
     (out / "thesis.txt").write_text("precious")
     command = ["corpus", "homeassistant", "--languages", "en", "de", "--package", str(path), "--out", str(out)]
     assert main([*command, "--overwrite"]) == 2
-    assert "is not a corpus, so it is not overwritten" in capsys.readouterr().err
+    assert "is not a corpus and will not be overwritten" in capsys.readouterr().err
     assert (out / "thesis.txt").read_text() == "precious"

@@ -337,7 +337,7 @@ def test_a_dataset_is_replaced_only_when_asked_and_other_folders_never(tmp_path:
         make(tmp_path, english_german(60))
     assert len(Dataset.open(tmp_path / "data").train["train"]) == 50
     (tmp_path / "data" / "dataset.json").unlink()
-    with pytest.raises(InputError, match="is not a dataset, so it is not overwritten"):
+    with pytest.raises(InputError, match="is not a dataset and will not be overwritten"):
         make(tmp_path, english_german(60), overwrite=True)
 
 

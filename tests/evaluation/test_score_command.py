@@ -114,7 +114,7 @@ def test_refusals_name_the_file_and_what_is_wrong(folder: Path, capsys: pytest.C
     for file, message in expected.items():
         assert refusal(capsys, "--hypothesis", file, *reference) == message
         assert refusal(capsys, "--reference", "out.de", "--hypothesis", "out.de", file).startswith(message[:20])
-    assert refusal(capsys, "--hypothesis", "broken.xz", *reference).startswith("broken.xz is cut short")
+    assert refusal(capsys, "--hypothesis", "broken.xz", *reference).startswith("broken.xz is truncated")
     assert "standard input" in refusal(capsys, "--hypothesis", "-", "--reference", "-")
     assert "above 1" in refusal(capsys, "--hypothesis", "out.de", *reference, "--samples", "1")
     assert "invalid choice: 'blue'" in refusal(capsys, "--hypothesis", "out.de", *reference, "--metrics", "blue")

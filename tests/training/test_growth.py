@@ -115,7 +115,7 @@ def test_a_model_to_start_from_has_the_first_depth(tmp_path):
         (["training.r_drop=5.0", "training.sampled_softmax=9"], "r_drop = 5.0 does not work with sampled_softmax"),
         (
             ["model.encoder.layer_dropout=0.1", "training.parallel=fsdp"],
-            "model.encoder.layer_dropout lets ranks leave out different layers, which does not work",
+            "model.encoder.layer_dropout makes ranks skip different layers, which does not work",
         ),
         (
             ["training.grow=[10,20]", "training.grow_at=[9]", "model.encoder.connection=fusion"],

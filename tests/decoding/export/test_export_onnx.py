@@ -332,7 +332,7 @@ def test_what_exists_is_kept_unless_it_is_an_export_to_overwrite(digits_model, t
     expected = f"deepnmt: {tmp_path} already exists; choose another --out or pass --overwrite\n"
     assert capsys.readouterr().err == expected
     assert main([*command, "--overwrite"]) == 2
-    expected = f"deepnmt: {tmp_path} is not an export, so it is not overwritten; choose another --out\n"
+    expected = f"deepnmt: {tmp_path} is not an export and will not be overwritten; choose another --out\n"
     assert capsys.readouterr().err == expected
 
 
