@@ -1,1 +1,1 @@
-"""Looking into a model: its size, its weights over depth, its gradients, its speed."""
+"""Analysis of a model: size, weights over depth, gradients, speed."""

@@ -1,4 +1,4 @@
-"""Charts as SVG text, for pages that need nothing else: heat maps with values on hover, lines with error bars, bars."""
+"""Charts as SVG text for self-contained pages: heat maps with values on hover, lines with error bars, bars."""
 
 import math
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ class Axes:
 
 
 def heat_map(matrix: heatmap.Matrix, rows: Sequence[str], columns: Sequence[str], title: str, mask: bool = True) -> str:
-    """One square a weight, small ones blank if `mask`; every weight is shown under the pointer."""
+    """One square per weight, small ones blank if `mask`; hovering shows every weight."""
     shown = heatmap.shown(matrix, mask)
     colours = heatmap.Colours.of(shown)
     cell = max(14, min(34, 620 // max(len(columns), 1)))
@@ -61,7 +61,7 @@ def heat_map(matrix: heatmap.Matrix, rows: Sequence[str], columns: Sequence[str]
 
 
 def bar_chart(bars: Sequence[tuple[str, float]], title: str, y_label: str) -> str:
-    """One bar a value with the value above it, negative ones below the line."""
+    """One bar per value, labelled; negative ones below the line."""
     step, left, top, plot = max(26, min(60, 700 // max(len(bars), 1))), 60, 50, 200
     high = max([value for _, value in bars] + [0.0])
     low = min([value for _, value in bars] + [0.0])
@@ -84,11 +84,11 @@ def bar_chart(bars: Sequence[tuple[str, float]], title: str, y_label: str) -> st
 
 
 def line_chart(series: Sequence[Series], axes: Axes) -> str:
-    """Lines with error bars and a legend; values that a logarithm cannot show are left out."""
+    """Lines with error bars and a legend; values that a log axis cannot show are omitted."""
     drawn = [_drawable(line, axes.log_y) for line in series]
     points = [(x, y, s) for line in drawn for (x, y), s in zip(line.points, _spreads(line), strict=True)]
     if not points:
-        return _svg(WIDTH, 60, [_text(20, 30, f"{axes.title}: nothing to draw yet", size=14)])
+        return _svg(WIDTH, 60, [_text(20, 30, f"{axes.title}: no data yet", size=14)])
     frame = _Frame.around(points, axes)
     parts = [_text(LEFT, 22, axes.title, size=14, weight="bold"), *frame.grid(axes)]
     names, top = [], BOTTOM + 54
@@ -104,7 +104,7 @@ def line_chart(series: Sequence[Series], axes: Axes) -> str:
 
 @dataclass(frozen=True)
 class _Frame:
-    """Where values lie on the paper."""
+    """Maps values to positions in the chart."""
 
     xs: tuple[float, float]
     ys: tuple[float, float]
@@ -154,7 +154,7 @@ class _Frame:
 
 
 def _dashes(line: Series, number: int) -> str:
-    """Colours come again after a while; then the dashes differ."""
+    """Dashes tell lines apart when colours repeat."""
     dash = DASHES[1] if line.dashed else DASHES[(number // len(PALETTE)) % len(DASHES)]
     return f"stroke-dasharray='{dash}'" if dash else ""
 
@@ -227,7 +227,7 @@ def _svg(width: float, height: float, parts: Sequence[str]) -> str:
 
 
 def page(title: str, sections: Sequence[str]) -> str:
-    """A whole HTML page that loads nothing."""
+    """A self-contained HTML page."""
     style = (
         "body{font:15px/1.5 Helvetica,Arial,sans-serif;max-width:1100px;margin:2em auto;padding:0 1em;color:#222}"
         "svg{max-width:100%;height:auto}figure{margin:1em 0}code{font-size:13px}rect:hover{stroke:#000}"

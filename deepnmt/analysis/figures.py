@@ -1,4 +1,4 @@
-"""Figures as in a paper, through matplotlib: PNG, SVG or PDF by the name of the file."""
+"""Figures by matplotlib: PNG, SVG or PDF, depending on the file name."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,10 +16,10 @@ SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def weights_figure(found: Sequence[ConnectionWeights], column: int, mask: bool, out: Path) -> None:
-    """The paper's figure 6: a heat map for each stack, and the weights of one column of the first over depth."""
+    """The paper's figure 6: a heat map for each stack, and one column of the first over depth."""
     plt = _pyplot(out)
     marks = "abc"[: len(found) + 1]
-    if found[0].is_square:  # the first heat map on the left, the rest beside it
+    if found[0].is_square:  # the first heat map on the left, the others on the right
         side = min(max(0.26 * len(found[0].columns), 3.6), 11)
         size, layout = (side + 6.4, max(side + 0.4, 5.2)), "ab;ac" if len(found) > 1 else "ab"
         ratios = {"width_ratios": [side, 5.4]}
@@ -96,14 +96,14 @@ def _profile(place: Any, weights: ConnectionWeights, column: int, mark: str) -> 
 
 
 def _math(label: str) -> str:
-    """`y10` as a symbol with its number below."""
+    """`y10` as a symbol with a subscript."""
     name, number = label[0], label[1:]
     return f"${name}_{{{number}}}$" if number.isdecimal() else label
 
 
 def _pyplot(out: Path) -> Any:
     if out.suffix not in SUFFIXES:
-        raise InputError(f"{out}: the name of a figure must end in {', '.join(SUFFIXES)}")
+        raise InputError(f"{out}: the file name of a figure must end in {', '.join(SUFFIXES)}")
     try:
         import matplotlib
     except ImportError as error:
@@ -117,7 +117,7 @@ def _pyplot(out: Path) -> Any:
 def _save(plt: Any, figure: Any, out: Path) -> None:
     try:
         with replacing(out) as aside:
-            dates = {".svg": "Date", ".pdf": "CreationDate"}  # which would make two equal figures differ
+            dates = {".svg": "Date", ".pdf": "CreationDate"}  # without which equal figures are equal files
             undated = {dates[out.suffix]: None} if out.suffix in dates else {}
             figure.savefig(aside, format=out.suffix[1:], dpi=200, metadata=undated)
     finally:

@@ -1,4 +1,4 @@
-"""How fast a model generates: random weights and a forced length, so that every engine does the same work."""
+"""Generation speed, with random weights and forced lengths, so that every engine does the same work."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from deepnmt.model.transformer import Transformer
 class GenerationSpeed:
     encoder_layers: int
     decoder_layers: int
-    tokens_per_second: float  # of the best hypotheses, the end not counted
+    tokens_per_second: float  # of the best hypotheses, end symbol not counted
     encoder_share: float  # of the time
     milliseconds_per_step: float
     memory_gib: float  # on a GPU
@@ -56,7 +56,7 @@ def measure_generation(config: ModelConfig, workload: Workload, *, device: str, 
 def _runners(
     prepared: PreparedModel, source: Tensor, workload: Workload
 ) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Translating the batch, and only encoding it."""
+    """Functions that translate the batch and that only encode it."""
     config = SearchConfig(beam=workload.beam)
     fused = source.is_cuda and workload.fused and can_fuse(prepared.model) and ContinuousSearches.suits(config)
     rules = Rules(  # every translation has the length of the workload
@@ -76,7 +76,7 @@ def _runners(
 
     def run() -> object:
         state = prepared.start(source, workload.beam, workload.length)
-        # Nothing ends before the last step: looking would only make the host wait.
+        # No hypothesis ends before the last step, and checking would make the host wait.
         never = Shrinking(every=workload.length + 2)
         if workload.beam == 1:
             return search(prepared.step, state, Paths(rules), never)
@@ -86,7 +86,7 @@ def _runners(
 
 
 def _best_of(run: Callable[[], object], workload: Workload, device: str) -> float:
-    """Seconds for all workers to run once, after a warm-up: the best of several, for machines are noisy."""
+    """Seconds for all workers to run once, after a warm-up; the best of several, because machines are noisy."""
     threads = torch.get_num_threads()
     times = []
     with ThreadPoolExecutor(workload.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
@@ -106,7 +106,7 @@ def _best_of(run: Callable[[], object], workload: Workload, device: str) -> floa
 
 
 def with_depth(config: ModelConfig, encoder_layers: Sequence[int], decoder_layers: Sequence[int]) -> list[ModelConfig]:
-    """The model itself, or variants of it: each encoder depth with its decoder, each decoder depth with its encoder."""
+    """The model itself, or variants of it with each of these encoder depths and decoder depths."""
     variants = [replace(config, encoder=replace(config.encoder, num_layers=depth)) for depth in encoder_layers]
     variants += [replace(config, decoder=replace(config.decoder, num_layers=depth)) for depth in decoder_layers]
     return variants or [config]

@@ -1,4 +1,4 @@
-"""The gradient that reaches each encoder layer, at initialisation and over the first steps, by norm and connection."""
+"""The gradient of each encoder layer at initialisation and over the first steps, by norm and connection."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ class Gradients:
     steps: list[Step]
 
     def ratio(self, step: int) -> float:
-        """How much of the gradient is left at the bottom: dE/dy of the embedding over that of the top layer."""
+        """The share of the gradient that reaches the bottom: dE/dy of the embedding over that of the top layer."""
         outputs = self.steps[step].outputs
         return outputs[0] / outputs[-1] if outputs[-1] else math.nan
 
@@ -73,7 +73,7 @@ class GradientReport:
 
 
 def arms(model: ModelConfig) -> dict[str, ModelConfig]:
-    """The recipe's model with either norm; and for post-norm, residual beside DLCL, in both stacks as in the paper."""
+    """The recipe's model with pre-norm and post-norm, and post-norm with residual and with DLCL connections."""
     own = model.encoder.connection.kind
     found = {f"pre-norm, {own}": replace(model, norm="pre"), f"post-norm, {own}": replace(model, norm="post")}
     for kind in ("residual", "dlcl"):
@@ -82,7 +82,7 @@ def arms(model: ModelConfig) -> dict[str, ModelConfig]:
 
 
 def narrowed(model: ModelConfig, width: int) -> ModelConfig:
-    """The same depth at a width that is fast on a CPU: how the gradient behaves depends on the depth."""
+    """The same depth at a width that is fast on a CPU; the behaviour of the gradient depends on the depth."""
     encoder, decoder = (
         replace(
             stack,
@@ -101,7 +101,6 @@ def hurried(training: TrainingConfig, steps: int) -> TrainingConfig:
 
 
 def with_connection(model: ModelConfig, kind: str) -> ModelConfig:
-    # A config of a scheme knows its own kind.
     connection: Any = CONNECTION_CONFIGS[kind]
     encoder = replace(model.encoder, connection=connection())
     return replace(model, encoder=encoder, decoder=replace(model.decoder, connection=connection()))
@@ -115,7 +114,7 @@ def measure_gradients(
     trial: GradientTrial,
     done: Callable[[int], None] = lambda count: None,
 ) -> Gradients:
-    """Train a new model; its gradients before each update and after the last."""
+    """Train a new model and measure its gradients before each update and after the last."""
     world = World(0, 1, torch.device("cpu"))
     batching = BatchingConfig(tokens_per_batch=trial.tokens, max_length=MAX_LENGTH)
     recipe = Recipe(model=model, training=replace(training, precision="fp32"), batching=batching)
@@ -137,7 +136,7 @@ def measure_gradients(
 
 @contextmanager
 def _watched(network: nn.Module) -> Iterator[list[float]]:
-    """Collects the squared norms of dE/dy_l of the encoder while a backward pass runs inside."""
+    """Collect the squared norms of dE/dy_l of the encoder during a backward pass."""
     assert isinstance(network, Transformer)
     squares = [0.0] * (network.config.encoder.num_layers + 1)
 
@@ -158,12 +157,12 @@ def _watched(network: nn.Module) -> Iterator[list[float]]:
 
 
 def random_corpora(model: ModelConfig) -> AbstractContextManager[dict[str, Corpus]]:
-    """Random ids with the lengths of real sentences: enough to see how far the gradient comes."""
+    """Random ids with realistic sentence lengths, which suffice to see how far the gradient reaches."""
     return made_corpora(typical_lengths(RANDOM_SENTENCES), model)
 
 
 def charts(found: Sequence[Gradients]) -> list[tuple[list[Series], Axes]]:
-    """By layer at initialisation and after the last step, and the share that reaches the bottom over the steps."""
+    """Charts by layer at initialisation and after the last step, and of the share that reaches the bottom over time."""
     last = found[0].steps[-1].step
     drawn = []
     for index, when in [(0, "at initialisation")] + ([(-1, f"after {last} steps")] if last else []):
@@ -178,7 +177,7 @@ def charts(found: Sequence[Gradients]) -> list[tuple[list[Series], Axes]]:
 
 
 def to_text(found: Sequence[Gradients]) -> str:
-    """A row a layer, and for each model the norm at initialisation and after the last step."""
+    """One row per layer; for each model the norm at initialisation and after the last step."""
     last = found[0].steps[-1].step
     moments = [(0, "start")] + ([(-1, f"step {last}")] if last else [])
     head = ["layer", *(f"{g.name}, {when}" for g in found for _, when in moments)]
@@ -192,7 +191,7 @@ def to_text(found: Sequence[Gradients]) -> str:
 
 
 def to_csv(found: Sequence[Gradients]) -> str:
-    """One line a layer and step; layer 0 is the embedding, which has an output and no parameters of its own here."""
+    """One line per layer and step; layer 0 is the embedding, with an output and no parameters."""
     rows: list[Sequence[object]] = []
     for gradients in found:
         for step in gradients.steps:

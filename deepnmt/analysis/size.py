@@ -1,4 +1,4 @@
-"""How large a model is, part by part, and what one token costs; from the config alone, without allocating it."""
+"""The size of each part of a model and its cost per token, from the config, without allocating the model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from deepnmt.model.transformer import Transformer
 
 @dataclass(frozen=True)
 class Part:
-    """`flops`: of the matrix products with its weights, forward, for one token (a source and a target token)."""
+    """`flops`: of its matrix products, forward, for one source and one target token."""
 
     stack: str
     name: str
@@ -84,7 +84,7 @@ _ORDER = ["self-attention", "cross-attention", "feed-forward", "norms", "connect
 
 
 def measure(config: ModelConfig) -> list[Part]:
-    """Every parameter once: a table with several uses stands under the first."""
+    """Count every parameter once; a shared table counts for its first use."""
     with _OnlyShapes():
         model = Transformer(config)
     counted = [_part(config, name, parameter) for name, parameter in model.named_parameters()]
@@ -95,7 +95,7 @@ def measure(config: ModelConfig) -> list[Part]:
 
 
 class _OnlyShapes(TorchFunctionMode):
-    """Gives the large tensors no memory, and no normal numbers: without memory, torch imports its compiler for them."""
+    """Allocates no memory for large tensors and skips their initialisation, which would load torch's compiler."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""How fast a model trains: whole optimiser steps over batches with real sentence lengths."""
+"""Training speed: whole optimiser steps over batches with realistic sentence lengths."""
 
 import math
 import tempfile
@@ -51,7 +51,7 @@ def measure_training(
     device: str,
     when_warm: Callable[[], None] = lambda: None,
 ) -> TrainingSpeed:
-    """On a GPU, unless `trial.eager`, by the recorded engine on packed batches; else by the plain one on padded.
+    """Use CUDA graphs on packed batches on a GPU, unless `trial.eager`; else plain torch on padded batches.
 
     `when_warm` is called before the timed steps; it may wait, for example until the device is idle.
     """
@@ -102,7 +102,7 @@ def measure_training(
 
 
 def training_flops(model: ModelConfig, sources: int, targets: int) -> float:
-    """Of the matrix products, forward and twice that backward; attention scores are not counted."""
+    """FLOPs of the matrix products, forward and backward (twice as many); without attention scores."""
     whole = 0.0
     for part in measure(model):
         of_source = float(part.stack == "encoder")
@@ -114,7 +114,7 @@ def training_flops(model: ModelConfig, sources: int, targets: int) -> float:
 
 @contextmanager
 def made_corpora(lengths: Lengths, model: ModelConfig) -> Iterator[dict[str, Corpus]]:
-    """A corpus of random ids with these sentence lengths, on disk for as long as the block lasts."""
+    """A temporary corpus of random ids with these sentence lengths."""
     sizes, random = (model.source_vocab_size, model.target_vocab_size), np.random.default_rng(1)
     with tempfile.TemporaryDirectory(prefix="deepnmt-bench-") as name:
         with CorpusWriter(Path(name), "made", sizes) as writer:
@@ -126,7 +126,7 @@ def made_corpora(lengths: Lengths, model: ModelConfig) -> Iterator[dict[str, Cor
 
 
 def typical_lengths(count: int = 50_000) -> Lengths:
-    """Lengths like those of parliament proceedings in subwords: log-normal, the target near the source's length."""
+    """Lengths in subwords like those of Europarl: log-normal, with the target close to the source."""
     random = np.random.default_rng(1)
     source = np.clip(random.lognormal(3.15, 0.6, count), 3, 100).astype(np.int64)
     target = np.clip(source * random.lognormal(0.0, 0.2, count), 3, 100).astype(np.int64)
@@ -134,6 +134,6 @@ def typical_lengths(count: int = 50_000) -> Lengths:
 
 
 def wait_for(device: str) -> None:
-    """Until the device has done all it was given."""
+    """Wait until the device is idle."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize()

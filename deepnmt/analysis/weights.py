@@ -1,4 +1,4 @@
-"""The learned weights between layers and around sub-layers, as tables, as text and as pictures."""
+"""The learned weights between layers and around sub-layers as tables, text and plots."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,9 +23,9 @@ DECIMALS = 6
 
 @dataclass(frozen=True)
 class ConnectionWeights:
-    """W of one stack: rows are what is mixed (x_1, x_2, ...), columns the outputs y_0 (the embedding), y_1, ...
+    """W of one stack: rows are the mixtures (x_1, x_2, ...), columns the outputs y_0 (the embedding), y_1, ...
 
-    Or the factors of its sub-layers, the mean over dimensions: rows are the sub-layers, columns the layers.
+    Or the factors of its sub-layers, averaged over dimensions: rows are the sub-layers, columns the layers.
     """
 
     stack: str
@@ -48,9 +48,9 @@ class ConnectionWeights:
         return heatmap.shown(self.matrix, mask)
 
     def profile(self, k: int) -> list[tuple[str, float]]:
-        """The weight of y_k in everything that follows it, by row; of a single row, the weight of every output."""
+        """The weights of y_k in later mixtures, by row; for a single row, the weights of all outputs."""
         if not 0 <= k < len(self.columns):
-            raise InputError(f"--column {k}: the {self.stack} has the columns 0 to {len(self.columns) - 1}")
+            raise InputError(f"--column {k}: the {self.stack} has columns 0 to {len(self.columns) - 1}")
         if len(self.rows) == 1:
             return list(zip(self.columns, self.matrix[0], strict=True))
         first = k if self.is_square else 0
@@ -66,7 +66,7 @@ class ConnectionWeights:
 
     @property
     def default_column(self) -> int:
-        """The paper's column 10 if the stack is deeper than that, else one in the middle."""
+        """Column 10, as in the paper, if the stack is deep enough, else the middle one."""
         return 10 if len(self.columns) > 12 else (len(self.columns) - 1) // 2
 
 
@@ -80,9 +80,7 @@ def read_weights(folder: Path) -> list[ConnectionWeights]:
         kinds = f"{config.encoder.connection.kind} encoder and {config.decoder.connection.kind} decoder"
         learning = [kind for kind, scheme in CONNECTIONS.items() if scheme.matrix is not Connection.matrix]
         learning += [kind for kind, scheme in SUBLAYERS.items() if scheme.learns_factors]
-        raise InputError(
-            f"{folder}: {kinds}: it has no learned weights to show ({', '.join(learning[:-1])} and {learning[-1]} have)"
-        )
+        raise InputError(f"{folder} has no learned weights to show: {kinds} (these have: {', '.join(learning)})")
     return found
 
 
@@ -111,7 +109,7 @@ def _factors(stack: str, kind: str, layers: list[Layer]) -> ConnectionWeights:
 
 
 def to_csv(found: Sequence[ConnectionWeights]) -> str:
-    """One line a weight; `shown` says whether the paper's rule leaves it in the picture."""
+    """One line per weight; `shown` is 1 if the paper's figure would show it."""
     rows: list[Sequence[object]] = [["stack", "kind", "row", "column", "weight", "shown"]]
     for weights in found:
         for row, values, drawn in zip(weights.rows, weights.matrix, weights.shown(mask=True), strict=True):
@@ -122,13 +120,13 @@ def to_csv(found: Sequence[ConnectionWeights]) -> str:
 
 
 def to_page(found: Sequence[ConnectionWeights], column: int, mask: bool, title: str) -> str:
-    """An HTML page that loads nothing, with every weight under the pointer, those left blank too."""
+    """A self-contained HTML page; hovering shows every weight, including blank ones."""
     note = heatmap.RULE if mask else "Every weight is shown."
     return page(title, [*draw(found, column, mask), f"<p>{note}</p>"])
 
 
 def draw(found: Sequence[ConnectionWeights], column: int | None = None, mask: bool = True) -> list[str]:
-    """Pictures (SVG): a heat map for each stack, and one column of the first."""
+    """SVG plots: a heat map for each stack, and one column of the first."""
     if not found:
         return []
     drawn = [heat_map(one.matrix, one.rows, one.columns, one.title, mask) for one in found]
@@ -137,7 +135,7 @@ def draw(found: Sequence[ConnectionWeights], column: int | None = None, mask: bo
 
 
 def to_text(weights: ConnectionWeights, mask: bool) -> str:
-    """Plain numbers in columns, blanks as dots."""
+    """Numbers in columns, with dots for blanks."""
     rows = [
         [label, *("." if math.isnan(value) else f"{value:.2f}" for value in row)]
         for label, row in zip(weights.rows, weights.shown(mask), strict=True)
@@ -146,7 +144,7 @@ def to_text(weights: ConnectionWeights, mask: bool) -> str:
 
 
 def coloured(weights: ConnectionWeights, mask: bool, width: int) -> Text:
-    """For a terminal: a coloured cell a weight, with the value in it, or without where the screen is narrow."""
+    """For a terminal: one coloured cell per weight, with its value unless the screen is narrow."""
     shown = weights.shown(mask)
     values = [value for row in shown for value in row if not math.isnan(value)]
     colours = heatmap.Colours.of(shown)

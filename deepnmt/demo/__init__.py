@@ -1,1 +1,1 @@
-"""The demo: from nothing to a translation model of one's own, within a time budget, by the calls a user would make."""
+"""The demo: download a corpus and train a translation model within a time budget, with the public commands."""

@@ -1,4 +1,4 @@
-"""The steps of the demo. Each is skipped when its result exists, so an interrupted demo resumes."""
+"""The steps of the demo. A step is skipped if its result exists, so an interrupted demo resumes."""
 
 import shlex
 import shutil
@@ -17,8 +17,8 @@ from deepnmt.progress import say
 
 RECIPES = {"cpu": "demo", "cuda": "demo-gpu"}
 BASELINES = {"cpu": "demo-baseline", "cuda": "demo-gpu-baseline"}
-# The target text as its own source, this much of it in every epoch: from it a small model learns to copy names it has
-# never seen (Currey et al. 2017, https://aclanthology.org/W17-4715/).
+# The weight of the target text as its own source, from which a small model learns to copy unknown names
+# (Currey et al. 2017, https://aclanthology.org/W17-4715/).
 COPIED = 0.3
 
 
@@ -26,7 +26,7 @@ COPIED = 0.3
 class DemoSettings:
     target: str = "de"
     out: Path = Path("demo")
-    minutes: float | None = None  # for everything after the downloads; None: what suits the device
+    minutes: float | None = None  # without downloads; None: depends on the device
     recipe: str | None = None  # instead of the demo's own
     with_baseline: bool = False
     device: str | None = None
@@ -35,7 +35,9 @@ class DemoSettings:
 
     def __post_init__(self) -> None:
         if self.target == "en":
-            raise InputError("--target en: the demo translates from English; choose another language, such as de")
+            raise InputError(
+                "--target en: the demo translates from English; choose another target language, such as de"
+            )
         if self.minutes is not None and not 0 < self.minutes < 10_000:
             raise InputError(f"--minutes {self.minutes:g} must be above 0 and below 10,000")
 
@@ -58,7 +60,7 @@ class Baseline:
 
 @dataclass(frozen=True, kw_only=True)
 class Demo:
-    """What the demo made, and where."""
+    """The results of the demo."""
 
     target: str
     folder: Path
@@ -97,7 +99,7 @@ def run_demo(settings: DemoSettings) -> Demo:
         _prepare(corpus, data, target, settings.vocab_size)
 
     def model(recipe: str, minutes: float, name: str) -> tuple[Plan, dict[str, Any]]:
-        """Train and score one, under its name in the folder, as far as that is not done yet."""
+        """Train and score a model, unless that is done."""
         path, run = out / f"plan-{name}.json", out / f"run-{name}"
         if not path.is_file():
             make_plan(recipe, device, minutes, data, out / "trial", settings.max_processes).write(path)
@@ -113,7 +115,7 @@ def run_demo(settings: DemoSettings) -> Demo:
 
 
 def _check_plan(path: Path, settings: DemoSettings, device: str) -> None:
-    """Refuse settings that differ from those of the demo in the folder."""
+    """Raise if the settings differ from those of the demo in the folder."""
     if not path.is_file():
         return
     plan = Plan.read(path)
@@ -144,7 +146,7 @@ def _prepare(corpus: Path, data: Path, target: str, vocab_size: int) -> None:
 
 
 def _train(path: Path, data: Path, run: Path) -> Plan:
-    """In two parts: the speed of the first decides the length of the second."""
+    """Train in two parts; the speed of the first determines the length of the second."""
     plan = Plan.read(path)
     if _trained_steps(run) == plan.steps:
         return plan
@@ -170,7 +172,7 @@ def _train_to(steps: int, decay: int, plan: Plan, data: Path, run: Path) -> None
 
 
 def _trained_steps(run: Path) -> int:
-    """Of a run that has finished and left a model."""
+    """The steps of a finished run with a model, else 0."""
     from deepnmt.training.checkpoint import step_of
 
     if not (run / "model" / "meta.json").is_file():
@@ -179,7 +181,7 @@ def _trained_steps(run: Path) -> int:
 
 
 def _evaluate(run: Path, corpus: Path, target: str, device: str) -> dict[str, Any]:
-    """The scores on the test set, kept beside the model."""
+    """The scores on the test set, stored with the run."""
     path = run / "scores.json"
     if not path.is_file():
         from deepnmt.api.evaluate import evaluate

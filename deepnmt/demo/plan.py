@@ -1,4 +1,4 @@
-"""Fitting the demo's training into its time: number of updates, precision, number of processes."""
+"""Fits the demo's training into its time budget: number of updates, precision, number of processes."""
 
 import json
 import os
@@ -21,11 +21,11 @@ from deepnmt.progress import say
 from deepnmt.training.curves import read_log
 
 MINUTES = {"cpu": 12.0, "cuda": 1.0}
-# Seconds for everything but training: preparing the data, trying the speed, translating and scoring the test set.
+# Seconds for everything but training: preparing data, measuring speed, translating and scoring the test set.
 RESERVE = {"cpu": 90.0, "cuda": 35.0}
 LEAST_SHARE = 0.4  # of the time, for training
 STEPS = {"cpu": (100, 12_000), "cuda": (2000, 30_000)}  # at least and at most
-FIRST_ON_GPU = 1000  # updates, which take less time than a trial
+FIRST_ON_GPU = 1000  # updates, faster than a separate trial
 OVERHEAD = 1.05  # a long run also saves and validates
 TRIAL_STEPS, TRIAL_LOG_EVERY = 20, 5
 VALIDATIONS = {"cpu": 2, "cuda": 1}  # up to the end of each part
@@ -33,13 +33,13 @@ MAX_PROCESSES = 2  # an update has two batches
 
 
 def training_seconds(minutes: float, device: str) -> float:
-    """How much of the whole time is for training."""
+    """The part of the total time that is for training."""
     return max(60 * minutes - RESERVE[device], LEAST_SHARE * 60 * minutes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """How a model is trained; made once and stored, so that an interrupted demo resumes."""
+    """How a model is trained; stored, so that an interrupted demo resumes."""
 
     recipe: str
     device: str
@@ -47,7 +47,7 @@ class Plan:
     precision: str
     processes: int
     steps: int
-    first: int  # updates before the rest is planned by the speed so far; 0 once that is done
+    first: int  # updates of the first part, whose speed determines the rest; 0 once that is done
     decay: int  # updates at the end in which the learning rate falls to zero
     warmup: int
     seconds: float  # expected for the rest
@@ -65,7 +65,7 @@ class Plan:
         write_json(path, asdict(self))
 
     def with_rest(self, seconds_per_step: float) -> "Plan":
-        """The rest of the run, given the speed of its first part: as many updates as the time has room for."""
+        """Plan the rest of the run from the speed of its first part: as many updates as fit into the time."""
         per_step = OVERHEAD * seconds_per_step
         budget = training_seconds(self.minutes, self.device)
         rest = max(budget / per_step - self.first, self.first // 2)  # the decay needs some updates
@@ -74,7 +74,7 @@ class Plan:
         return replace(self, first=0, steps=steps, decay=decay, seconds=decay * per_step)
 
     def overrides(self, steps: int, decay: int) -> list[str]:
-        """The rate falls in a straight line to zero over the last `decay` updates, wherever the time puts the end."""
+        """The learning rate decays linearly to zero over the last `decay` updates."""
         settings: dict[str, Any] = {"max_steps": steps, "warmup_steps": self.warmup, "decay_steps": decay}
         settings |= {"validate_every": max(steps // VALIDATIONS[self.device], 1), "precision": self.precision}
         return [f"training.{name}={value}" for name, value in settings.items()]
@@ -82,13 +82,13 @@ class Plan:
 
 def _within(steps: float, device: str) -> int:
     least, most = STEPS[device]
-    return int(max(least, min(most, steps))) // 4 * 4  # parts are halves, and so are the intervals of validation
+    return int(max(least, min(most, steps))) // 4 * 4  # divisible by two parts and two validations
 
 
 def make_plan(
     recipe: str, device: str, minutes: float, data: Path, trial: Path, max_processes: int = MAX_PROCESSES
 ) -> Plan:
-    """On a CPU the speed is tried in the folder `trial`, which is removed; a GPU is measured in the first part."""
+    """Measure the speed in the temporary folder `trial` on a CPU; on a GPU the first part measures it."""
     training = load_recipe(recipe).training
     precision = training.precision
     if device == "cpu" and precision == "bf16" and not multiplies_bf16():
@@ -100,7 +100,7 @@ def make_plan(
         say(f"measuring how fast this machine trains {recipe}")
         processes = min(available_cores(), max_processes)
         per_step = try_speed(recipe, precision, processes, data, trial)
-        if per_step is None:  # on some machines processes cannot connect; one process always works
+        if per_step is None:  # on some machines processes cannot connect
             processes = 1
             per_step = try_speed(recipe, precision, processes, data, trial)
         if per_step is None:
@@ -122,14 +122,14 @@ def make_plan(
 
 
 def try_speed(recipe: str, precision: str, processes: int, data: Path, trial: Path) -> float | None:
-    """Seconds per update in a short training that is thrown away; None if it fails."""
+    """Seconds per update in a short throw-away run; None if it fails."""
     settings: dict[str, Any] = {"max_steps": TRIAL_STEPS, "warmup_steps": 1, "decay_steps": 1, "validation_lines": 0}
     settings |= {"log_every": TRIAL_LOG_EVERY, "validate_every": 10**6, "save_every": 10**6, "precision": precision}
     overrides = [f"training.{key}={value}" for key, value in settings.items()]
     shutil.rmtree(trial, ignore_errors=True)
     try:
         words = [recipe, *overrides, "--data", data, "--out", trial, "--device", "cpu"]
-        if launch(processes, words, quietly=processes > 1):  # if even one process fails, its output says why
+        if launch(processes, words, quietly=processes > 1):  # with one process, its output shows why it failed
             return None
         return seconds_per_step(trial)
     finally:
@@ -137,13 +137,13 @@ def try_speed(recipe: str, precision: str, processes: int, data: Path, trial: Pa
 
 
 def seconds_per_step(run: Path) -> float:
-    """Without the updates up to the first line of the log, in which kernels are compiled."""
+    """Seconds per update, without those before the first line of the log, which include compilation."""
     lines = [line for line in read_log(run) if line["kind"] == "train"]
     steps, seconds = [line["step"] for line in lines], [line["tokens"] / line["tokens_per_second"] for line in lines]
     return seconds[0] / steps[0] if len(steps) == 1 else sum(seconds[1:]) / (steps[-1] - steps[0])
 
 
-# torchrun without its warnings and traceback when it is asked to stop: training has said everything.
+# torchrun without its warnings and traceback on SIGTERM, since training has printed a message.
 TORCHRUN = """import logging, sys
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.run import main
@@ -156,10 +156,10 @@ except SignalException as stopped:
 
 
 def launch(processes: int, words: Sequence[object], quietly: bool = False) -> int:
-    """`deepnmt train` in one or several processes of its own, shown as a user would type it; the exit status.
+    """Run `deepnmt train` in one or several processes, print the command, and return the exit status.
 
-    Several processes, each with its share of the cores, wait for each other once per update, and threads in every
-    operation: for a small model processes are faster, above all on a busy machine.
+    Processes synchronise once per update, threads in every operation, so several processes are faster for a small
+    model, especially on a busy machine.
     """
     given = [str(word) for word in words]
     start = ["-m"]
@@ -180,14 +180,14 @@ def launch(processes: int, words: Sequence[object], quietly: bool = False) -> in
         try:
             return process.wait()
         except KeyboardInterrupt:
-            process.wait()  # it was interrupted as well, and saves first
+            process.wait()  # interrupted too; it saves a checkpoint first
             raise
         finally:
             signal.signal(signal.SIGTERM, before)
 
 
 def multiplies_bf16() -> bool:
-    """Whether this CPU has instructions for it: emulated, it is slower than fp32."""
+    """True if this CPU has bf16 instructions; emulated, bf16 is slower than fp32."""
     import torch
 
     def seconds(dtype: torch.dtype) -> float:

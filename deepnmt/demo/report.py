@@ -14,7 +14,7 @@ from deepnmt.training.curves import read_log
 
 
 def examples(demo: Demo, count: int) -> list[tuple[str, ...]]:
-    """Source, translation and reference of some test sentences, evenly spread over those of middling length."""
+    """Source, translation and reference of test sentences of medium length, evenly spaced."""
     files = demo.corpus / "test.en", demo.run / f"test.{demo.target}", demo.corpus / f"test.{demo.target}"
     lines = zip(*map(read_lines, files), strict=True)
     chosen = [line for line in lines if 5 <= len(line[0].split()) <= 14]
@@ -22,7 +22,7 @@ def examples(demo: Demo, count: int) -> list[tuple[str, ...]]:
 
 
 def show(demo: Demo, count: int) -> None:
-    print(f"\nTest set: {demo.num_lines:,} sentences of components the model has never seen")
+    print(f"\nTest set: {demo.num_lines:,} sentences, from components not in the training data")
     for score in demo.scores.values():
         low, high = score.get("low"), score.get("high")
         spread = "" if low is None else f" ({low:.1f} to {high:.1f} with 95 % confidence)"
@@ -41,11 +41,11 @@ def write_report(demo: Demo, count: int) -> Path:
     beside = ""
     if demo.baseline:
         beside = f"<p>{escape(str(demo.baseline))}; <code>{escape(demo.baseline.signature)}</code>.</p>"
-    cell = "<td style='white-space:normal'>"  # sentences, unlike figures, may break
+    cell = "<td style='white-space:normal'>"  # sentences may wrap
     rows = "".join(f"<tr>{cell}{cell.join(map(escape, sentences))}" for sentences in examples(demo, count))
     sections = [
         f"<p>Trained here. Model: <code>{escape(str(demo.model))}</code></p>",
-        f"<h2>Scores</h2><p>{demo.num_lines:,} test sentences of components that are not in the training data.</p>"
+        f"<h2>Scores</h2><p>{demo.num_lines:,} test sentences from components that are not in the training data.</p>"
         f"<table><tr><th>score<th class=n>value<th>signature{scores}</table>{beside}",
         f"<h2>Examples</h2><table><tr><th>source<th>translation<th>reference{rows}</table>",
         f"<h2>Curves</h2>{_curves(demo.run)}",
@@ -58,14 +58,14 @@ def write_report(demo: Demo, count: int) -> Path:
 
 
 def _weights(model: Path) -> list[str]:
-    """A section, if the model has learned weights between its layers."""
+    """A section about learned weights between layers, if any."""
     maps = [
         heat_map(weights.matrix, weights.rows, weights.columns, weights.title)
         for weights in learned_weights(load_model(model))
     ]
     about = (
-        "<h2>Which layers each layer uses</h2><p>A row shows the weights of the earlier outputs in the input of the "
-        "next layer; small weights are blank, as in figure 6 of the paper.</p>"
+        "<h2>Learned layer weights</h2><p>A row shows the weights of the earlier outputs in the input of the next "
+        "layer; small weights are blank, as in figure 6 of the paper.</p>"
     )
     return [about + "".join(maps)] if maps else []
 

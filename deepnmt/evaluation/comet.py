@@ -1,4 +1,4 @@
-"""COMET, which needs an older numpy than we do: run where it is installed, or read from the file it wrote elsewhere."""
+"""COMET, run if it is installed, or read from a file written elsewhere (it needs an older numpy than deepnmt)."""
 
 import importlib.metadata
 import importlib.util
@@ -18,13 +18,13 @@ _SEGMENT = re.compile(r"\tSegment \d+\tscore: (-?[\d.]+)")
 
 
 def run_comet(source: str | None, systems: Named, references: Named, model: str) -> list[Score]:
-    """The score of each system against the first reference, where the package `comet` can be imported."""
+    """The score of each system against the first reference, by the package `comet`."""
     if importlib.util.find_spec("comet") is None:
         raise InputError(
-            "COMET is not installed here (it needs an older numpy than deepnmt): run"
+            "COMET is not installed (it needs an older numpy than deepnmt); run"
             " `python -m venv comet && comet/bin/pip install unbabel-comet &&"
             f" comet/bin/comet-score -s SOURCE -t HYPOTHESIS -r REFERENCE --model {model} --to_json comet.json`"
-            " and give its file to `deepnmt score` with --comet-scores comet.json"
+            " and then `deepnmt score ... --comet-scores comet.json`"
         )
     if source is None:
         raise InputError("--comet needs the source text: add --source FILE")
@@ -44,9 +44,11 @@ def run_comet(source: str | None, systems: Named, references: Named, model: str)
 
 
 def read_comet(files: Sequence[str], systems: Named, model: str | None) -> list[Score]:
-    """The mean of the segment scores in what `comet-score` wrote (`--to_json` or printed), or of one number a line."""
+    """The mean segment score of a file by `comet-score` (`--to_json` or printed), or of one number per line."""
     if len(files) != len(systems):
-        raise InputError(f"--comet-scores has {len(files)} files and --hypothesis {len(systems)}: give one for each")
+        raise InputError(
+            f"--comet-scores has {len(files)} files but --hypothesis has {len(systems)}; give one per hypothesis"
+        )
     found = []
     for path, (_, hypotheses) in zip(files, systems, strict=True):
         text = "\n".join(read_lines(path))
@@ -72,7 +74,7 @@ def _json_scores(path: str, text: str) -> list[float]:
         (segments,) = systems.values()
         return [float(segment["COMET"]) for segment in segments]
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is not what comet-score --to_json writes ({error!r})") from error
+        raise InputError(f"{path} is not output of comet-score --to_json ({error!r})") from error
 
 
 def _text_scores(path: str, text: str) -> list[float]:

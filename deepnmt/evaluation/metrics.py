@@ -1,4 +1,4 @@
-"""The scores there are: one table, from a short name to what it is called, what it equals and how it is built."""
+"""The table of all scores: name, title, description and constructor of each."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,15 +11,15 @@ from deepnmt.languages import base_language
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric
 
-# Written without spaces between words: Moses tokens and word n-grams mean nothing there.
+# Written without spaces, so Moses tokens and word n-grams are meaningless.
 UNSPACED = ("zh", "ja")
 
 
 @dataclass
 class Languages:
-    """The pair that is scored, by the base of the codes (`de` for `de_AT`), which is what tokenisers are chosen by.
+    """The language pair, by base codes (`de` for `de_AT`), which select the tokenisers.
 
-    What had to be done differently for it is collected in `notices`.
+    `notices` collects deviations from the usual scores.
     """
 
     source: str | None = None
@@ -104,11 +104,11 @@ METRICS = {
 
 
 def choose(languages: Languages, lowercase: bool) -> list[str]:
-    """The scores that make sense for this pair, by default all of them."""
+    """The scores that are computed for this pair by default."""
     with_words = languages.target not in UNSPACED
     kinds = ["bleu"]
     if languages.target is None:
-        languages.notice("tokenised BLEU is left out: it needs the target language (--target-lang)")
+        languages.notice("tokenised BLEU is omitted, because it needs the target language (--target-lang)")
     elif with_words:
         kinds.append("multi_bleu")
         if languages.target == "de" and languages.source in (None, "en"):

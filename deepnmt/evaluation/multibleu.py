@@ -1,6 +1,6 @@
-"""BLEU as multi-bleu.perl computes it, on text that is tokenised with the Moses rules here.
+"""BLEU as computed by multi-bleu.perl, on text tokenised with the Moses rules.
 
-Apart from `metrics`, because it imports sacreBLEU and sacremoses, which are slow to load.
+Separate from `metrics` because it imports sacreBLEU and sacremoses, which load slowly.
 """
 
 import re
@@ -48,7 +48,7 @@ class MosesWords:
         return split_compounds(tokens) if self.compounds else tokens
 
 
-moses_words = cache(MosesWords)  # kinds of BLEU share their tokens
+moses_words = cache(MosesWords)  # shared between variants of BLEU
 
 
 class MultiBLEUSignature(BLEUSignature):

@@ -1,4 +1,4 @@
-"""Files of translations scored side by side: what `deepnmt score` prints."""
+"""Scores of files of translations, for `deepnmt score`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -24,10 +24,10 @@ def score_files(
     on_metric: Callable[[str], None] = lambda title: None,
     **options: Any,
 ) -> list[tuple[str, Scores]]:
-    """The scores of each file of hypotheses, under its name; `-` is standard input, and .gz, .xz, .bz2 are unpacked.
+    """The scores of each file of hypotheses, by name; `-` is standard input, and .gz, .xz, .bz2 are decompressed.
 
     Several files are compared with the first by a paired `test` (a name of `TESTS`, or None). `confidence` adds 95 %
-    intervals. COMET is run (`comet`, which needs `source`) or read from what comet-score wrote (`comet_scores`).
+    intervals. COMET is run (`comet`, which needs `source`) or read from the output of comet-score (`comet_scores`).
     `options` are those of `deepnmt.score`: languages, metrics, lowercase.
     """
     if [*hypotheses, *references, source].count("-") > 1:
@@ -37,7 +37,7 @@ def score_files(
     reference_files = [(path, read_lines(path)) for path in references]
     systems = [(path, read_lines(path)) for path in hypotheses]
     check_lengths(systems, reference_files)
-    # COMET before the other scores: this is where a call may have to be refused.
+    # COMET first, because its input may be refused.
     of_comet: list[Score] = []
     if comet_scores:
         of_comet = read_comet(comet_scores, systems, comet_model)

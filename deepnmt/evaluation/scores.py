@@ -1,4 +1,4 @@
-"""Scores of translations, every figure with the signature that says exactly which figure it is."""
+"""Scores of translations, each with a signature that defines it exactly."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric
 
 Lines = Sequence[str]
-Named = Sequence[tuple[str, Lines]]  # each under the name that messages call it by
+Named = Sequence[tuple[str, Lines]]  # with the name used in messages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +101,8 @@ def score(
 ) -> Scores:
     """Score raw, detokenised lines against one reference or several (each a list with the same number of lines).
 
-    `metrics` are names of `deepnmt.evaluation.metrics.METRICS`; absent, all that suit the languages are computed, with
-    `lowercase` their case-insensitive kinds. `resamples` above one adds 95 % intervals from that many resamples.
+    `metrics` are names of `deepnmt.evaluation.metrics.METRICS`, by default all that suit the languages, with
+    `lowercase` in their case-insensitive variants. `resamples` above one adds 95 % intervals from that many resamples.
     """
 
     def figures(name: str, metric: "Metric", references: Sequence[Lines]) -> list[Score]:
@@ -141,7 +141,7 @@ def compare(
     def figures(name: str, metric: "Metric", references: Sequence[Lines]) -> list[Score]:
         from sacrebleu.significance import PairedTest
 
-        # One metric at a time: sacreBLEU tells metrics apart by a name that all kinds of BLEU share.
+        # One metric at a time, because all variants of BLEU have the same name in sacreBLEU.
         confidence = TESTS["bootstrap"].samples if test == "randomization" else -1
         count = samples or TESTS[test].samples
         tested: Any = PairedTest(named, {name: metric}, references, TESTS[test].code, count, confidence)()
@@ -164,8 +164,7 @@ def compare(
 
 
 def _p_value(result: Any, baseline: Any) -> float:
-    """No difference is no evidence of one. sacreBLEU counts only resamples that differ by more, none here, and calls a
-    system significantly different from itself."""
+    """1 for equal scores, where sacreBLEU reports the smallest possible p-value."""
     return 1.0 if result.score == baseline.score else float(result.p_value)
 
 
@@ -179,7 +178,7 @@ def _scored(
     figures: Callable[[str, "Metric", Sequence[Lines]], list[Score]],  # of one metric, for each system
 ) -> list[tuple[str, Scores]]:
     if not references:
-        raise InputError("there is no reference to score against")
+        raise InputError("no reference to score against")
     sets: Any = [references] if isinstance(references[0], str) else list(references)
     check_lengths(systems, [(f"reference {i}", lines) for i, lines in enumerate(sets, start=1)])
     found: list[dict[str, Score]] = [{} for _ in systems]
@@ -194,12 +193,12 @@ def _scored(
 
 
 def quick_scores(hypotheses: Lines, references: Lines | Sequence[Lines], target_lang: str | None = None) -> Scores:
-    """BLEU and chrF only: what validation during training looks at."""
+    """BLEU and chrF only, for validation during training."""
     return score(hypotheses, references, target_lang=target_lang, metrics=("bleu", "chrf"))
 
 
 def check_lengths(systems: Named, references: Named) -> None:
-    """Refuse unless all have the same number of lines, at least one."""
+    """Raise unless all have the same number of lines, at least one."""
     first_name, first_lines = references[0]
     for name, lines in (*references, *systems):
         if not lines:
@@ -207,22 +206,22 @@ def check_lengths(systems: Named, references: Named) -> None:
         if len(lines) != len(first_lines):
             raise InputError(
                 f"{name} has {len(lines):,} lines and {first_name} has {len(first_lines):,}:"
-                " line n must translate what line n of the reference translates"
+                " corresponding lines must be translations of the same sentence"
             )
 
 
 def _appearance(name: str, lines: Lines) -> list[str]:
-    """What looks wrong with lines that should be raw text."""
+    """Notices about lines that do not look like raw text."""
     notices = []
     tokenised = sum(line.endswith((" .", " ?", " !")) for line in lines)
     if tokenised * 10 > len(lines):
         notices.append(
-            f"{name}: {tokenised:,} of {len(lines):,} lines end in a detached full stop, as tokenised text does;"
+            f"{name}: {tokenised:,} of {len(lines):,} lines end in a detached full stop, like tokenised text;"
             " these scores expect raw text: detokenise first"
         )
     subwords = sum("@@ " in line or "▁" in line for line in lines)
     if subwords * 10 > len(lines):
         notices.append(
-            f"{name}: {subwords:,} of {len(lines):,} lines carry subword marks (@@ or ▁): join the words first"
+            f"{name}: {subwords:,} of {len(lines):,} lines contain subword marks (@@ or ▁): join the subwords first"
         )
     return notices

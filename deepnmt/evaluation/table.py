@@ -1,4 +1,4 @@
-"""Scores for reading: folded to a terminal's width, signatures under the figures, or one line a figure for a pipe."""
+"""Tables of scores: folded to the width of a terminal, with signatures below, or one line per score for a pipe."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ SIGNIFICANT = 0.05
 
 
 def lines(systems: Systems) -> str:
-    """Aligned columns, one figure a line, the signature last; columns without any entry are left out."""
+    """Aligned columns, one score per line, the signature last; empty columns are omitted."""
     rows = [["score", "system", "value", "low", "high", "difference", "p", "signature"]]
     baseline = systems[0][1]
     for key in baseline:
@@ -31,7 +31,7 @@ def lines(systems: Systems) -> str:
 
 
 def folded(systems: Systems, width: int) -> Text:
-    """No line is wider than `width`, unless a name alone is."""
+    """Lines are at most `width` wide, unless a name is wider."""
     if len(systems) == 1:
         return Text("\n").join(_alone(systems[0][1], width))
     return Text("\n\n").join(_compared(systems, key, width) for key in systems[0][1])

@@ -1,1 +1,1 @@
-"""The paper's tables and figures as data, the runner that fills them with our numbers, and the report."""
+"""The paper's tables and figures as data, the runner, and the report."""

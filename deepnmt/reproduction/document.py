@@ -1,4 +1,4 @@
-"""A report as blocks, written as Markdown (charts in files beside it) and as one HTML page that loads nothing."""
+"""A report as blocks, written as Markdown (with separate chart files) and as a self-contained HTML page."""
 
 import re
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from deepnmt.files import replacing
 class Block:
     markdown: str
     html: str
-    files: dict[str, str] = field(default_factory=dict)  # that the Markdown shows
+    files: dict[str, str] = field(default_factory=dict)  # used by the Markdown
 
 
 def heading(text: str) -> Block:
@@ -35,7 +35,7 @@ def code(text: str) -> Block:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Block:
-    """Columns from the second on are numbers."""
+    """All columns but the first are numbers."""
     lines = [head, ["---", *("---:" for _ in head[1:])], *rows]
     markdown = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
     return Block(markdown, "<table>" + _row(head, "th") + "".join(_row(row, "td") for row in rows) + "</table>")

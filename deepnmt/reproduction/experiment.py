@@ -1,6 +1,6 @@
-"""What an experiment is: models to train (arms), what to measure, what the paper found, and what it claims.
+"""An experiment: models to train (arms), measurements, the paper's results and its claims.
 
-`experiments/` has a file for each table and figure of the paper, and for a few experiments beside them.
+`experiments/` has a file for each table and figure of the paper, and for a few others.
 """
 
 import tomllib
@@ -15,22 +15,22 @@ Measure = Literal["scores", "speed", "weights"]
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One model: a recipe and its changes. `paper` has the paper's own figures, NaN where its model failed to train."""
+    """One model: a recipe with overrides. `paper` has the paper's results, NaN where its model failed to train."""
 
     label: str
     recipe: str
     overrides: tuple[str, ...] = ()
     group: str = ""
     paper: dict[str, float] = field(default_factory=dict)  # parameters (millions), bleu, ppl, speed (tokens/s)
-    depth: int | None = None  # of the encoder, if not the recipe's; its place in a plot over depth
-    line: str = ""  # and the line of the plot it belongs to
-    setting: Literal["scale", "base"] = "scale"  # at a small scale, `base` halves the batch and the rate
+    depth: int | None = None  # of the encoder, if not the recipe's; its position in a plot over depth
+    line: str = ""  # its line in that plot
+    setting: Literal["scale", "base"] = "scale"  # at a small scale, `base` halves batch and learning rate
     only: Literal["", "full", "small"] = ""  # the scales that run it
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """What the paper says: `better` scores above `worse`; or, alone, that `fails` does not train."""
+    """A claim of the paper: `better` scores above `worse`, or `fails` does not train."""
 
     better: str = ""
     worse: str = ""
@@ -48,11 +48,11 @@ class Experiment:
     arms: tuple[Arm, ...]
     overrides: tuple[str, ...] = ()  # for every arm
     claims: tuple[Claim, ...] = ()
-    also: tuple[str, ...] = ()  # other places of the paper that it covers
+    also: tuple[str, ...] = ()  # other parts of the paper that it covers
     measures: tuple[Measure, ...] = ("scores",)
-    metric: str = "compound_bleu"  # the figure that stands beside the paper's
+    metric: str = "compound_bleu"  # compared with the paper's figure
     plot: Literal["", "score", "speed"] = ""  # over depth
-    equal: Literal["tokens", "time"] = "tokens"  # what is the same for every arm
+    equal: Literal["tokens", "time"] = "tokens"  # which every arm gets the same amount of
     own_setting: bool = False  # learning rates and batches of the recipes, even at a small scale
     keeps_shape: bool = False  # a scale does not resize the models
     shows_gradients: bool = False
@@ -61,7 +61,7 @@ class Experiment:
     trains: bool = True
 
     def overrides_of(self, arm: Arm) -> list[str]:
-        """What makes an arm of its recipe, at the paper's scale."""
+        """The overrides of an arm at the paper's scale."""
         depth = [] if arm.depth is None else [f"model.encoder.num_layers={arm.depth}"]
         return [*self.overrides, *arm.overrides, *depth]
 

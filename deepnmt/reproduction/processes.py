@@ -1,7 +1,7 @@
-"""Runs in this process, or in one or several processes per GPU. A process claims a run by a lock on its folder.
+"""Executes runs in this process, or in one or several processes per GPU. A process claims a run by locking its folder.
 
 The operating system releases the lock when the process ends, so a killed worker leaves nothing to clean up, and several
-calls may work on one study at the same time.
+calls can work on one study concurrently.
 """
 
 import fcntl
@@ -36,7 +36,7 @@ def work(runs: Sequence[PlannedRun], setup: Setup, stop_after: float | None = No
     failed: list[str] = []
     for number, run in enumerate(runs, start=1):
         if stop_after is not None and time.monotonic() - started > 60 * stop_after:
-            say(f"{stop_after:g} minutes have passed: starting no further runs; repeat the command to resume")
+            say(f"stopping after {stop_after:g} minutes; repeat the command to resume")
             break
         folder = setup.study.runs / run.name
         with _claim(folder) as mine:
@@ -66,9 +66,9 @@ def _claim(folder: Path) -> Iterator[bool]:
 def start_workers(
     arguments: Sequence[str], gpus: Sequence[str], parallel: int, runs: Sequence[PlannedRun], study: Study
 ) -> None:
-    """`parallel` processes for every GPU, each doing runs until none is left; this process shows the progress.
+    """Start `parallel` processes per GPU, which execute runs until none is left, and show the progress.
 
-    `arguments` are this call's own, to which the workers' flag is added.
+    `arguments` are those of this call; the workers' flag is added.
     """
     workers: list[tuple[Path, subprocess.Popen[bytes]]] = []
     for number in range(len(gpus) * parallel):
@@ -98,7 +98,7 @@ def start_workers(
 
 @contextmanager
 def _stopped_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends this process only after its workers have saved what they have."""
+    """On SIGTERM, end this process only after its workers have saved their checkpoints."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

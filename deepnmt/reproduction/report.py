@@ -1,4 +1,4 @@
-"""Our numbers beside the paper's: tables, claims and charts of one experiment."""
+"""The report of one experiment: our results and the paper's in tables, claims and charts."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,12 +28,12 @@ def report(content: Mapping[str, Any], experiment: Experiment) -> list[Block]:
         rows = [[arm.arm.label, *(_text(arm.score(metric, test)) for metric in metrics)] for arm in arms]
         blocks += [heading(f"All scores on {test}"), table(["model", *metrics], rows)]
     if failures := [f"{arm.arm.label}: {reason}" for arm in arms for reason in dict.fromkeys(arm.failures)]:
-        blocks += [heading("What failed, and why"), bullets(failures)]
+        blocks += [heading("Failed runs"), bullets(failures)]
     return [*blocks, *_provenance(content, arms)]
 
 
 def _scores(arms: Arms) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Every score of every run: its test set, its metric, and itself."""
+    """Every score of every run, with its test set and metric."""
     for arm in arms:
         for run in arm.runs:
             for test, scores in (run["scores"] or {}).items():
@@ -48,9 +48,9 @@ def _setting(content: Mapping[str, Any], arms: Arms) -> str:
     counted = counted if len(seeds) == 1 else f"{seeds[0]} to {counted}"
     got = ""
     if fixed.get("tokens"):
-        got = f" Every arm has the same updates: {fixed['tokens']:,} tokens, batches counted full."
+        got = f" Every arm has the same number of updates: {fixed['tokens']:,} tokens, counting full batches."
     if content.get("seconds"):
-        got = f" Every arm has the same time to train: {content['seconds'] / 60:.1f} minutes."
+        got = f" Every arm trains for the same time: {content['seconds'] / 60:.1f} minutes."
     tests = list(dict.fromkeys(test for test, _, _ in _scores(arms)))
     over = "" if len(tests) < 2 else f" Where no test set is named, a score is the mean of {' and '.join(tests)}."
     return (
@@ -60,7 +60,7 @@ def _setting(content: Mapping[str, Any], arms: Arms) -> str:
 
 
 def _main_table(arms: Arms, experiment: Experiment) -> Block:
-    """Groups have a row with their name; an arm is compared with the first of its group."""
+    """Groups have a title row; an arm is compared with the first of its group."""
     head: list[str] = []
     rows: list[list[str]] = []
     group = ""
@@ -76,7 +76,7 @@ def _main_table(arms: Arms, experiment: Experiment) -> Block:
 
 
 def _cells(result: ArmResult, reference: ArmResult, arms: Arms, experiment: Experiment) -> dict[str, str]:
-    """The row of an arm by the titles of its columns; the paper's figures where it gives any."""
+    """The row of an arm by column title, with the paper's results if there are any."""
     metric, paper, number = experiment.metric, result.arm.paper, result.number
     given = {key for arm in arms for key in arm.arm.paper}
     cells = {"model": result.arm.label}
@@ -121,7 +121,7 @@ def _cells(result: ArmResult, reference: ArmResult, arms: Arms, experiment: Expe
 
 
 def _text(figure: Figure | None, form: str = "", divisor: float = 1) -> str:
-    """The mean with its spread, or the mean alone in this form."""
+    """The mean with its standard deviation, or the mean alone in this format."""
     return "" if figure is None else f"{figure.mean / divisor:{form}}" if form else str(figure)
 
 
@@ -155,7 +155,7 @@ def _notes(arms: Arms, experiment: Experiment) -> Iterator[Block]:
         yield paragraph("Costs alone are those of a model twice as wide on an idle GPU (`benchmarks/depth.py`).")
     if "scores" in experiment.measures and any(experiment.metric not in of_test for of_test in scored):
         yield paragraph(
-            f"Some scores ({experiment.metric}) could not be computed where the runs were made; "
+            f"Some scores ({experiment.metric}) are missing; "
             "`deepnmt reproduce --score-only DIR` adds them where sacremoses is installed."
         )
 
@@ -192,7 +192,7 @@ def _verdict(holds: bool) -> str:
 
 
 def _compared(better: ArmResult, worse: ArmResult, experiment: Experiment) -> tuple[Figure | None, Figure | None, int]:
-    """By what the experiment measures; the last is -1 where lower is better."""
+    """The measurements to compare; the last value is -1 if lower is better."""
     if not experiment.trains:
         return better.number("speed", "tokens_per_second"), worse.number("speed", "tokens_per_second"), 1
     if experiment.shows_perplexity and any("ppl" in arm.arm.paper for arm in (better, worse)):
@@ -202,7 +202,7 @@ def _compared(better: ArmResult, worse: ArmResult, experiment: Experiment) -> tu
 
 
 def _depth_charts(arms: Arms, experiment: Experiment) -> Iterator[Block]:
-    """Ours, and the paper's where it has any: a line for each kind of model."""
+    """Our results and the paper's, with a line for each kind of model."""
     if not experiment.plot:
         return
     speed = experiment.plot == "speed"
@@ -228,7 +228,7 @@ def _depth_charts(arms: Arms, experiment: Experiment) -> Iterator[Block]:
 
 
 def _training_charts(arms: Arms, experiment: Experiment) -> Iterator[Block]:
-    """Of the first seed: gradients by layer and over the updates, and the validation loss."""
+    """For the first seed: gradients by layer and over time, and the validation loss."""
     found = {arm.arm.label: _first(arm, "gradients") for arm in arms}
     depth = max((len(lines[-1]["norms"]) for lines in found.values() if lines), default=0)
     if experiment.shows_gradients and depth:
@@ -244,7 +244,7 @@ def _training_charts(arms: Arms, experiment: Experiment) -> Iterator[Block]:
         yield chart("gradients", line_chart(by_layer, axes), title)
         title = "Gradient of the lowest over the top encoder layer"
         axes = Axes(title, "update", "ratio", log_y=True)
-        about = "How much of the gradient reaches the lowest encoder layer while training"
+        about = "Share of the gradient that reaches the lowest encoder layer during training"
         yield chart("gradient-share", line_chart(shares, axes), about)
     curves = [
         Series(arm.arm.label, [(x, y) for x, y in points if abs(y) < 1e6])  # neither diverged nor NaN
@@ -276,9 +276,9 @@ def _provenance(content: Mapping[str, Any], arms: Arms) -> Iterator[Block]:
     searches = {(run["decode"]["beam"], run["decode"]["length_penalty"]) for run in runs if run["decode"]}
     items = [f"data: `{content['fixed']['data']}`", *(f"machine: {machine}" for machine in sorted(machines))]
     if parallel > 1:
-        items.append(f"up to {parallel} runs at a time on one device: speeds and times are those of shared use")
+        items.append(f"up to {parallel} concurrent runs per device, which affects speeds and times")
     items += [f"decoding: beam {beam}, length penalty {alpha:g}" for beam, alpha in sorted(searches)]
-    yield from (heading("How this was made"), bullets(items), code("\n".join(content["commands"])))
+    yield from (heading("Setup"), bullets(items), code("\n".join(content["commands"])))
     if signatures := {metric: score["signature"] for _, metric, score in _scores(arms)}:
         yield paragraph("Score signatures:")
         yield bullets([f"{name}: `{text}`" for name, text in sorted(signatures.items())])

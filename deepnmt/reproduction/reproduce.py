@@ -1,4 +1,4 @@
-"""A call of `deepnmt reproduce` from its request to its reports."""
+"""Executes a call of `deepnmt reproduce`, from the request to the reports."""
 
 import os
 import shlex
@@ -25,14 +25,14 @@ from deepnmt.text import read_lines
 
 
 def reproduce(request: Request) -> None:
-    """Do the runs that are not done yet, in as many processes as requested; then score and report."""
+    """Execute the unfinished runs, in as many processes as requested; then score and report."""
     if request.out is None:
         raise InputError("--out is missing: name a folder for the study")
     setup, experiments, budget, runs = _planned(request)
     study = setup.study
     _begin(request, setup, experiments, budget)
     for name in experiments:
-        collect(study, name, runs)  # so that --report-only knows the plan, however early this call ends
+        collect(study, name, runs)  # so that --report-only knows the plan even if this call is interrupted
     gpus = _gpus(setup.device)
     if len(gpus) * request.parallel > 1:
         start_workers(request.words(), gpus, request.parallel, runs, study)
@@ -44,19 +44,19 @@ def reproduce(request: Request) -> None:
 
 
 def work_alone(request: Request) -> None:
-    """What a worker does: take runs that no other process has claimed, until none is left."""
+    """In a worker: execute runs that no other process has claimed, until none is left."""
     setup, _, _, runs = _planned(request)
     work(runs, setup, request.stop_after)
 
 
 def preview(request: Request) -> str:
-    """The runs, with their sizes and estimated times; nothing is written."""
+    """List the runs with their sizes and estimated times, without writing anything."""
     setup, _, _, runs = _planned(request)
     return describe_plan(runs, setup.device, len(_gpus(setup.device)) * request.parallel)
 
 
 def report_again(folder: Path, *, with_scores: bool) -> None:
-    """Write the reports of a study again; `with_scores` first computes the scores that are missing."""
+    """Rewrite the reports of a study; `with_scores` first computes missing scores."""
     study = Study(folder)
     names = study.read()["experiments"]
     if with_scores:
@@ -65,7 +65,7 @@ def report_again(folder: Path, *, with_scores: bool) -> None:
 
 
 def describe_all() -> str:
-    """The experiments and the scales, a line each."""
+    """List the experiments and the scales."""
     experiments = (f"  {name:<15} {found.title} ({len(found.arms)} arms)" for name, found in EXPERIMENTS.items())
     scales = (f"  {name:<15} {scale.about}" for name, scale in SCALES.items())
     return "\n".join(["experiments:", *experiments, "scales:", *scales])
@@ -88,7 +88,7 @@ def _planned(request: Request) -> tuple[Setup, dict[str, Experiment], Budget, li
     def planned(budget: Budget) -> list[PlannedRun]:
         return plan_runs(experiments, scale, request.seeds or scale.seeds, budget, request.settings, dataset)
 
-    # A study keeps the budget that it was started with; its first experiment of equal time adds the seconds.
+    # A study keeps its initial budget; its first experiment of equal time adds the seconds.
     stored = study.read() if request.tokens is None and (study.folder / STUDY).exists() else None
     timed = any(experiment.equal == "time" for experiment in experiments.values())
     if stored is None or (timed and stored["seconds"] is None):
@@ -102,7 +102,7 @@ def _planned(request: Request) -> tuple[Setup, dict[str, Experiment], Budget, li
 
 
 def _begin(request: Request, setup: Setup, experiments: dict[str, Experiment], budget: Budget) -> None:
-    """Store the settings of the study and its test sets."""
+    """Store the settings and the test sets of the study."""
     dataset = setup.dataset
     pair = dataset.tokenizers
     fixed = {
@@ -136,7 +136,7 @@ def _tests(request: Request, dataset: Dataset) -> list[TestSet]:
 
 
 def _gpus(device: str) -> list[str]:
-    """The GPUs to use, by their numbers; a CPU counts as one."""
+    """The GPUs to use, by number; a CPU counts as one."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if device == "cpu":
         return [visible or ""]

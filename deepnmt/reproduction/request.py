@@ -1,4 +1,4 @@
-"""What a call of `deepnmt reproduce` asks for: pure data."""
+"""The request of a call of `deepnmt reproduce`: pure data."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ class Request:
         check_bounds(self, "minutes stop_after", above=0, below=float("inf"))
 
     def words(self) -> list[str]:
-        """The call as a user would type it, without what only concerns one process."""
+        """The command-line arguments of this request, without those for a single process."""
         words = [*self.experiments, *self.settings, "--scale", self.scale, "--data", str(self.data)]
         words += ["--out", str(self.out)] if self.out else []
         for name in ("minutes", "tokens", "stop_after", "seeds", "device"):

@@ -1,4 +1,4 @@
-"""All that the report of an experiment needs, gathered from its runs into one file."""
+"""The results of an experiment, collected from its runs into one file for the report."""
 
 import json
 import statistics
@@ -20,7 +20,7 @@ STEPS = {"train": TRAIN, "decode": DECODE, "scores": SCORES, "speed": SPEED, "we
 
 
 def collect(study: Study, name: str, runs: Sequence[PlannedRun]) -> None:
-    """Write DIR/EXPERIMENT/results.json with the runs of this call; seeds of earlier calls stay."""
+    """Write DIR/EXPERIMENT/results.json with the runs of this call, keeping those of earlier calls."""
     found = [
         {"arm": use.label, "run": run.name, "seed": run.seed, **dict.fromkeys(STEPS)}
         for run in runs
@@ -35,7 +35,7 @@ def collect(study: Study, name: str, runs: Sequence[PlannedRun]) -> None:
 
 
 def refresh(study: Study, name: str) -> None:
-    """Update the results from the runs' own files, if these still exist: the steps that are done by now."""
+    """Update the results from the files of the runs, if these still exist."""
     content = read_results(study, name)
     for run in content["runs"]:
         folder = study.runs / run["run"]
@@ -63,7 +63,7 @@ def read_results(study: Study, name: str) -> dict[str, Any]:
     try:
         content: dict[str, Any] = json.loads((study.folder / name / RESULTS).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise InputError(f"{study.folder / name} has no readable {RESULTS}: run the experiment first") from error
+        raise InputError(f"{study.folder / name} has no readable {RESULTS}; run the experiment first") from error
     return content
 
 
@@ -102,12 +102,12 @@ class ArmResult:
 
     @property
     def trained(self) -> list[Mapping[str, Any]]:
-        """What training left of each seed, whether it went well or not."""
+        """The training result of each seed, successful or not."""
         return [run["train"] for run in self.runs if run["train"]]
 
     @property
     def failures(self) -> list[str]:
-        """Why runs failed: what training said, or a score of nothing."""
+        """The reasons why runs failed: the error of training, or a score near zero."""
         return [reason for run in self.runs if (reason := self._failure(run))]
 
     def _failure(self, run: Mapping[str, Any]) -> str:
@@ -118,11 +118,11 @@ class ArmResult:
 
     @property
     def has_failed(self) -> bool:
-        """As a whole: more of its seeds failed than not."""
+        """True if most of its seeds failed."""
         return 2 * len(self.failures) > len(self.trained) > 0
 
     def score(self, metric: str, test: str | None = None) -> Figure | None:
-        """Over the seeds that trained; of one test set, or the mean of all."""
+        """The score over the successful seeds, on one test set or averaged over all."""
         values = []
         for run in self.runs:
             scores = (run["scores"] or {}).items() if not self._failure(run) else ()
@@ -132,7 +132,7 @@ class ArmResult:
         return Figure(tuple(values)) if values else None
 
     def number(self, step: str, *path: str) -> Figure | None:
-        """A number of a step's file, over seeds."""
+        """A number from a step's file, over seeds."""
         values = []
         for run in self.runs:
             value: Any = run[step]

@@ -1,4 +1,4 @@
-"""From experiments to a list of runs: what each is called, what it trains, what it will cost."""
+"""From experiments to a list of runs, with their names, recipes and estimated times."""
 
 import hashlib
 import json
@@ -17,11 +17,11 @@ from deepnmt.reproduction.experiment import EXPERIMENTS, Experiment, Measure
 from deepnmt.reproduction.scales import Scale
 from deepnmt.settings import did_you_mean
 
-# For estimates before anything was measured: arithmetic at this rate, and this long for each layer of each batch.
-RATES = {"cuda": (2.0e14, 4e-4, 15.0), "cpu": (2.0e10, 4e-3, 3.0)}  # FLOP/s, s per layer, s beside training
-TRYING = {"cuda": 75.0, "cpu": 3.0}  # s more where arms have equal time, to measure their speed first (on an H200)
+# For estimates before anything is measured.
+RATES = {"cuda": (2.0e14, 4e-4, 15.0), "cpu": (2.0e10, 4e-3, 3.0)}  # FLOP/s, s per layer and batch, s besides training
+TRYING = {"cuda": 75.0, "cpu": 3.0}  # additional s to measure the speed of arms with equal time
 SPARE = 0.9  # share of the given minutes that is planned
-LEAST_SHARE = 0.1  # of the scale's tokens; with less, nothing is learned
+LEAST_SHARE = 0.1  # of the scale's tokens; models learn nothing with fewer
 
 
 class Use(NamedTuple):
@@ -33,7 +33,7 @@ class Use(NamedTuple):
 
 @dataclass
 class PlannedRun:
-    """One model and seed. Arms of several experiments that come to the same settings are one run."""
+    """One model and seed. Arms of several experiments with the same settings share a run."""
 
     name: str
     recipe_name: str
@@ -52,14 +52,14 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Budget:
-    """What every run gets: tokens, or for experiments of equal time, seconds. Neither: what its recipe says."""
+    """The training budget of every run: tokens, or seconds in experiments of equal time; else the recipe's."""
 
     tokens: int | None = None
     seconds: float | None = None
 
 
 def choose(names: Sequence[str], arms: Sequence[str] = ()) -> dict[str, Experiment]:
-    """The experiments of these names, with only the arms whose label is one of these patterns (`DLCL *`), if any."""
+    """The experiments of these names, with only the arms whose labels match these patterns (`DLCL *`), if any."""
     known = {other: name for name, experiment in EXPERIMENTS.items() for other in (name, *experiment.also)}
     for name in names:
         if name not in known:
@@ -86,7 +86,7 @@ def plan_runs(
     settings: Sequence[str] = (),
     dataset: Dataset | None = None,
 ) -> list[PlannedRun]:
-    """Every run once, seed by seed: when a study stops early, all arms have the same number of seeds."""
+    """List every run once, seed by seed, so that all arms have the same number of seeds if a study stops early."""
     runs: dict[str, PlannedRun] = {}
     for seed in range(1, seeds + 1):
         for name, experiment in experiments.items():
@@ -109,7 +109,7 @@ def plan_runs(
 
 
 def _name(recipe: Recipe, trains: bool, seconds: float | None) -> str:
-    """Says what it is, and ends in a digest of all its settings."""
+    """A descriptive name that ends in a digest of all settings."""
     model = recipe.model
     shape = f"{model.encoder.num_layers}+{model.decoder.num_layers}-d{model.encoder.dim}"
     identity = json.dumps([_chosen(recipe), trains, seconds], sort_keys=True, default=str)
@@ -119,7 +119,7 @@ def _name(recipe: Recipe, trains: bool, seconds: float | None) -> str:
 
 
 def _chosen(settings: Any) -> Any:
-    """Settings other than the defaults, so that a setting added later does not change the names of existing runs."""
+    """Settings that differ from the defaults, so that new settings do not change the names of existing runs."""
     if not is_dataclass(settings):
         return settings
     found: dict[str, Any] = {"": type(settings).__name__}
@@ -140,17 +140,17 @@ def set_budget(
     tokens: int | None = None,
     minutes: float | None = None,
 ) -> Budget:
-    """These tokens for every run, or as many as fit into the minutes on one device; by default the scale's own."""
+    """These tokens for every run, or as many as fit into the minutes on one device; by default the scale's."""
     timed = [name for name, experiment in experiments.items() if experiment.equal == "time"]
     if scale.is_full:
         if tokens is not None or minutes is not None:
             option = "--tokens" if tokens is not None else "--minutes"
-            raise InputError(f"{option} is for the small scales: --scale full trains as long as the paper did")
+            raise InputError(f"{option} is for the small scales; --scale full trains as long as the paper")
         return Budget()
     if timed and tokens is not None:
-        raise InputError(f"--tokens: {timed[0]} gives every arm the same time instead; set it with --minutes")
+        raise InputError(f"--tokens: {timed[0]} gives every arm the same time; use --minutes instead")
     if timed and minutes is None:
-        raise InputError("this experiment gives every arm the same time: set the total with --minutes")
+        raise InputError("this experiment gives every arm the same time; set the total with --minutes")
     if tokens is not None or minutes is None:
         return Budget(tokens or scale.tokens)
     runs = planned(Budget(scale.tokens))
@@ -160,7 +160,7 @@ def set_budget(
     left = SPARE * minutes * 60 - aside
     if left <= 0:
         raise InputError(
-            f"{len(runs)} runs need about {aside / SPARE / 60:.0f} minutes beside training: more than --minutes "
+            f"{len(runs)} runs need about {aside / SPARE / 60:.0f} minutes besides training, more than --minutes "
             f"{minutes:g}"
         )
     if timed:
@@ -170,7 +170,7 @@ def set_budget(
     if share < LEAST_SHARE:
         enough = (aside + LEAST_SHARE * needed) / SPARE / 60
         raise InputError(
-            f"--minutes {minutes:g} is too little for {len(runs)} useful runs: give at least {enough:.0f}, or "
+            f"--minutes {minutes:g} is too short for {len(runs)} useful runs; give at least {enough:.0f}, or "
             "choose fewer --seeds or experiments"
         )
     return Budget(round((scale.tokens or 0) * share))
@@ -196,7 +196,7 @@ def estimate(run: PlannedRun, device: str) -> Estimate:
 
 
 def describe_plan(runs: Sequence[PlannedRun], device: str, at_once: int) -> str:
-    """The runs with their sizes and estimated times, for a dry run."""
+    """List the runs with their sizes and estimated times."""
     lines = [f"{'run':<44} {'parameters':>12} {'updates':>9} {'tokens':>14} {'minutes':>8}  for"]
     for run in runs:
         training, updates, tokens = run.recipe.training, "-", "-"

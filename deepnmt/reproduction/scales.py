@@ -1,8 +1,7 @@
-"""The size of an experiment: the paper's own, or a smaller one that keeps the ratios between the arms.
+"""The scale of an experiment: the paper's, or a smaller one that keeps the ratios between the arms.
 
-At a small scale every arm has the same setting (batch, updates, learning rate, warm-up, dropout), chosen once: no arm
-is tuned more than another, and all see the same tokens. Only table 7, which is about settings, has two of them, in the
-paper's ratio.
+At a small scale every arm has the same setting (batch, updates, learning rate, warm-up, dropout): no arm is tuned more
+than another, and all see the same tokens. Only table 7, which compares settings, has two, in the paper's ratio.
 """
 
 import tomllib
@@ -14,14 +13,14 @@ from deepnmt.model.config import StackConfig
 from deepnmt.reproduction.experiment import Arm, Experiment
 from deepnmt.settings import from_table
 
-PAPER_DIM = 512  # of Base: twice as wide (Big) there is twice as wide here
+PAPER_DIM = 512  # of Base; Big is twice as wide at every scale
 PAPER_TOKENS_PER_UPDATE = 32_768  # of Base, likewise
-AVERAGED_SHARE = 5  # a fifth of a small run is averaged, like 5 epochs of 25
+AVERAGED_SHARE = 5  # small runs average over the last fifth, like 5 of 25 epochs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """Sizes are those of Base; Big has twice the width. Without `tokens`, everything is as the recipes say."""
+    """Sizes are those of Base; Big has twice the width. Without `tokens`, the recipes are not changed."""
 
     about: str
     dim: int = 0
@@ -38,8 +37,8 @@ class Scale:
     settings: tuple[str, ...] = ()  # for every arm
     validations: int = 10  # in a run
     seeds: int = 3
-    averaged: int = 5  # checkpoints: the last epochs at full scale, evenly spaced steps at a small one
-    worst_bleu: float = 1.0  # under this a model counts as failed
+    averaged: int = 5  # checkpoints: the last epochs at full scale, else evenly spaced steps
+    worst_bleu: float = 1.0  # below this a model counts as failed
 
     @property
     def is_full(self) -> bool:
@@ -50,13 +49,13 @@ class Scale:
         return [arm for arm in experiment.arms if arm.only in ("", where)]
 
     def overrides_of(self, arm: Arm, experiment: Experiment, recipe: Recipe, tokens: int | None) -> list[str]:
-        """What adapts the arm's recipe to this scale; `tokens` per run replace the scale's."""
+        """The overrides that adapt the arm's recipe to this scale; `tokens` per run replace the scale's."""
         if self.is_full:
             return [f"training.keep_epochs={max(self.averaged, recipe.training.keep_epochs)}"]
         overrides = [*self.settings]
         if not experiment.keeps_shape:
             overrides += self._resized("encoder", recipe.model.encoder) + self._resized("decoder", recipe.model.decoder)
-        # The base setting has half of the deep one's rate, batch and warm-up, and twice its updates.
+        # The base setting has half the learning rate, batch and warm-up of the deep one, and twice its updates.
         halves = 2 if arm.setting == "base" else 1
         batch = self.tokens_per_update // halves
         if experiment.own_setting:

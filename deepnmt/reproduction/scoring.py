@@ -1,4 +1,4 @@
-"""The scores of a study's translations, and its reports: on any machine, without the device that trained."""
+"""The scores and reports of a study, which need no GPU."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -22,7 +22,7 @@ Languages = tuple[str | None, str | None]  # source and target
 
 
 def score_study(study: Study) -> None:
-    """Compute the scores that are missing; needs nothing but the study's folder."""
+    """Compute missing scores from the study's folder alone."""
     about = study.read()
     languages = about["languages"][0], about["languages"][1]
     names = _metrics(languages, [EXPERIMENTS[name].metric for name in about["experiments"]])
@@ -33,7 +33,7 @@ def score_study(study: Study) -> None:
             missing |= set(found)
             shown.advance()
     if missing:
-        say(f"not computed, since their packages are not installed: {', '.join(sorted(missing))}")
+        say(f"not computed, because packages are missing: {', '.join(sorted(missing))}")
 
 
 def _metrics(languages: Languages, wanted: Sequence[str]) -> list[str]:
@@ -43,7 +43,7 @@ def _metrics(languages: Languages, wanted: Sequence[str]) -> list[str]:
 
 
 def _scored(study: Study, folders: Sequence[Path], names: Sequence[str], languages: Languages) -> Iterator[list[str]]:
-    """The missing metrics of each folder, as it is done; in several processes, for TER alone takes a minute."""
+    """Score the folders in several processes (TER takes a minute); yield the metrics that failed for each."""
     processes = min(devices.available_cores(), len(folders))
     if processes < 2:
         yield from (_score_run(study, folder, names, languages) for folder in folders)
@@ -54,7 +54,7 @@ def _scored(study: Study, folders: Sequence[Path], names: Sequence[str], languag
 
 
 def _score_run(study: Study, folder: Path, names: Sequence[str], languages: Languages) -> list[str]:
-    """Returns the metrics that need a package which is not installed; they can be computed later."""
+    """Return the metrics whose packages are not installed; they can be computed later."""
     scores: dict[str, Any] = read_step(folder / SCORES) or {}
     missing = []
     for test in study.tests():
@@ -77,7 +77,7 @@ def _score_run(study: Study, folder: Path, names: Sequence[str], languages: Lang
 
 
 def write_reports(study: Study, names: Sequence[str]) -> None:
-    """A report for each of these experiments, and an index of all there are."""
+    """Write a report for each of these experiments, and an index of all."""
     for name in names:
         refresh(study, name)
         experiment = EXPERIMENTS[name]

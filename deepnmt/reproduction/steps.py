@@ -1,4 +1,4 @@
-"""One run, from training to its translations. A finished step leaves a file, and is skipped when the file exists."""
+"""One run, from training to translations. A finished step leaves a file, and is skipped if the file exists."""
 
 import math
 import platform
@@ -37,7 +37,7 @@ GRADIENT_POINTS = 8
 
 @dataclass(frozen=True)
 class Setup:
-    """Where and how the runs of a study are done."""
+    """The environment of the runs of a study."""
 
     study: Study
     scale: Scale
@@ -53,7 +53,7 @@ class Setup:
 
 
 def do_run(run: PlannedRun, setup: Setup) -> None:
-    """Do all steps of a run that are not done yet."""
+    """Execute the unfinished steps of a run."""
     folder = setup.study.runs / run.name
     makers = {TRAIN: _train, DECODE: _decode, WEIGHTS: _read_weights, SPEED: _measure_speed}
     try:
@@ -67,7 +67,7 @@ def do_run(run: PlannedRun, setup: Setup) -> None:
 
 
 def next_step(run: PlannedRun, folder: Path) -> str | None:
-    """The file of the next step; None if nothing is left to do but scoring, which needs no device."""
+    """The file of the next step; None if only scoring is left, which needs no device."""
     needed = [TRAIN] if run.trains else []
     if run.trains and (trained := read_step(folder / TRAIN)) and trained["status"] == "done":
         needed += [DECODE, WEIGHTS] if "weights" in run.measures else [DECODE]
@@ -83,7 +83,7 @@ def _has_weights(folder: Path) -> bool:
 
 
 def share_compiled_layers() -> None:
-    """Let a process keep the compiled layers of many models, so that the next seed or depth can reuse them."""
+    """Keep the compiled layers of many models, so that the next seed or depth can reuse them."""
     import torch._dynamo.config  # slow to load, and only needed where layers are compiled
 
     torch._dynamo.config.recompile_limit = COMPILED_VARIANTS
@@ -116,7 +116,7 @@ def _train(run: PlannedRun, folder: Path, setup: Setup) -> dict[str, Any]:
 
 
 def _timed_recipe(run: PlannedRun, folder: Path, setup: Setup) -> Recipe:
-    """The recipe with as many updates as fit into its seconds, by the speed of a short run that is thrown away."""
+    """The recipe with as many updates as fit into its seconds, based on the speed of a short throw-away run."""
     assert run.seconds is not None
     measured = folder / "calibration.json"
     if not measured.exists():
@@ -152,7 +152,7 @@ def _with_training(recipe: Recipe, settings: dict[str, int]) -> Recipe:
 
 
 def read_curves(training: Path, layers: int) -> dict[str, Any]:
-    """The log of a run, thinned out: loss, validation, and the gradient of every encoder layer."""
+    """A subset of the log of a run: loss, validation, and the gradient of every encoder layer."""
     log = read_log(training) if (training / "log.jsonl").exists() else []
     train = [line for line in log if line["kind"] == "train"]
     valid = [line for line in log if line["kind"] == "validation"]
@@ -182,7 +182,7 @@ def _thin(lines: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
 
 
 def _make_model(folder: Path, setup: Setup) -> None:
-    """The mean of the last checkpoints: epochs at full scale, as in the paper; else evenly spaced steps."""
+    """Average the last checkpoints: epochs at full scale, as in the paper, else evenly spaced steps."""
     training = folder / TRAINING
     there = all_checkpoints(training)
     of_kind = [path for path in there if path.name.startswith("epoch" if setup.scale.is_full else "step")]

@@ -1,10 +1,10 @@
-"""The folder of a study: what was asked for, the test sets, the runs, and for each experiment its results and report.
+"""The folder of a study: request, test sets, runs, and the results and report of each experiment.
 
-DIR/study.json      scale, budget, settings and data, fixed by the first call: every arm must get the same
-DIR/tests/          the test sets as they were given, so that hypotheses can be scored anywhere
+DIR/study.json      scale, budget, settings and data, fixed by the first call so that all arms share them
+DIR/tests/          the test sets, so that hypotheses can be scored anywhere
 DIR/runs/NAME/      train.json, decode.json, scores.json, speed.json, weights.json: each is there when its step is done;
                     hypotheses/; and the large parts, which the report does not need: training/ (a RUN) and model/
-DIR/EXPERIMENT/     results.json (all that the report needs), report.md, report.html, charts
+DIR/EXPERIMENT/     results.json (everything the report needs), report.md, report.html, charts
 """
 
 import json
@@ -64,7 +64,7 @@ class Study:
             if before != value:
                 raise InputError(
                     f"{self.folder} was started with {name} {_plain(before)}, not {_plain(value)}; all arms of a "
-                    "study share this, so restore it, or choose another --out"
+                    "study share this; restore it, or choose another --out"
                 )
         stored["experiments"] = list(dict.fromkeys([*stored["experiments"], *experiments]))
         stored["commands"] = list(dict.fromkeys([*stored["commands"], command]))
@@ -79,12 +79,12 @@ class Study:
         return content
 
     def keep_tests(self, tests: Sequence[TestSet]) -> None:
-        """Store test sets; one that is there under the same name must be the same."""
+        """Store test sets; an existing one of the same name must be equal."""
         for test in tests:
             folder = self.folder / TESTS / test.name
             if folder.exists():
                 if self.test(test.name) != test:
-                    raise InputError(f"--test {test.name}: {folder} holds another test set of that name")
+                    raise InputError(f"--test {test.name}: {folder} has a different test set of that name")
                 continue
             with replacing(folder) as aside:
                 aside.mkdir()

@@ -92,7 +92,7 @@ def test_the_whole_way_with_its_baseline_and_then_only_what_is_missing(settings,
     printed = capsys.readouterr().out
     assert printed.count("\n  > ") == 4 and "updates, trained here for the same time)" in printed
     report = write_report(demo, 4).read_text(encoding="utf-8")
-    assert "Which layers each layer uses" in report and report.count("<svg") == 3
+    assert "Learned layer weights" in report and report.count("<svg") == 3
     assert "http://" not in report.replace("http://www.w3.org/2000/svg", "") and "<script src" not in report
 
     monkeypatch.setattr(course, "launch", lambda *_, **__: pytest.fail("trained again"))

@@ -105,7 +105,7 @@ def test_refusals_name_the_file_and_what_is_wrong(folder: Path, capsys: pytest.C
     Path("broken.xz").write_bytes(lzma.compress(b"text\n")[:-8])
     reference = ["--reference", "ref.de"]
     expected = {
-        "short": "short has 1 lines and ref.de has 2: line n must translate what line n of the reference translates",
+        "short": "short has 1 lines and ref.de has 2: corresponding lines must be translations of the same sentence",
         "empty": "empty is empty",
         "latin": "latin, line 2: not valid UTF-8 at byte 4; convert the file to UTF-8 first",
         "nowhere": "nowhere does not exist",
@@ -151,12 +151,12 @@ def test_comet_files_that_do_not_fit_are_refused(folder: Path, capsys: pytest.Ca
     for content, message in {
         "0.5\n": "c has 1 COMET scores and the hypothesis has 2 lines",
         "0.5\ngood\n": "c, line 2: 'good' is not a COMET score",
-        '{"a": [{"mt": "x"}]}': "c is not what comet-score --to_json writes",
+        '{"a": [{"mt": "x"}]}': "c is not output of comet-score --to_json",
         '{"a": [], "b": []}': "c holds 2 systems: give one file per hypothesis",
     }.items():
         Path("c").write_text(content)
         assert refusal(capsys, *files, "c").startswith(message)
-    assert "give one for each" in refusal(capsys, *files, "c", "c")
+    assert "give one per hypothesis" in refusal(capsys, *files, "c", "c")
 
 
 def test_an_installed_comet_is_run(

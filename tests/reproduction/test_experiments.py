@@ -178,8 +178,8 @@ def test_refusals():
     for call, message in [
         (lambda: budget("table1", "full", 20), "--minutes is for the small scales"),
         (lambda: budget("headline", "europarl", None), "set the total with --minutes"),
-        (lambda: budget("table1", "europarl", 1), "minutes beside training: more than --minutes 1"),
-        (lambda: budget("table1", "europarl", 4), "too little for 10 useful runs: give at least"),
+        (lambda: budget("table1", "europarl", 1), "minutes besides training, more than --minutes 1"),
+        (lambda: budget("table1", "europarl", 4), "too short for 10 useful runs; give at least"),
         (lambda: budget("table1", "full", tokens=9), "--tokens is for the small scales"),
         (lambda: budget("headline", "europarl", tokens=9), "headline gives every arm the same time"),
         (lambda: choose(["table11"]), "unknown experiment 'table11'; did you mean table1?"),

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-from itertools import zip_longest
 from pathlib import Path
 
 import pytest
@@ -39,42 +38,42 @@ import onnxruntime  # noqa: E402
 GRAPHS = ("encoder.onnx", "decoder_step.onnx")
 TOLD = "deepnmt: tracing 4 layers, some seconds each\ndeepnmt: comparing what was written with the model\n"
 DIGITS = ("dlcl", "residual")  # the schemes of the digits model, which is exported once for all tests
-KINDS = [kind for kind in CONNECTIONS if kind not in DIGITS]
-# Every other scheme once, in two stacks of each model; what is rare in a model comes with one of them.
-RARE = [
-    {
-        "positions": "learned",
-        "max_positions": 9,
-        "activation": "gelu",
-        "first_position": 0,
-        "scale_embeddings": False,
-        "output_bias": True,
-        "start_id": 0,
-    },
-    {"positions": "relative", "tie_output": False, "activation": "swiglu"},
-    {"positions": "rotary"},
-]
-PAIRS = zip_longest(KINDS[::2], KINDS[1::2], fillvalue="residual")
-AROUND = [  # the sub-layers of both stacks; the last connections cannot do with post-norm
-    ("post", "post"),
-    ("pre", "deepnorm"),
-    ("pre", "pre"),
-    ("admin", "b2t"),
-    ("peri", "sub-ln"),
-    ("scaled", "layer-scale"),
-    ("mix", "rezero"),
-]
-CASES = [
-    (*pair, {**RARE[number % len(RARE)], "around": around})
-    for number, (pair, around) in enumerate(zip_longest(PAIRS, AROUND, fillvalue=("pre", "pre")))
+# Tracing takes seconds per layer, so schemes made of the same operations as another are traced once.
+SAME_OPERATIONS = {
+    "dlcl": {"dense", "average", "fusion", "denseformer", "sparse-dlcl", "transparent-dlcl"},  # weighted sums
+    "manifold-hyper": {"hyper"},
+    "pre": {"mix"},  # some layers pre-norm, others post-norm
+    "rezero": {"layer-scale"},  # a learned factor
+}
+CASES = [  # the connections and the sub-layers of encoder and decoder, and settings that are rare in models
+    (
+        ("transparent", "aggregated"),
+        ("post", "deepnorm"),
+        {
+            "positions": "learned",
+            "max_positions": 9,
+            "activation": "gelu",
+            "first_position": 0,
+            "scale_embeddings": False,
+            "output_bias": True,
+            "start_id": 0,
+        },
+    ),
+    (
+        ("coordinated", "dynamic-dlcl"),
+        ("admin", "b2t"),
+        {"positions": "relative", "tie_output": False, "activation": "swiglu"},
+    ),
+    (("dynamic-dense", "attention-residual"), ("scaled", "rezero"), {"positions": "rotary"}),
+    (("manifold-hyper", "residual"), ("peri", "sub-ln"), {}),
 ]
 
 
-def scrambled(encoder: str, decoder: str, settings: dict) -> Transformer:
+def scrambled(kinds: tuple[str, str], around: tuple[str, str], settings: dict) -> Transformer:
     """Nothing at a special value, so that every weight matters."""
     torch.manual_seed(0)
-    # One layer has two outputs to mix already, and tracing takes seconds a layer; transparent attention needs readers.
-    layers = (1, 2) if encoder in ("transparent", "coordinated") else (1, 1)
+    # One layer already has two outputs to mix; transparent attention needs several readers.
+    layers = (1, 2) if kinds[0] in ("transparent", "coordinated") else (1, 1)
     stacks = {
         side: StackConfig(
             num_layers=count,
@@ -82,18 +81,12 @@ def scrambled(encoder: str, decoder: str, settings: dict) -> Transformer:
             ffn_dim=20,
             num_heads=4,
             connection=CONNECTIONS[kind].Config(),
-            sublayer=SUBLAYERS[around].Config(),
+            sublayer=SUBLAYERS[sublayer].Config(),
         )
-        for side, kind, around, count, dim in zip(
-            ("encoder", "decoder"),
-            (encoder, decoder),
-            settings.get("around", ("pre", "pre")),
-            layers,
-            (16, 24),
-            strict=True,
+        for side, kind, sublayer, count, dim in zip(
+            ("encoder", "decoder"), kinds, around, layers, (16, 24), strict=True
         )
     }
-    settings = {name: value for name, value in settings.items() if name != "around"}
     model = Transformer(ModelConfig(source_vocab_size=14, target_vocab_size=14, **stacks, **settings)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -119,13 +112,11 @@ def instead(monkeypatch, exported):
     monkeypatch.setattr(onnx, "write_graphs", write_graphs)
 
 
-@pytest.mark.parametrize(
-    ("encoder", "decoder", "settings"), CASES, ids=[f"{e}-{d}-{s.get('positions', 'sinusoidal')}" for e, d, s in CASES]
-)
+@pytest.mark.parametrize(("kinds", "around", "settings"), CASES, ids=["-".join(kinds) for kinds, _, _ in CASES])
 @torch.no_grad()
-def test_steps_in_onnxruntime_are_the_whole_pass_in_torch(encoder, decoder, settings, tmp_path):
-    """Of every scheme, either norm, any batch size and lengths: nothing of the example it was traced on is left."""
-    model = scrambled(encoder, decoder, settings)
+def test_steps_in_onnxruntime_are_the_whole_pass_in_torch(kinds, around, settings, tmp_path):
+    """Any batch size and lengths: nothing of the example it was traced on is left."""
+    model = scrambled(kinds, around, settings)
     onnx.write_graphs(model, tmp_path)
     check_steps(model, tmp_path)
 
@@ -149,9 +140,10 @@ def check_steps(model, folder, tolerance=1e-5):
     assert onnx.compare(model, None, folder, random_sources(model.config)).max_difference < tolerance
 
 
-def test_every_scheme_and_norm_is_among_the_cases():
-    assert {kind for *pair, _ in CASES for kind in pair} | set(DIGITS) == set(CONNECTIONS)
-    assert {kind for pair in AROUND for kind in pair} == set(SUBLAYERS)
+def test_the_operations_of_every_scheme_are_traced():
+    traced = {*DIGITS, "pre", *(kind for kinds, around, _ in CASES for kind in kinds + around)}
+    assert SAME_OPERATIONS.keys() <= traced
+    assert traced.union(*SAME_OPERATIONS.values()) == CONNECTIONS.keys() | SUBLAYERS.keys()
 
 
 def test_the_folder_says_what_it_is(exported, digits_model):
@@ -337,7 +329,7 @@ def test_what_exists_is_kept_unless_it_is_an_export_to_overwrite(digits_model, t
 
 
 def test_a_tokeniser_of_another_model_is_refused(digits_model, tmp_path, capsys):
-    model = scrambled("residual", "residual", {"norm": "pre"})
+    model = scrambled(("residual", "residual"), ("pre", "pre"), {})
     save_model(tmp_path / "MODEL", model)
     assert main(["export", str(tmp_path / "MODEL"), "--to", "onnx"]) == 2
     assert "tokenizer.source.json does not exist" in capsys.readouterr().err
