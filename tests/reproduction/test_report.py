@@ -180,7 +180,7 @@ def test_gradients_and_curves_are_drawn(blocks):
 def test_where_it_comes_from_is_told(blocks, tmp_path):
     write_report(tmp_path, "Two <arms>", blocks([run_of("plain", 1, 40.0)]))
     for text in ((tmp_path / "report.md").read_text(), (tmp_path / "report.html").read_text()):
-        for needed in ("deepnmt reproduce two", "compound_bleu|sig", "device H200", "beam 4", "shared use"):
+        for needed in ("deepnmt reproduce two", "compound_bleu|sig", "device H200", "beam 4", "concurrent runs"):
             assert needed in text
 
 
