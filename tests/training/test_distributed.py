@@ -5,16 +5,19 @@ import shutil
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from ranks import run_ranks
 from safetensors.torch import load_file
 from small import BATCHING, CONFIG_MODEL, TRAINING, corpus, open_job, run_to_end, without_dropout
+from test_out_of_memory import replayed
 
 from deepnmt.errors import InputError, RunError
 from deepnmt.training.curves import read_log
 from deepnmt.training.distributed import _fresh_store, join_world
+from deepnmt.training.graph_engine import GraphEngine
 from deepnmt.training.trainer import train
 
 LONG = replace(TRAINING, max_steps=24, tokens_per_update=256, log_every=1, validate_every=12, save_every=12)
@@ -22,10 +25,10 @@ FEW = replace(LONG, max_steps=20, ema_decay=0.9, clip_norm=0.5, validate_every=6
 SHARDED = replace(FEW, max_steps=12, parallel="fsdp")
 
 
-def train_rank(folder, config, model_config=CONFIG_MODEL):
+def train_rank(folder, config, model_config=CONFIG_MODEL, **changes):
     """What every rank does: join, go on from the newest checkpoint, train."""
     with join_world("cpu", 120) as world:
-        with open_job(folder, config, world=world, model_config=model_config) as (run, job):
+        with open_job(folder, config, world=world, model_config=model_config, **changes) as (run, job):
             train(run, job)
         return run.step
 
@@ -61,6 +64,22 @@ def test_ranks_skip_the_layers_that_one_would_and_grow_when_it_would(tmp_path):
     config = replace(FEW, max_steps=8, grow=(1, 2), grow_at=(5,), r_drop=5.0)
     train_alone(tmp_path / "1", config, model)
     train_ranks(2, tmp_path / "2", config, model)
+    assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "1"), abs=1e-5)
+
+
+RECORDED = {"batching": replace(BATCHING, layout="packed"), "engine": partial(GraphEngine, record=replayed)}
+
+
+FIVE = replace(FEW, max_steps=5, compile=False)
+
+
+def train_recorded_rank(folder):
+    return train_rank(folder, FIVE, **RECORDED)
+
+
+def test_ranks_with_recorded_updates_give_the_losses_of_one(tmp_path):
+    run_to_end(tmp_path / "1", FIVE, **RECORDED)
+    assert run_ranks(2, train_recorded_rank, tmp_path / "2") == [5, 5]
     assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "1"), abs=1e-5)
 
 
