@@ -33,7 +33,8 @@ NAME=${NAME:-$corpus} DEVICE=${DEVICE:-cuda}
 room=$(df --output=avail -BG /dev/shm 2> /dev/null | tail -n 1 | tr -dc 0-9)
 if [ -d /dev/shm/beyond ] || [ "${room:-0}" -ge 24 ]; then WORK=${WORK:-/dev/shm/beyond}; else WORK=${WORK:-/tmp/beyond}; fi
 started=$(date +%s)
-end=$(python3 -c "print(int($started + 60 * ${MINUTES:-9.5}) - 30)")
+python=$(command -v python || command -v python3)
+end=$($python -c "print(int($started + 60 * ${MINUTES:-9.5}) - 30)")
 here=$(cd "$(dirname "$0")/../.." && pwd)
 export PYTHONPATH=$here${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
 # Every worker compiles by itself: a pool of compilers for each of a dozen workers would be too many processes.
@@ -42,23 +43,17 @@ mkdir -p "$WORK/compiled" "$out"
 if [ -n "${STUDY:-}" ] && [ ! -d "$WORK/$NAME" ]; then tar xzf "$STUDY" -C "$WORK"; fi
 if [ -n "${COMPILED:-}" ] && [ ! -d "$TRITON_CACHE_DIR" ]; then tar xzf "$COMPILED" -C "$WORK"; fi
 
-raw=$WORK/text/$corpus data=$WORK/data/$corpus
-if [ ! -d "$data" ]; then
-    mkdir -p "$raw"
-    for part in train $valid $test $more; do
-        for side in en de; do xz -dc "$text/$part.$side.xz" > "$raw/$part.$side"; done
-    done
-    python3 -m deepnmt prepare --source "$raw/train.en" --target "$raw/train.de" \
-        --valid-source "$raw/$valid.en" --valid-target "$raw/$valid.de" \
-        --test-source "$raw/$test.en" --test-target "$raw/$test.de" \
-        --source-lang en --target-lang de --joint --vocab-size $size --out "$data"
-fi
+data=$WORK/data/$corpus
+[ -d "$data" ] || $python -m deepnmt prepare --source "$text/train.en.xz" --target "$text/train.de.xz" \
+    --valid-source "$text/$valid.en.xz" --valid-target "$text/$valid.de.xz" \
+    --test-source "$text/$test.en.xz" --test-target "$text/$test.de.xz" \
+    --source-lang en --target-lang de --joint --vocab-size $size --out "$data"
 
 if [ "$DEVICE" = cuda ]; then # under MPS the workers' kernels run side by side; without it they take turns
     export CUDA_MPS_PIPE_DIRECTORY=$WORK/mps CUDA_MPS_LOG_DIRECTORY=$WORK/mps
     mkdir -p "$WORK/mps"
     echo quit | timeout 5 nvidia-cuda-mps-control > /dev/null 2>&1 || true # one that an earlier command left
-    if ! { nvidia-cuda-mps-control -d && python3 -c "import torch; torch.ones(1, device='cuda').item()"; }; then
+    if ! { nvidia-cuda-mps-control -d && $python -c "import torch; torch.ones(1, device='cuda').item()"; }; then
         unset CUDA_MPS_PIPE_DIRECTORY
     fi
     echo "MPS: ${CUDA_MPS_PIPE_DIRECTORY:-none}"
@@ -74,9 +69,9 @@ packer=$!
 
 read -ra arms <<< "${ARMS:-*}"
 # shellcheck disable=SC2086
-timeout -s TERM -k 20 $((end - $(date +%s))) python3 -m deepnmt reproduce beyond training.tensorboard=false ${SETTINGS:-} \
+timeout -s TERM -k 20 $((end - $(date +%s))) $python -m deepnmt reproduce beyond training.tensorboard=false ${SETTINGS:-} \
     --scale $scale --data "$data" --out "$WORK/$NAME" --tokens "$TOKENS" --seeds "$SEEDS" \
-    --test $more "$raw/$more.en" "$raw/$more.de" \
+    --test $more "$text/$more.en.xz" "$text/$more.de.xz" \
     --parallel "$PARALLEL" --device "$DEVICE" --no-scores --arms "${arms[@]}" || echo "not all runs are done (status $?)"
 
 kill $packer 2> /dev/null || true
