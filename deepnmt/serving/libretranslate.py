@@ -17,7 +17,7 @@ from deepnmt.serving.models import Models, ServedModel
 from deepnmt.serving.responses import unless_gone
 from deepnmt.serving.sentences import fitted_gaps, split_sentences
 from deepnmt.serving.service import Service, off_loop
-from deepnmt.serving.shapes import DetectionAnswer, LanguageAnswer, LibreTranslateRequest, checked, checked_texts
+from deepnmt.serving.shapes import DetectionAnswer, LanguageAnswer, LibreTranslateRequest, checked_texts
 
 
 def languages(models: Models) -> list[LanguageAnswer]:
@@ -50,9 +50,8 @@ async def load_detection(models: Models) -> None:
         await detect(models, ["Hello."])
 
 
-async def translate(service: Service, fields: dict[str, Any], request: Request) -> Response:
+async def translate(service: Service, asked: LibreTranslateRequest, request: Request) -> Response:
     """The answer to LibreTranslate's POST /translate; an invalid request is a 400 there."""
-    asked = checked(LibreTranslateRequest, fields, 400, service.limits)
     queries = checked_texts(asked.q, service.limits)
     if asked.alternatives >= service.limits.max_beam:
         most = service.limits.max_beam - 1

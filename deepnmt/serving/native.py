@@ -14,11 +14,10 @@ from deepnmt.serving.models import ServedModel
 from deepnmt.serving.responses import LineStream, unless_gone
 from deepnmt.serving.sentences import Sentence, fitted_gaps, split_sentences
 from deepnmt.serving.service import Service, off_loop
-from deepnmt.serving.shapes import TranslateRequest, checked, checked_texts
+from deepnmt.serving.shapes import TranslateRequest, checked_texts
 
 
-async def translate(service: Service, fields: dict[str, Any], request: Request) -> Response:
-    asked = checked(TranslateRequest, fields, 422, service.limits)
+async def translate(service: Service, asked: TranslateRequest, request: Request) -> Response:
     texts = checked_texts(asked.text, service.limits)
     model = service.models.pick(asked.model, asked.source, asked.target)
     options = _options(model, asked, service.limits)

@@ -109,10 +109,18 @@ def _add_translate(app: FastAPI, service: Service) -> None:
         openapi_extra={"requestBody": {"required": True, "content": content}},
     )
     async def translate(request: Request) -> Response:
-        fields = await read_fields(request, service.limits, service.gate)
-        if "q" in fields and "text" not in fields:
-            return await libretranslate.translate(service, fields, request)
-        return await native.translate(service, fields, request)
+        asked = await _asked(request, service)
+        if isinstance(asked, LibreTranslateRequest):
+            return await libretranslate.translate(service, asked, request)
+        return await native.translate(service, asked, request)
+
+
+async def _asked(request: Request, service: Service) -> TranslateRequest | LibreTranslateRequest:
+    """Other fields, which may be large, must not be kept while the request waits."""
+    fields = await read_fields(request, service.limits, service.gate)
+    if "q" in fields and "text" not in fields:
+        return checked(LibreTranslateRequest, fields, 400, service.limits)
+    return checked(TranslateRequest, fields, 422, service.limits)
 
 
 def _add_libretranslate(app: FastAPI, service: Service) -> None:

@@ -135,6 +135,28 @@ def test_what_the_cache_counts_is_about_what_it_holds():
         assert 0.7 * held < counted < 3 * held
 
 
+def test_ignored_fields_are_not_kept_while_a_request_waits():
+    app = shouting_app()
+    fields = {"q": "house", "target": "de", "source": "en", "ignored": "\N{GRINNING FACE}" + "x" * 1_000_000}
+    body = json.dumps(fields, ensure_ascii=False).encode()
+
+    async def run():
+        with service(app).models[0].translator.held():
+            tracemalloc.start()
+            try:
+                waiting = [asyncio.create_task(asking(app, "POST", "/translate", body)) for _ in range(20)]
+                while service(app).gate.requests < 20:
+                    await asyncio.sleep(0.01)
+                held = tracemalloc.get_traced_memory()[0]
+            finally:
+                tracemalloc.stop()
+        return held, [answer.status for answer in await asyncio.gather(*waiting)]
+
+    held, statuses = asyncio.run(run())
+    assert statuses == [200] * 20
+    assert held < 10e6
+
+
 def test_an_answer_that_would_be_too_long_is_refused_and_can_be_streamed():
     app = shouting_app(translators=[Aligner()], max_answer_bytes=3_000_000, batch_wait=0.0)
     fields = {"text": "One.\nTwo.\nThree.", "beam": 8, "nbest": 8, "alignments": True}
