@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from deepnmt.model.kernels.dropout import Dropout
 from deepnmt.model.kernels.lookup import look_up
 
 
@@ -57,7 +58,7 @@ class Embedding(nn.Module):
         self.scale = scale
         self.first_position = first_position
         self.start_id = start_id
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
         """positions: from zero, broadcastable to ids -> (..., dim) in the type of mixed precision, else the table's."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from deepnmt.model.attention import CrossAttention, KeysValues, SelfAttention, Visibility
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.kernels.dropout import Dropout
+from deepnmt.model.kernels.passes import feed_forward, fits_passes
 from deepnmt.model.norms import NORMS
 from deepnmt.model.positions import RelativePositions
 from deepnmt.model.skipping import Skip
@@ -37,8 +38,11 @@ class FeedForward(nn.Module):
         self.contract = nn.Linear(ffn_dim, dim)
         self.dropout = Dropout(dropout)
         self.inner_norm = inner_norm or nn.Identity()
+        self.is_plain = activation == "relu" and isinstance(self.inner_norm, nn.Identity) and ffn_dim % 8 == 0
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.is_plain and fits_passes(x):
+            return feed_forward(x, self.expand, self.contract, self.dropout.p if self.training else 0.0)
         x = self.expand(x)
         if self.gated:
             gate, x = x.chunk(2, dim=-1)

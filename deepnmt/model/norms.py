@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from deepnmt.model.kernels.passes import fits_passes, layer_norm, layer_norm_beside
+
 NewNorm = Callable[[int], nn.Module]  # the norm of this width
 EPS = {"layer": 1e-5, "rms": 1e-6}
 
@@ -13,6 +15,8 @@ class LayerNorm(nn.LayerNorm):
     """Computes in fp32 under mixed precision and returns the type it was given: the stack stays in half precision."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if fits_passes(x):
+            return layer_norm(x, self)
         return super().forward(x.to(self.weight.dtype)).to(x.dtype)
 
 
@@ -27,6 +31,13 @@ class RmsNorm(nn.RMSNorm):
 
 
 NORMS: dict[str, Callable[..., nn.Module]] = {"layer": LayerNorm, "rms": RmsNorm}
+
+
+def beside(x: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """x for the way past a branch, and norm(x) for the branch."""
+    if isinstance(norm, LayerNorm) and fits_passes(x):
+        return layer_norm_beside(x, norm)
+    return x, norm(x)
 
 
 def inverse_rms(x: Tensor, eps: float = EPS["rms"]) -> Tensor:

@@ -172,9 +172,10 @@ def compiled_layers(model: Transformer) -> Iterator[None]:
     Only while recording: the recording keeps the compiled kernels, and validation batches differ in shape, so that each
     would be compiled again.
     """
-    layers = [*model.encoder.layers, *model.decoder.layers]
+    layers = [model.source_embedding, model.target_embedding, *model.encoder.layers, *model.decoder.layers]
     for layer in layers:
-        layer.compile(dynamic=False)
+        # The embedding's seed by torch's own kernel: else each of its elements would compute it again.
+        layer.compile(dynamic=False, options={"fallback_random": True})
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 # Logits of one chunk, in elements: small enough to stay out of the way, large enough to keep the matrix product busy.
-CHUNK_ELEMENTS, CPU_CHUNK_ELEMENTS = 2**26, 2**21
+CHUNK_ELEMENTS, CPU_CHUNK_ELEMENTS = 2**27, 2**21
 # Those a CPU takes the softmax of at once: the passes over them stay in its cache, and never touch fresh memory.
 BLOCK_ELEMENTS = 2**18
 # Probabilities underflow in fp16: their gradient is lifted by this much on the way in and lowered on the way out.
@@ -116,7 +116,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 loss, nll = loss + chunk_loss, nll + chunk_nll
                 if grad_features is not None and grad_weight is not None:
                     grad_features[rows] = (logits @ w) / lift if lift != 1 else logits @ w
-                    grad_weight += logits.T @ (f[rows] / lift if lift != 1 else f[rows])
+                    _add_product_(grad_weight, logits.T, f[rows], 1 / lift)
                 if grad_bias is not None:
                     grad_bias += logits.sum(0, dtype=exact) / lift
         if differentiate:
@@ -136,6 +136,16 @@ class _ChunkedLoss(torch.autograd.Function):
             None if grad_bias is None else (grad_bias * grad_loss).to(weight_dtype),
             *(None,) * 4,
         )
+
+
+def _add_product_(total: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
+    """total += factor * left @ right. A GPU adds in the product's fp32, before anything is rounded."""
+    if left.dtype is total.dtype:
+        total.addmm_(left, right, alpha=factor)
+    elif total.is_cuda:
+        torch.addmm(total, left, right, out_dtype=total.dtype, alpha=factor, out=total)
+    else:
+        total += left @ (right * factor if factor != 1 else right)
 
 
 def _matmul_dtype(features: Tensor) -> torch.dtype:

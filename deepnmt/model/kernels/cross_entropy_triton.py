@@ -5,32 +5,49 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
-def _cross_entropy(Logits, Targets, Loss, Nll, size, smoothing, lift, pad_id, BLOCK: tl.constexpr):
+def _load(logits, place, size, EVEN: tl.constexpr):
+    if EVEN:
+        return tl.load(logits + place).to(tl.float32)
+    return tl.load(logits + place, mask=place < size, other=float("-inf")).to(tl.float32)
+
+
+@triton.jit
+def _cross_entropy(
+    Logits, Targets, Loss, Nll, size, smoothing, lift, pad_id, EVEN: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Exponents are of two. EVEN: a row is a number of blocks."""
     row = tl.program_id(0)
     target = tl.load(Targets + row)
     logits = Logits + row.to(tl.int64) * size
+    of_target = tl.load(logits + target).to(tl.float32)
     best, total, plain_sum = float("-inf"), 0.0, 0.0
     for first in range(0, size, BLOCK):
         place = first + tl.arange(0, BLOCK)
-        x = tl.load(logits + place, mask=place < size, other=float("-inf")).to(tl.float32)
-        new_best = tl.maximum(best, tl.max(x, 0))
-        total = total * tl.exp(best - new_best) + tl.sum(tl.exp(x - new_best), 0)
-        plain_sum += tl.sum(tl.where(place < size, x, 0.0), 0)
+        x = _load(logits, place, size, EVEN)
+        new_best = tl.maximum(best, tl.max(x, 0) * LOG2_E)
+        total = total * tl.exp2(best - new_best) + tl.sum(tl.exp2(x * LOG2_E - new_best), 0)
+        plain_sum += tl.sum(x if EVEN else tl.where(place < size, x, 0.0), 0)
         best = new_best
-    log_z = best + tl.log(total)
+    log2_z = best + tl.log2(total)
+    log_z = log2_z / LOG2_E
     real = target != pad_id
-    nll = log_z - tl.load(logits + target).to(tl.float32)
+    nll = log_z - of_target
     loss = (1 - smoothing) * nll + smoothing * (log_z - plain_sum / size)
     tl.store(Nll + row, tl.where(real, nll, 0.0))
     tl.store(Loss + row, tl.where(real, loss, 0.0))
     factor = tl.where(real, lift, 0.0)
+    floor = smoothing / size * factor
     for first in range(0, size, BLOCK):
         place = first + tl.arange(0, BLOCK)
-        x = tl.load(logits + place, mask=place < size, other=float("-inf")).to(tl.float32)
-        gradient = tl.exp(x - log_z) - smoothing / size - tl.where(place == target, 1 - smoothing, 0.0)
-        tl.store(logits + place, (gradient * factor).to(Logits.dtype.element_ty), mask=place < size)
+        gradient = tl.exp2(_load(logits, place, size, EVEN) * LOG2_E - log2_z) * factor - floor
+        tl.store(logits + place, gradient.to(Logits.dtype.element_ty), mask=None if EVEN else place < size)
+    tl.debug_barrier()  # the target's own is stored again, after all others
+    gradient = (tl.exp2(of_target * LOG2_E - log2_z) - (1 - smoothing)) * factor - floor
+    tl.store(logits + target, gradient.to(Logits.dtype.element_ty))
 
 
 def cross_entropy_(
@@ -40,5 +57,7 @@ def cross_entropy_(
     rows, size = logits.shape
     loss, nll = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
     block = min(8192, triton.next_power_of_2(size))
-    _cross_entropy[(rows,)](logits, targets, loss, nll, size, smoothing, lift, pad_id, BLOCK=block, num_warps=8)
+    _cross_entropy[(rows,)](
+        logits, targets, loss, nll, size, smoothing, lift, pad_id, EVEN=size % block == 0, BLOCK=block, num_warps=8
+    )
     return loss.sum(), nll.sum()

@@ -29,12 +29,13 @@ def _store_tile(base, rows, stride, inside, dims, tile, HEAD_DIM: tl.constexpr):
 @triton.jit
 def _kept(seed, head, dropout, m, n, start):
     """The dropout of the pair (query m, key n): a function of the pair, the same forward and backward."""
-    bits = (m[:, None] * KEYS_APART + (n[None, :] - start[:, None])).to(tl.uint32)
-    bits = (bits + head.to(tl.uint32) * 0x7FEB352D) * 0x9E3779B1 + seed.to(tl.uint32)
-    bits = (bits ^ (bits >> 16)) * 0x85EBCA6B  # the finaliser of MurmurHash3, far cheaper than Philox
+    of_query = (m * KEYS_APART - start).to(tl.uint32) + head.to(tl.uint32) * 0x7FEB352D
+    of_query = of_query * 0x9E3779B1 + seed.to(tl.uint32)
+    bits = of_query[:, None] + (n.to(tl.uint32) * 0x9E3779B1)[None, :]
+    # MurmurHash3's finaliser, far cheaper than Philox; its last step only changes low bits, which decide nothing here.
+    bits = (bits ^ (bits >> 16)) * 0x85EBCA6B
     bits = (bits ^ (bits >> 13)) * 0xC2B2AE35
-    bits = bits ^ (bits >> 16)
-    return (bits >> 8).to(tl.int32).to(tl.float32) * (1.0 / (1 << 24)) >= dropout
+    return bits >= tl.cast(dropout * 4294967296.0, tl.uint32)
 
 
 @triton.jit
@@ -83,9 +84,9 @@ def _scores(
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, HEADS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     """As exponents of two; -inf where query m does not see key n."""
-    visible = (n[None, :] >= start[:, None]) & (n[None, :] < end[:, None])
     if CAUSAL:
-        visible = visible & (n[None, :] <= m[:, None])
+        end = tl.minimum(end, m + 1)
+    visible = (n[None, :] >= start[:, None]) & (n[None, :] < end[:, None])
     s = tl.dot(q, tl.trans(k), input_precision=PRECISION)
     if SPAN:
         s += tl.load(Bias + _by_distance(head, m, n, HEADS, SPAN), mask=visible, other=0.0).to(tl.float32)
@@ -118,11 +119,12 @@ def _forward(
         decay = tl.exp2(best - anchor)
         total = total * decay + tl.sum(p, 1)
         if DROPOUT:
-            p = tl.where(_kept(seed, head, dropout, m, n, start), p / (1 - dropout), 0.0)
+            p = tl.where(_kept(seed, head, dropout, m, n, start), p, 0.0)
         mixed = mixed * decay[:, None] + tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
         best = new_best
     seen = total > 0
-    mixed = mixed / tl.where(seen, total, 1.0)[:, None]
+    lift = 1 / (1 - dropout)
+    mixed = mixed * (lift / tl.where(seen, total, 1.0))[:, None]
     lse = tl.where(seen, best + tl.log2(tl.where(seen, total, 1.0)), 0.0)
     _store_tile(Out + head * HEAD_DIM, m, HEADS * HEAD_DIM, inside, dims, mixed, HEAD_DIM)
     tl.store(Lse + m * HEADS + head, lse, mask=inside)
@@ -134,7 +136,7 @@ def _forward(
             s = _scores(q, k, m, n, start, end, head, Bias, scale, CAUSAL, PRECISION, HEADS, SPAN)
             p = tl.exp2(s - lse[:, None])
             if DROPOUT:
-                p = tl.where(_kept(seed, head, dropout, m, n, start), p / (1 - dropout), 0.0)
+                p = tl.where(_kept(seed, head, dropout, m, n, start), p * lift, 0.0)
             more_before, more_after = _store_by_distance(Shares, head, m, n, p, s > float("-inf"), HEADS, SPAN)
             before, after = before + more_before, after + more_after
         _store_ends(Shares, head, m, before, after, inside, HEADS, SPAN)
@@ -163,6 +165,7 @@ def _backward_queries(
         delta += tl.sum(shares * tl.load(dShares + place, mask=known, other=0.0).to(tl.float32), 1)
     tl.store(Delta + m * HEADS + head, delta, mask=inside)
 
+    lift = 1 / (1 - dropout)
     d_q = tl.zeros((BM, D), tl.float32)
     before, after = tl.zeros((BM,), tl.float32), tl.zeros((BM,), tl.float32)
     for first in range(low, high, BN):
@@ -176,7 +179,7 @@ def _backward_queries(
             d_share = tl.load(dShares + _by_distance(head, m, n, HEADS, SPAN), mask=s > float("-inf"), other=0.0)
             d_p += d_share.to(tl.float32)
         if DROPOUT:
-            d_p = tl.where(_kept(seed, head, dropout, m, n, start), d_p / (1 - dropout), 0.0)
+            d_p = tl.where(_kept(seed, head, dropout, m, n, start), d_p * lift, 0.0)
         d_s = p * (d_p - delta[:, None])
         d_q += tl.dot(d_s.to(k.dtype), k, input_precision=PRECISION)
         if SPAN:
@@ -210,6 +213,7 @@ def _backward_keys(
     k = _load_tile(K + head * HEAD_DIM, n, k_stride, inside, dims, HEAD_DIM)
     v = _load_tile(V + head * HEAD_DIM, n, v_stride, inside, dims, HEAD_DIM)
 
+    lift = 1 / (1 - dropout)
     d_k = tl.zeros((BN, D), tl.float32)
     d_v = tl.zeros((BN, D), tl.float32)
     for first in range(low, high, BM):
@@ -230,13 +234,13 @@ def _backward_keys(
         dropped = p
         if DROPOUT:
             kept = _kept(seed, head, dropout, m, n, start)
-            dropped = tl.where(kept, p / (1 - dropout), 0.0)
-            d_p = tl.where(kept, d_p / (1 - dropout), 0.0)
+            dropped = tl.where(kept, p, 0.0)
+            d_p = tl.where(kept, d_p * lift, 0.0)
         d_s = p * (d_p - delta[:, None])
         d_v += tl.dot(tl.trans(dropped.to(d_out.dtype)), d_out, input_precision=PRECISION)
         d_k += tl.dot(tl.trans(d_s.to(q.dtype)), q, input_precision=PRECISION)
     _store_tile(dK + head * HEAD_DIM, n, dk_stride, inside, dims, d_k * scale, HEAD_DIM)
-    _store_tile(dV + head * HEAD_DIM, n, dv_stride, inside, dims, d_v, HEAD_DIM)
+    _store_tile(dV + head * HEAD_DIM, n, dv_stride, inside, dims, d_v * lift, HEAD_DIM)
 
 
 def _constants(query: Tensor, causal: bool, dropout: float, tile: int) -> dict[str, object]:

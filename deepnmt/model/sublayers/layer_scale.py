@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from deepnmt.model.norms import beside
 from deepnmt.model.sublayers.sublayer import Function, Place, Sublayer, SublayerConfig, scale_result
 from deepnmt.settings import check_bounds
 
@@ -38,7 +39,8 @@ class LayerScale(Sublayer):
         self.weight = nn.Parameter(torch.full((place.dim,), start))
 
     def forward(self, x: Tensor, function: Callable[[Tensor], Tensor], layer_input: Tensor) -> Tensor:
-        return x + self.dropout((self.weight * function(self.norm(x))).to(x.dtype))
+        x, normed = beside(x, self.norm)
+        return x + self.dropout((self.weight * function(normed)).to(x.dtype))
 
     def fold_into(self, plain: Sublayer, function: Function, below: Sublayer | None) -> None:
         """The last matrix takes g."""

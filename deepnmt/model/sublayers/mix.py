@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from deepnmt.model.norms import beside
 from deepnmt.model.sublayers.sublayer import Place, Sublayer, SublayerConfig
 from deepnmt.settings import check_bounds
 
@@ -34,4 +35,5 @@ class Mix(Sublayer):
     def forward(self, x: Tensor, function: Callable[[Tensor], Tensor], layer_input: Tensor) -> Tensor:
         if self.is_post:
             return self.norm(x + self.dropout(function(x)))
-        return x + self.dropout(function(self.norm(x)))
+        x, normed = beside(x, self.norm)
+        return x + self.dropout(function(normed))

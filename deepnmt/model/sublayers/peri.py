@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from deepnmt.model.norms import beside
 from deepnmt.model.sublayers.sublayer import Place, Sublayer, SublayerConfig
 
 
@@ -25,4 +26,5 @@ class Peri(Sublayer):
         self.output_norm = place.new_norm(place.dim)
 
     def forward(self, x: Tensor, function: Callable[[Tensor], Tensor], layer_input: Tensor) -> Tensor:
-        return x + self.dropout(self.output_norm(function(self.norm(x))))
+        x, normed = beside(x, self.norm)
+        return x + self.dropout(self.output_norm(function(normed)))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from deepnmt.model.norms import beside
 from deepnmt.model.sublayers.sublayer import Sublayer, SublayerConfig
 
 
@@ -20,4 +21,5 @@ class PreNorm(Sublayer):
     placement = "pre"
 
     def forward(self, x: Tensor, function: Callable[[Tensor], Tensor], layer_input: Tensor) -> Tensor:
-        return x + self.dropout(function(self.norm(x)))
+        x, normed = beside(x, self.norm)
+        return x + self.dropout(function(normed))

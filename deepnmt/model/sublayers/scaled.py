@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from deepnmt.model.norms import beside
 from deepnmt.model.sublayers.sublayer import Function, Place, Sublayer, SublayerConfig
 
 
@@ -28,7 +29,8 @@ class ScaledNorm(Sublayer):
         self.register_buffer("layer", torch.tensor(float(place.layer)), persistent=False)
 
     def forward(self, x: Tensor, function: Callable[[Tensor], Tensor], layer_input: Tensor) -> Tensor:
-        return x + self.dropout(function(self.norm(x) / self.layer.sqrt()))
+        x, normed = beside(x, self.norm)
+        return x + self.dropout(function(normed / self.layer.sqrt()))
 
     def fold_into(self, plain: Sublayer, function: Function, below: Sublayer | None) -> None:
         """The norm takes 1 / sqrt(l)."""

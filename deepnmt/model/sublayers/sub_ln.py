@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from deepnmt.model.norms import beside
 from deepnmt.model.sublayers.sublayer import Function, Place, Sublayer, SublayerConfig, scale_branch
 
 
@@ -33,7 +34,8 @@ class SubLn(Sublayer):
             self.gain = 1.0
 
     def forward(self, x: Tensor, function: Callable[[Tensor], Tensor], layer_input: Tensor) -> Tensor:
-        return x + self.dropout(function(self.norm(x)))
+        x, normed = beside(x, self.norm)
+        return x + self.dropout(function(normed))
 
     def initialize(self, function: Function) -> None:
         scale_branch(function, self.gain)

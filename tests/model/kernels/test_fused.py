@@ -11,6 +11,7 @@ from one_by_one import attend_one_by_one
 from torch import Tensor, nn
 
 from deepnmt.model.attention import attend_padded_relatively
+from deepnmt.model.kernels.dropout import dealing, scattered_dropout
 from deepnmt.model.kernels.mixture import MixtureTape
 from deepnmt.model.norms import LayerNorm, RmsNorm
 from deepnmt.model.positions import RelativePositions
@@ -234,6 +235,63 @@ def test_mixture_of_fewer_rows_than_the_matrix_has_and_of_a_row_read_twice(rows:
     found = run(lambda weights: FusedMixtureTape(weights, norms))
     for fused, plain in zip(found, run(lambda weights: MixtureTape(weights.unsqueeze(2), norms)), strict=True):
         torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-4)
+
+
+# More tokens than programs, fewer, and a width that is no power of two.
+SIZES = pytest.mark.parametrize(("count", "dim"), [(3000, 40), (37, 512), (1030, 96)])
+
+
+@DTYPES
+@SIZES
+@pytest.mark.parametrize("alone", [False, True])
+def test_layer_norm_equals_its_twin(dtype: torch.dtype, count: int, dim: int, alone: bool) -> None:
+    from deepnmt.model.kernels.passes import layer_norm, layer_norm_beside
+
+    norm = LayerNorm(dim).to(DEVICE)
+    for parameter in norm.parameters():
+        nn.init.normal_(parameter)
+    twin = nn.LayerNorm(dim).to(DEVICE).double()
+    twin.load_state_dict(norm.state_dict())
+    x = torch.randn(count, dim, device=DEVICE, dtype=dtype, requires_grad=True)
+    exact = x.detach().double().requires_grad_()
+    gradients = [torch.randn(count, dim, device=DEVICE, dtype=dtype) for _ in range(2)]
+    if alone:
+        found, wanted, gradients = [layer_norm(x, norm)], [twin(exact)], gradients[:1]
+    else:
+        found, wanted = list(layer_norm_beside(x, norm)), [exact, twin(exact)]
+    assert all(result.dtype is dtype for result in found)
+    assert distance(found[-1], wanted[-1]) < TOLERANCE[dtype]
+    torch.autograd.backward(found, gradients)
+    torch.autograd.backward(wanted, [gradient.double() for gradient in gradients])
+    pairs = [(x, exact), (norm.weight, twin.weight), (norm.bias, twin.bias)]
+    for mine, theirs in pairs:
+        assert mine.grad is not None and theirs.grad is not None
+        assert distance(mine.grad, theirs.grad) < TOLERANCE[dtype]
+
+
+# A product by tiles, and one of a shape that they do not fit.
+@DTYPES
+@pytest.mark.parametrize(("count", "dim", "ffn_dim"), [(384, 64, 256), (300, 40, 96)])
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_feed_forward_equals_its_twin(dtype: torch.dtype, count: int, dim: int, ffn_dim: int, dropout: float) -> None:
+    from deepnmt.model.kernels.passes import feed_forward
+
+    expand, contract = nn.Linear(dim, ffn_dim).to(DEVICE, dtype), nn.Linear(ffn_dim, dim).to(DEVICE, dtype)
+    twins = [deepcopy(linear).double() for linear in (expand, contract)]
+    x = torch.randn(count, dim, device=DEVICE, dtype=dtype, requires_grad=True)
+    exact = x.detach().double().requires_grad_()
+    seeds, gradient = torch.full((1, 4), 7, dtype=torch.int32, device=DEVICE), torch.randn_like(x)
+    with dealing(seeds):
+        found = feed_forward(x, expand, contract, dropout)
+    wanted = twins[1](scattered_dropout(twins[0](exact).relu(), dropout, seeds[0, :1]))
+    found.backward(gradient)
+    wanted.backward(gradient.double())
+    assert found.dtype is dtype and distance(found, wanted) < TOLERANCE[dtype]
+    mine = [x, *expand.parameters(), *contract.parameters()]
+    theirs = [exact, *twins[0].parameters(), *twins[1].parameters()]
+    for one, other in zip(mine, theirs, strict=True):
+        assert one.grad is not None and other.grad is not None
+        assert distance(one.grad, other.grad) < TOLERANCE[dtype]
 
 
 @DTYPES
