@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+import torch
+
 from deepnmt.errors import RunError
 from deepnmt.progress import progress, say
 from deepnmt.reproduction.runs import PlannedRun
@@ -47,8 +49,19 @@ def work(runs: Sequence[PlannedRun], setup: Setup, stop_after: float | None = No
                 except Exception as error:
                     traceback.print_exc()
                     failed.append(f"{run.name}: {type(error).__name__}: {error}")
+                    if setup.device == "cuda" and _is_lost():
+                        break
     if failed:
         raise RunError(f"{len(failed)} of {len(runs)} runs ended with an error: {'; '.join(failed)}")
+
+
+def _is_lost() -> bool:
+    """After some errors a process can compute nothing more on its GPU; under MPS the error may be another's."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
 
 @contextmanager

@@ -61,18 +61,26 @@ fi
 
 pack() {
     [ -d "$WORK/$NAME/runs" ] || return 0
-    tar czf "$out/.packing" -C "$WORK" --exclude training --exclude model --exclude .lock "$NAME" || return 0
+    # Status 1: a file changed meanwhile, such as a worker's log.
+    tar czf "$out/.packing" -C "$WORK" --exclude training --exclude model --exclude .lock "$NAME" || [ $? -eq 1 ] || return 0
     mv "$out/.packing" "$out/$NAME.tar.gz"
 }
 (while sleep 60; do pack; done) 2> /dev/null &
 packer=$!
 
 read -ra arms <<< "${ARMS:-*}"
-# shellcheck disable=SC2086
-timeout -s TERM -k 20 $((end - $(date +%s))) $python -m deepnmt reproduce beyond training.tensorboard=false ${SETTINGS:-} \
-    --scale $scale --data "$data" --out "$WORK/$NAME" --tokens "$TOKENS" --seeds "$SEEDS" \
-    --test $more "$text/$more.en.xz" "$text/$more.de.xz" \
-    --parallel "$PARALLEL" --device "$DEVICE" --no-scores --arms "${arms[@]}" || echo "not all runs are done (status $?)"
+reproduce() {
+    # shellcheck disable=SC2086
+    timeout -s TERM -k 20 $((end - $(date +%s))) $python -m deepnmt reproduce beyond training.tensorboard=false ${SETTINGS:-} \
+        --scale $scale --data "$data" --out "$WORK/$NAME" --tokens "$TOKENS" --seeds "$SEEDS" \
+        --test $more "$text/$more.en.xz" "$text/$more.de.xz" \
+        --parallel "$PARALLEL" --device "$DEVICE" --no-scores --arms "${arms[@]}"
+}
+if ! reproduce; then
+    echo "not all runs are done after $(($(date +%s) - started)) s"
+    # A process that breaks its GPU context breaks those of all processes under the same MPS: the second try is without.
+    if [ $((end - $(date +%s))) -gt 60 ]; then unset CUDA_MPS_PIPE_DIRECTORY && reproduce || true; fi
+fi
 
 kill $packer 2> /dev/null || true
 pack
