@@ -28,10 +28,10 @@ PROGRAMS = 1056  # of a gather: each keeps a share of the sums over all tokens
 
 @triton.jit(do_not_specialize=["count", "first", "row", "ahead"])
 def _mix(
-    Y, Gains, Biases, W, Addresses, Stats, Partial, Out,
+    Y, Gains, Constants, W, Addresses, Stats, Partial, Out,
     count, dim, first, row, num_rows, ahead, eps,
     NORM: tl.constexpr, NORMS: tl.constexpr, PARTIAL: tl.constexpr, AHEAD: tl.constexpr,
-    R: tl.constexpr, D: tl.constexpr,
+    R: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """Out = sum_{first <= k <= row} W[row, k] * norm_k(y_k), on top of the partial sum `ahead - 1`; Y is the last y.
 
@@ -39,7 +39,10 @@ def _mix(
     """
     tokens = tl.program_id(0) * R + tl.arange(0, R)
     columns = tl.arange(0, D)
-    inside = (tokens < count)[:, None] & (columns < dim)[None, :]
+    is_token = tokens < count
+    inside = is_token[:, None] & (columns < dim)[None, :]
+    if EVEN:
+        is_token, inside = tl.full((R,), True, tl.int1), tl.full((R, D), True, tl.int1)
     place = tokens[:, None].to(tl.int64) * dim + columns[None, :]
     spread = columns[None, :] + 0 * tokens[:, None]
     size = count.to(tl.int64) * dim
@@ -52,11 +55,10 @@ def _mix(
             centred = tl.where(inside, y - mean[:, None], 0.0)
             scale = 1 / tl.sqrt(tl.sum(centred * centred, 1) / dim + eps)
             shift = -mean * scale
-            gain = tl.load(Gains + row * dim + spread, mask=inside, other=0.0)
-            y = centred * scale[:, None] * gain + tl.load(Biases + row * dim + spread, mask=inside, other=0.0)
+            y = centred * scale[:, None] * tl.load(Gains + row * dim + spread, mask=inside, other=0.0)
         here = Stats + tl.cast(2 * row, tl.int64) * count + tokens
-        tl.store(here, scale, mask=tokens < count)
-        tl.store(here + count, shift, mask=tokens < count)
+        tl.store(here, scale, mask=is_token)
+        tl.store(here + count, shift, mask=is_token)
     if tl.program_id(0) == 0:
         tl.store(Addresses + row, Y.to(tl.int64))
 
@@ -74,16 +76,16 @@ def _mix(
         y = tl.load(tl.multiple_of(before, 16) + place, mask=inside, other=0.0).to(tl.float32)
         if NORMS:
             here = Stats + tl.cast(2 * k, tl.int64) * count + tokens
-            scale = tl.load(here, mask=tokens < count, other=0.0)
-            shift = tl.load(here + count, mask=tokens < count, other=0.0)
-            gain = tl.load(Gains + k * dim + spread, mask=inside, other=0.0)
-            bias = tl.load(Biases + k * dim + spread, mask=inside, other=0.0)
-            y = (y * scale[:, None] + shift[:, None]) * gain + bias
+            scale = tl.load(here, mask=is_token, other=0.0)
+            shift = tl.load(here + count, mask=is_token, other=0.0)
+            y = (y * scale[:, None] + shift[:, None]) * tl.load(Gains + k * dim + spread, mask=inside, other=0.0)
         mixed += tl.load(weights + k) * y
         if AHEAD:
             mixed_1 += tl.load(weights + num_rows + k, mask=has_1, other=0.0) * y
             mixed_2 += tl.load(weights + 2 * num_rows + k, mask=has_2, other=0.0) * y
             mixed_3 += tl.load(weights + 3 * num_rows + k, mask=has_3, other=0.0) * y
+    if NORMS:
+        mixed += tl.load(Constants + row * dim + spread, mask=inside, other=0.0)
     tl.store(Out + place, mixed.to(Out.dtype.element_ty), mask=inside)
     if AHEAD:
         kind = Partial.dtype.element_ty
@@ -114,7 +116,9 @@ def _gather_ahead(
     newest = Newest.to(tl.int64)
     at_rows = tl.load(Addresses + num_rows + rows, mask=is_row & (rows > depth), other=0)
     at_rows = tl.where(rows == depth, newest, at_rows).to(tl.pointer_type(kind))
+    at_rows = tl.multiple_of(at_rows, 16)
     at_sources = tl.load(Addresses + sources, mask=is_source, other=0).to(tl.pointer_type(kind))
+    at_sources = tl.multiple_of(at_sources, 16)
     if NORMS:
         norms = sources[:, None] * dim + columns[None, :]
         gain = tl.load(Gains + norms, mask=is_source[:, None] & is_column[None, :], other=0.0)
@@ -122,10 +126,8 @@ def _gather_ahead(
     d_weights = tl.zeros((L, J), tl.float32)
     for token in range(program * tokens_each, tl.minimum((program + 1) * tokens_each, count)):
         place = tl.cast(token, tl.int64) * dim + columns
-        from_rows = tl.multiple_of(at_rows[:, None] + place[None, :], (1, 16))
-        g = tl.load(from_rows, mask=is_row[:, None] & is_column[None, :], other=0.0)
-        from_sources = tl.multiple_of(at_sources[:, None] + place[None, :], (1, 16))
-        y = tl.load(from_sources, mask=is_source[:, None] & is_column[None, :], other=0.0)
+        g = tl.load(at_rows[:, None] + place[None, :], mask=is_row[:, None] & is_column[None, :], other=0.0)
+        y = tl.load(at_sources[:, None] + place[None, :], mask=is_source[:, None] & is_column[None, :], other=0.0)
         if NORMS:
             here = Stats + tl.cast(2 * sources, tl.int64) * count + token
             scale = tl.load(here, mask=is_source, other=0.0)
@@ -147,53 +149,59 @@ def _gather_ahead(
 def _gather(
     Newest, Y, Addresses, W, Stats, Gains, Biases, Partial, dY, Shares,
     count, dim, depth, stop, num_rows, tokens_each,
-    PARTIAL: tl.constexpr, NORM: tl.constexpr, J: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+    PARTIAL: tl.constexpr, NORM: tl.constexpr, J: tl.constexpr, K: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """dY of layer `depth` from the rows before `stop`, on top of a partial sum; and this program's share of the
-    gradients of gain, bias and W[depth : depth + J, depth], in a row. Newest is the gradient of row `depth`."""
+    """dY of layer `depth` from the rows before `stop`, K at most, on top of a partial sum; and this program's share of
+    the gradients of gain, bias and W[depth : depth + J, depth], in a row. Newest is the gradient of row `depth`."""
     program = tl.program_id(0)
-    lanes, columns = tl.arange(0, J), tl.arange(0, D)
+    columns = tl.arange(0, D)
+    is_column = columns < dim
+    if EVEN:
+        is_column = tl.full((D,), True, tl.int1)
+    rows = depth + tl.arange(0, K)
+    inside = (rows < stop)[:, None] & is_column[None, :]
     newest = Newest.to(tl.int64)
     if program == 0:
         tl.store(Addresses + num_rows + depth, newest)
-    d_column = tl.zeros((J,), tl.float32)
+    addresses = tl.load(Addresses + num_rows + rows, mask=(rows > depth) & (rows < stop), other=0)
+    addresses = tl.where(rows == depth, newest, addresses).to(tl.pointer_type(Y.dtype.element_ty))
+    addresses = tl.multiple_of(addresses, 16)
+    weights = tl.load(W + rows * num_rows + depth, mask=rows < stop, other=0.0)
+    d_column = tl.zeros((K, D // 8), tl.float32)  # of neighbours, so that the loop needs no sum across threads
     d_gain = tl.zeros((D,), tl.float32)
     d_bias = tl.zeros((D,), tl.float32)
     if NORM:
-        gain = tl.load(Gains + depth * dim + columns, mask=columns < dim, other=0.0)
-        bias = tl.load(Biases + depth * dim + columns, mask=columns < dim, other=0.0)
-    for first in range(program * tokens_each, tl.minimum((program + 1) * tokens_each, count), R):
-        tokens = first + tl.arange(0, R)
-        inside = (tokens < count)[:, None] & (columns < dim)[None, :]
-        place = tokens[:, None].to(tl.int64) * dim + columns[None, :]
-        normed = tl.load(Y + place, mask=inside, other=0.0).to(tl.float32)
-        if NORM:
-            here = Stats + tl.cast(2 * depth, tl.int64) * count + tokens
-            scale = tl.load(here, mask=tokens < count, other=0.0)
-            shift = tl.load(here + count, mask=tokens < count, other=0.0)
-            normed = tl.where(inside, normed * scale[:, None] + shift[:, None], 0.0)
-        gathered = tl.zeros((R, D), tl.float32)
+        gain = tl.load(Gains + depth * dim + columns, mask=is_column, other=0.0)
+        bias = tl.load(Biases + depth * dim + columns, mask=is_column, other=0.0)
+    for token in range(program * tokens_each, tl.minimum((program + 1) * tokens_each, count)):
+        place = tl.cast(token, tl.int64) * dim + columns
+        g = tl.load(addresses[:, None] + place[None, :], mask=inside, other=0.0)
+        entered = tl.load(Y + place, mask=is_column, other=0.0).to(tl.float32)
         if PARTIAL:
-            gathered = tl.load(Partial + place, mask=inside, other=0.0).to(tl.float32)
-        for row in range(depth, stop):
-            address = tl.load(Addresses + num_rows + row, mask=row > depth, other=newest)
-            G = tl.multiple_of(address.to(tl.pointer_type(Y.dtype.element_ty)), 16)
-            g = tl.load(G + place, mask=inside, other=0.0).to(tl.float32)
-            gathered += tl.load(W + row * num_rows + depth) * g
-            entered = normed * gain[None, :] + bias[None, :] if NORM else normed
-            d_column += tl.where(lanes == row - depth, tl.sum(g * entered), 0.0)
+            before = tl.load(Partial + place, mask=is_column, other=0.0).to(tl.float32)
+        g = g.to(tl.float32)
+        gathered = tl.sum(g * weights[:, None], 0)
+        if PARTIAL:
+            gathered += before
         if NORM:
-            d_gain += tl.sum(gathered * normed, 0)
-            d_bias += tl.sum(gathered, 0)
-            d_normed = gathered * gain[None, :]
-            along = tl.sum(d_normed * normed, 1) / dim
-            level = tl.sum(d_normed, 1) / dim
-            gathered = (d_normed - normed * along[:, None] - level[:, None]) * scale[:, None]
-        tl.store(dY + place, gathered.to(dY.dtype.element_ty), mask=inside)
+            here = Stats + tl.cast(2 * depth, tl.int64) * count + token
+            scale = tl.load(here)
+            normed = tl.where(is_column, entered * scale + tl.load(here + count), 0.0)
+            entered = normed * gain + bias
+            d_gain += gathered * normed
+            d_bias += gathered
+            d_normed = gathered * gain
+            along = tl.sum(d_normed * normed, 0) / dim
+            level = tl.sum(d_normed, 0) / dim
+            gathered = (d_normed - normed * along - level) * scale
+        d_column += tl.sum(tl.reshape(g * entered[None, :], (K, D // 8, 8)), 2)
+        tl.store(dY + place, gathered.to(dY.dtype.element_ty), mask=is_column)
     share = Shares + program * (2 * dim + J)
-    tl.store(share + columns, d_gain, mask=columns < dim)
-    tl.store(share + dim + columns, d_bias, mask=columns < dim)
-    tl.store(share + 2 * dim + lanes, d_column)
+    tl.store(share + columns, d_gain, mask=is_column)
+    tl.store(share + dim + columns, d_bias, mask=is_column)
+    tl.store(share + 2 * dim + tl.arange(0, K), tl.sum(d_column, 1))
+    if K < J:
+        tl.store(share + 2 * dim + K + tl.arange(0, J - K), tl.zeros((J - K,), tl.float32))
 
 
 class FusedMixtureTape:
@@ -249,9 +257,11 @@ class _Work:
         self.matrix = matrix.detach().contiguous()
         self.has_norms = gains is not None
         self.gains, self.biases = (self.matrix if part is None else part.detach() for part in (gains, biases))
+        # What the biases add to each row, exact also where products of fp32 may be rounded.
+        self.constants = (self.matrix.tril().unsqueeze(2) * self.biases).sum(1) if self.has_norms else self.matrix
         self.eps = [norm.eps if isinstance(norm, nn.LayerNorm) else None for norm in norms]
         self.num_rows, self.dim, self.count = len(matrix), like.shape[-1], like.numel() // like.shape[-1]
-        self.width = triton.next_power_of_2(self.dim)
+        self.width = max(16, triton.next_power_of_2(self.dim))
         self.dtype = like.dtype
         self.addresses = torch.empty(2, self.num_rows, dtype=torch.long, device=like.device)
         self.stats = matrix.new_empty(self.num_rows if self.has_norms else 0, 2, self.count)
@@ -269,13 +279,14 @@ class _Work:
         if looks_ahead and self.mixed_ahead is None:
             self.mixed_ahead = output.new_empty(MIXED_AHEAD - 1, self.count, self.dim)
         has_partial = start > 0 and ahead > 0
-        mixed, tokens = torch.empty_like(output), max(1, 2048 // self.width)
+        mixed, tokens = torch.empty_like(output), max(1, 512 // self.width)
         _mix[(triton.cdiv(self.count, tokens),)](
-            output, self.gains, self.biases, self.matrix, self.addresses, self.stats,
+            output, self.gains, self.constants, self.matrix, self.addresses, self.stats,
             mixed if self.mixed_ahead is None else self.mixed_ahead, mixed,
             self.count, self.dim, start + 1 if has_partial else 0, row, self.num_rows, ahead, self.eps[row] or 0.0,
             NORM=self.eps[row] is not None, NORMS=self.has_norms, PARTIAL=has_partial, AHEAD=looks_ahead,
-            R=tokens, D=self.width, num_warps=4,
+            R=tokens, D=self.width, EVEN=self.width == self.dim and self.count % tokens == 0,
+            num_warps=max(1, self.width // 1024),
         )  # fmt: skip
         if row + 1 == self.num_rows:
             self.mixed_ahead = None
@@ -286,8 +297,8 @@ class _Work:
         gradient = gradient.to(output.dtype).contiguous()
         self.gradients.append(gradient)
         stop, partial = self._gather_ahead(depth, gradient)
-        tokens = max(1, 1024 // self.width)
-        tokens_each = triton.cdiv(triton.cdiv(self.count, PROGRAMS), tokens) * tokens
+        # A warp has a token at a time, and a narrow one needs few registers.
+        tokens_each = max(2, triton.cdiv(self.count, PROGRAMS * max(1, 512 // self.width)))
         programs = triton.cdiv(self.count, tokens_each)
         if self.shares is None:
             self.shares = self.matrix.new_empty(self.num_mixed, programs, 2 * self.dim + GATHERED_AHEAD)
@@ -297,7 +308,8 @@ class _Work:
             output if partial is None else partial, d_output, self.shares[depth],
             self.count, self.dim, depth, stop, self.num_rows, tokens_each,
             PARTIAL=partial is not None, NORM=self.eps[depth] is not None,
-            J=GATHERED_AHEAD, R=tokens, D=self.width, num_warps=1,
+            J=GATHERED_AHEAD, K=4 if stop - depth <= 4 else GATHERED_AHEAD, D=self.width,
+            EVEN=self.width == self.dim, num_warps=max(1, self.width // 512),
         )  # fmt: skip
         return d_output
 
@@ -312,7 +324,7 @@ class _Work:
             if self.gathered_ahead is None:
                 self.gathered_ahead = gradient.new_empty(GATHERED_AHEAD, self.count, self.dim)
             lanes = max(32, triton.next_power_of_2(self.num_mixed - depth))
-            columns = max(16, min(self.width, 4096 // lanes))
+            columns = min(self.width, 4096 // lanes)
             tokens_each = triton.cdiv(self.count * triton.cdiv(self.dim, columns), 2 * PROGRAMS)
             grid = triton.cdiv(self.count, tokens_each), triton.cdiv(self.dim, columns)
             shares = self.matrix.new_empty(grid[0] * grid[1], lanes, GATHERED_AHEAD)
