@@ -99,6 +99,8 @@ def create_app(models: Models, limits: Limits, metrics: Metrics, allow_origins: 
 
 def _add_translate(app: FastAPI, service: Service) -> None:
     own, libre = TranslateRequest.model_json_schema(), LibreTranslateRequest.model_json_schema()
+    own["properties"]["nbest"]["maximum"] = service.limits.max_beam
+    libre["properties"]["alternatives"]["maximum"] = service.limits.max_beam - 1
     content: dict[str, Any] = {"application/json": {"schema": {"oneOf": [own, libre]}}}
     content |= {kind: {"schema": libre} for kind in (FORM, MULTIPART)}
 

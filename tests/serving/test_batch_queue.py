@@ -51,14 +51,14 @@ def test_what_gathers_while_the_model_is_busy_is_translated_in_one_call():
     assert said(queue) == [texts]
 
 
-def test_a_batch_has_at_most_so_many_sentences():
+def test_a_batch_is_limited_in_sentences():
     queue = queue_of(max_batch_sentences=16)
     texts = [f"text {i:02}" for i in range(40)]
     assert asyncio.run(ask_together(queue, texts)) == [text.upper() for text in texts]
     assert [len(batch) for batch in said(queue)] == [16, 16, 8]
 
 
-def test_a_batch_has_at_most_so_many_characters_with_padding():
+def test_a_batch_is_limited_in_characters_with_padding():
     queue = queue_of(max_batch_characters=100)
     texts = ["a" * 40, "b" * 10, "c" * 90, "d" * 300, "e"]
     assert asyncio.run(ask_together(queue, texts)) == [text.upper() for text in texts]

@@ -543,6 +543,7 @@ def test_the_description_covers_every_route_and_both_shapes(app):
     content = description["paths"]["/translate"]["post"]["requestBody"]["content"]
     own, libre = content["application/json"]["schema"]["oneOf"]
     assert ("text" in own["properties"], "q" in libre["properties"]) == (True, True)
+    assert (own["properties"]["nbest"]["maximum"], libre["properties"]["alternatives"]["maximum"]) == (16, 15)
     for shape in (own, libre):
         assert post(app, shape["examples"][0]).status == 200
     names = re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(description))

@@ -125,7 +125,7 @@ def test_any_path(app, method, path):
     ],
     ids=range(13),
 )
-def test_known_rubbish(app, body, status):
+def test_known_invalid_bodies(app, body, status):
     assert check(ask(app, "POST", "/translate", body, pieces=50)).status == status
 
 
