@@ -273,7 +273,8 @@ KINDS = {
     "matrix products": ("gemm", "cutlass", "nvjet", "cublas"),
     "attention": ("_forward", "_backward_queries", "_backward_keys"),
     "mixture": ("_mix", "_gather", "_enter"),
-    "optimiser": ("multi_tensor", "FusedAdam"),
+    "optimiser": ("_adam", "_root", "_judge", "multi_tensor", "FusedAdam"),
+    "gradients added up": ("_add",),
     "compiled passes": ("triton_",),
 }
 

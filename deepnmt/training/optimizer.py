@@ -38,7 +38,6 @@ def build_optimizer(model: nn.Module, config: TrainingConfig, world: World) -> t
     adam = partial(
         KernelAdam if world.device.type == "cuda" and not is_sharded else torch.optim.Adam,
         fused=True,
-        capturable=world.device.type == "cuda",
         decoupled_weight_decay=config.optimizer != "adam",
         lr=config.lr,
         betas=config.betas,
