@@ -1,4 +1,4 @@
-"""The settings of a search and of a translation: pure data, which a recipe may hold too."""
+"""The settings of search and translation: pure data, which a recipe may contain."""
 
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -8,11 +8,11 @@ from deepnmt.settings import check_bounds
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingConfig:
-    """A recipe's [decoding] section: how the model is decoded unless a user asks for something else."""
+    """A recipe's [decoding] section: the model's default decoding settings."""
 
     beam: int = 4
     length_penalty: float = 0.6
-    keep_placeholders: bool = False  # and URLs and e-mail addresses: put back those that the model loses
+    keep_placeholders: bool = False  # restore placeholders, URLs and e-mail addresses that the model loses
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class TranslationConfig(SearchConfig):
     seed: int = 1
     alignments: bool = False
     max_source_length: int = 256  # a longer line is cut into sentences or clauses
-    batch_tokens: int | None = None  # source subwords with padding; None: what suits the device
+    batch_tokens: int | None = None  # source subwords with padding; None: depends on the device
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,5 +89,5 @@ class TranslationConfig(SearchConfig):
 
     @property
     def search(self) -> SearchConfig:
-        """Without what does not concern a search."""
+        """The settings of the search alone."""
         return SearchConfig(**{field.name: getattr(self, field.name) for field in fields(SearchConfig)})

@@ -1,4 +1,4 @@
-"""Long jobs over lines: chunks from files and pipes, results in order, and files that survive an interruption."""
+"""Jobs over lines of text: chunks from files and pipes, and output files that survive an interruption."""
 
 import fcntl
 import hashlib
@@ -37,7 +37,7 @@ def file_chunks(path: Path, size: int, skip: int = 0) -> Iterator[list[bytes]]:
 
 
 def pipe_chunks(pipe: BinaryIO, size: int) -> Iterator[list[bytes]]:
-    """The lines of a pipe as they come: at most `size` at a time, and no line waits for lines that have not arrived.
+    """The lines of a pipe as they arrive, at most `size` at a time, without waiting for more.
 
     While one chunk is being translated, the next one accumulates, so a fast pipe makes large chunks.
     """
@@ -97,7 +97,7 @@ def count_lines(path: Path) -> int | None:
 
 
 def fingerprint(models: Iterable[Path], inputs: Iterable[Path], settings: dict[str, Any]) -> dict[str, Any]:
-    """What must be the same for a job to be resumed: the models, the input files and every setting."""
+    """The identity of a job, needed to resume it: the models, the input files and every setting."""
     files = [file for model in models for file in sorted(model.iterdir()) if file.suffix in (".json", ".safetensors")]
     return {
         "models": {str(file): sha256(file) for file in files},
@@ -119,7 +119,7 @@ class ResumableFile:
 
     def __init__(self, path: Path, job: dict[str, Any], is_resumable: bool = True) -> None:
         if path.is_dir():
-            raise InputError(f"{path} is a folder; name a file for the output")
+            raise InputError(f"{path} is a folder; choose a file for the output")
         self.path, self.job, self.is_resumable = path, job, is_resumable
         self.partial = path.with_name(f".{path.name}.partial")
         self.note = path.with_name(f".{path.name}.partial.json")

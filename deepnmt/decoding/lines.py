@@ -1,4 +1,4 @@
-"""Lines of text around a translation: damaged ones decoded with a warning, and none broken on the way out."""
+"""Lines of text around a translation: invalid bytes are replaced with a warning, and output lines stay whole."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -44,5 +44,5 @@ def decoded(lines: Sequence[bytes], warn: Warn) -> list[str]:
 
 
 def one_line(text: str) -> str:
-    """The text with every line break and tab as a space, so that it stays in its line and its column."""
+    """Replace line breaks and tabs by spaces, so that a text stays in its line and column."""
     return _LINE_BREAKS.sub(" ", text)

@@ -22,7 +22,7 @@ Warn = Callable[[int, str], None]  # the number of the text, from zero, and the 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A translation. `score` ranks it, `log_prob` is the model's; `alignment` is there when it was asked for."""
+    """A translation with the `score` used for ranking, the model's `log_prob`, and the `alignment` if requested."""
 
     text: str
     score: float
@@ -103,7 +103,7 @@ def keep_found(
     model: Transformer,
     tokenizers: TokenizerPair,
 ) -> None:
-    """Write the hypotheses of these pieces, aligned by `model` where asked for or where placeholders are missing."""
+    """Decode the hypotheses of these pieces, aligned by `model` if requested or if placeholders are missing."""
     target = tokenizers.target
     wanted: list[tuple[Piece, int, list[int]]] = []
     for piece, candidates in zip(batch, found, strict=True):

@@ -1,6 +1,6 @@
 """Placeholders, URLs and e-mail addresses, which a translation must keep unchanged.
 
-A model usually copies them. Where one is missing or altered, it is put back where the alignment says it belongs.
+A model usually copies them. A missing or altered one is restored at the position given by the alignment.
 """
 
 import re
@@ -32,7 +32,7 @@ def lacks_placeholders(source: str, text: str) -> bool:
 
 
 def restore_placeholders(source: str, text: str, alignment: Alignment) -> tuple[str, Alignment]:
-    """The translation with every placeholder of its source, as often as there, and with no others."""
+    """The translation with exactly the placeholders of its source."""
     missing = _surplus(source, text)
     extra = _surplus(text, source)
     source_words = word_spans(source, alignment.source_words)

@@ -1,4 +1,4 @@
-"""Greedy search, and sampling that is reproducible sentence by sentence."""
+"""Greedy search and reproducible sampling."""
 
 import hashlib
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from deepnmt.decoding.search import Found, Growing, found_hypotheses
 
 
 def random_numbers(sentences: Sequence[Sequence[int]], seed: int, count: int, length: int) -> Tensor:
-    """(B, length, count) numbers in [0, 1), a function of the seed and the sentence alone."""
+    """(B, length, count) numbers in [0, 1) that depend only on the seed and the sentence."""
     streams = []
     for sentence in sentences:
         digest = hashlib.blake2b(np.asarray(sentence, dtype="<i8").tobytes(), digest_size=8).digest()

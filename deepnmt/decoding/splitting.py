@@ -1,4 +1,4 @@
-"""Lines too long for the model: cut at natural boundaries, and joined again after translation."""
+"""Splits lines that are too long for the model at natural boundaries."""
 
 import re
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Multi-head attention: the projections here, who sees whom in a `Visibility`."""
+"""Multi-head attention: projections here, masking and attending in a `Visibility`."""
 
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
@@ -18,7 +18,7 @@ BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacke
 
 
 class KeysValues(NamedTuple):
-    """What a query looks at; each (..., positions, heads, head_dim)."""
+    """Keys and values; each (..., positions, heads, head_dim)."""
 
     keys: Tensor
     values: Tensor
@@ -37,12 +37,12 @@ class Visibility(ABC):
         return self.attend(query, KeysValues(keys, values), dropout)
 
     def attend_relatively(self, projected: Tensor, relative: RelativePositions, dropout: float) -> Tensor:
-        """The same, where the distance of two positions counts"""
+        """The same with relative positions"""
         raise NotImplementedError
 
 
 class Rotated(Visibility):
-    """Another visibility, whose queries and keys are turned by their positions before they meet."""
+    """Another visibility with rotary positions applied to queries and keys."""
 
     def __init__(self, inner: Visibility, rotation: Rotation) -> None:
         self.inner, self.rotation = inner, rotation
@@ -130,7 +130,7 @@ class CrossAttention(_Attention):
         self.key_value = nn.Linear(memory_dim, 2 * dim)
 
     def project(self, memory: Tensor) -> KeysValues:
-        """Once for a source sentence, however many steps look at it."""
+        """Computed once per source sentence."""
         keys, values = self._split(self.key_value(memory), 2).unbind(-3)
         return KeysValues(self.key_norm(keys), values)
 
@@ -155,7 +155,7 @@ def attend_padded(
 ) -> Tensor:
     """query: (B, T, heads, head_dim), keys and values (B, S, heads, head_dim) -> like query.
 
-    visible: broadcastable to (B, heads, T, S), True where the query may look.
+    visible: broadcastable to (B, heads, T, S), True where the query may attend.
     """
     if query.dtype is torch.bfloat16 and query.device.type == "cpu" and query.requires_grad:
         hidden = _hidden(query.shape[1], seen.keys.shape[1], visible, causal)

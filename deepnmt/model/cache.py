@@ -1,9 +1,9 @@
-"""What decoding step by step carries from one position to the next: a value passed into a step and out of it.
+"""The cache of incremental decoding: a value passed into each step and returned by it.
 
 The keys and values of all hypotheses of a sentence share one row of slots, a slot for each hypothesis at each position.
-When a search reorders its hypotheses, no keys or values are copied: only the table of who descends from whom changes.
-Each hypothesis looks at all slots of its sentence and sees those of its own ancestors. Hypotheses of a beam have most
-ancestors in common, so slots that no hypothesis descends from are dropped now and then.
+When a search reorders its hypotheses, no keys or values are copied; only the table of ancestors changes. Each
+hypothesis attends to the slots of its own ancestors. Hypotheses of a beam share most ancestors, so slots without
+descendants are dropped from time to time.
 """
 
 from collections.abc import Callable
@@ -16,15 +16,15 @@ from deepnmt.model.attention import KeysValues, Visibility
 from deepnmt.model.positions import RelativePositions
 
 COMPACT_EVERY = 16  # positions
-WORTH_KEEPING = 0.7  # the share of used slots above which dropping the others does not pay
+WORTH_KEEPING = 0.7  # share of used slots above which dropping the others is not worth it
 
 
 @dataclass(frozen=True)
 class Cache:
     """The slots of B sentences of K hypotheses each, and the keys and values of their sources.
 
-    Keys and values are (B, heads, slots, head_dim), as a step reads them. Masks are 0 where a hypothesis may look and
-    -inf elsewhere. Slots are written in place where there is room, so a cache is used up when it was stepped from.
+    Keys and values are (B, heads, slots, head_dim), as a step reads them. Masks are 0 where a hypothesis may attend and
+    -inf elsewhere. Slots are written in place if there is room, so a cache must not be used again after a step.
     """
 
     past: list[KeysValues]  # for each decoder layer
@@ -35,14 +35,14 @@ class Cache:
     length: int = 0  # positions decoded
     places: Tensor | None = None  # (B, 1, slots): the position of each slot, where relative positions ask for it
     need_attention: bool = False
-    attention: Tensor | None = None  # (B * K, source length): where the last step looked, if it was asked for
+    attention: Tensor | None = None  # (B * K, source length): attention of the last step, if requested
 
     @property
     def beam(self) -> int:
         return self.lineage.shape[1]
 
     def reorder(self, rows: Tensor) -> "Cache":
-        """The cache in which row i continues what row rows[i] had. Row = sentence * K + k; none leaves its sentence."""
+        """The cache in which row i continues row rows[i]. Row = sentence * K + k; rows stay in their sentence."""
         if self.beam == 1:
             return self
         return replace(self, lineage=self.lineage.flatten(0, 1).index_select(0, rows).view_as(self.lineage))
@@ -67,7 +67,7 @@ class Cache:
         return replace(self, lineage=self.lineage.expand(-1, beam, -1).contiguous())
 
     def compact(self) -> "Cache":
-        """Without unused slots, if they are many. This makes the host wait for the device."""
+        """Drop unused slots if there are many. This makes the host wait for the device."""
         if self.beam == 1 or self.length == 0 or self.length % COMPACT_EVERY:
             return self
         used = (self.lineage[:, :, : self.filled] == 0).any(1)

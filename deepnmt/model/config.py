@@ -1,4 +1,4 @@
-"""What a model is made of. This alone rebuilds it, and is saved with the weights."""
+"""The configuration of a model, which is saved with the weights and suffices to rebuild it."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -23,8 +23,8 @@ class StackConfig:
     connection: ConnectionConfig = field(default_factory=ResidualConfig, metadata={"variants": CONNECTION_CONFIGS})
     sublayer: SublayerConfig | None = field(default=None, metadata={"variants": SUBLAYER_CONFIGS})  # else model.norm
     norm_eps: float | None = None  # of the norms around sub-layers; None: as usual for their kind
-    layer_dropout: float = 0.0  # probability that training leaves a layer out (LayerDrop)
-    sublayer_dropout: float = 0.0  # the same for the top sub-layer; below it falls to zero
+    layer_dropout: float = 0.0  # probability of skipping a layer in training (LayerDrop)
+    sublayer_dropout: float = 0.0  # the same for the top sub-layer, decreasing to zero at the bottom
 
     def __post_init__(self) -> None:
         check_bounds(self, "num_layers dim ffn_dim num_heads", least=1)
@@ -45,7 +45,7 @@ class StackConfig:
 class ModelConfig:
     source_vocab_size: int
     target_vocab_size: int
-    norm: NormPlacement = "pre"  # around the sub-layers of a stack that has no `sublayer` of its own
+    norm: NormPlacement = "pre"  # of stacks without a `sublayer`
     norm_kind: Literal["layer", "rms"] = "layer"
     qk_norm: bool = False  # queries and keys are normalised, head by head
     encoder: StackConfig = field(default_factory=StackConfig)
@@ -54,7 +54,7 @@ class ModelConfig:
     tie_output: bool = True  # the output projection is the target's table
     positions: Literal["sinusoidal", "sinusoidal-hf", "learned", "relative", "rotary"] = "sinusoidal"
     max_positions: int = 1024  # of learned positions; the others have no limit
-    max_distance: int = 16  # of relative positions; what is farther counts as this far
+    max_distance: int = 16  # of relative positions; larger distances are clipped
     relative_values: bool = True  # relative positions are added to the values too, not only to the keys
     first_position: int | None = None  # the number of the first position; None: the one after pad_id
     activation: Literal["relu", "gelu", "swish", "swiglu"] = "relu"
@@ -72,9 +72,9 @@ class ModelConfig:
         check_bounds(self, "max_distance", least=1)
         for name in ("source_vocab_size", "target_vocab_size"):
             if getattr(self, name) <= self.pad_id:
-                raise ValueError(f"{name} = {getattr(self, name)} leaves no room beside pad_id = {self.pad_id}")
+                raise ValueError(f"{name} = {getattr(self, name)} must be larger than pad_id = {self.pad_id}")
         if self.start_id is not None and not 0 <= self.start_id < self.target_vocab_size:
-            raise ValueError(f"start_id = {self.start_id} is no symbol of the target vocabulary")
+            raise ValueError(f"start_id = {self.start_id} is not in the target vocabulary")
         for name, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
             if self.positions == "rotary" and stack.head_dim % 2:
                 raise ValueError(
@@ -100,5 +100,5 @@ class ModelConfig:
                 )
 
     def sublayer_of(self, stack: StackConfig) -> SublayerConfig:
-        """What is around the sub-layers of a stack."""
+        """The scheme around the sub-layers of a stack."""
         return stack.sublayer or SUBLAYER_CONFIGS[self.norm]()  # type: ignore[call-arg]

@@ -35,11 +35,11 @@ class LearnedPositions(nn.Embedding):
 
 
 class Embedding(nn.Module):
-    """y_0 = dropout(scale * token + position). The token table is handed in: it may be shared.
+    """y_0 = dropout(scale * token + position). The token table is an argument, because it may be shared.
 
     Positions count from pad_id + 1 in the authors' code, where the scale is the square root of the width; none are
-    added where self-attention sees them. With a `start_id` that symbol is read at the first position of a sentence,
-    whatever the ids have there.
+    added if self-attention has relative or rotary positions. With a `start_id`, that symbol replaces the first id of
+    every sentence.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Schemes around sub-layers that are pre- or post-norm but for factors, which move into the weights.
+"""Folds schemes that are pre- or post-norm with additional factors into plain models with other weights.
 
-What is left is a plain model that computes the same, which every engine runs. Each scheme knows its own rule
-(`fold_into`); those without one stay as they are.
+Every engine can run the equivalent plain model. Each scheme has its own rule (`fold_into`); those without one stay as
+they are.
 """
 
 from dataclasses import replace
@@ -34,7 +34,7 @@ def folded_config(config: ModelConfig) -> ModelConfig:
 
 @torch.no_grad()
 def folded(model: Transformer) -> Transformer:
-    """A plain model that computes the same, as far as there is one; the model itself if there is nothing to fold."""
+    """An equivalent plain model as far as possible; the model itself if there is nothing to fold."""
     config = folded_config(model.config)
     if config == model.config:
         return model

@@ -1,4 +1,4 @@
-"""A deeper model from a shallow one: the top layers of the encoder again, on top of it.
+"""A deeper model from a shallow one, by repeating the top layers of the encoder on top of it.
 
 Li et al. 2020, Shallow-to-Deep Training for Neural Machine Translation, https://arxiv.org/abs/2010.03737
 """
@@ -22,17 +22,15 @@ def with_depth(config: ModelConfig, num_layers: int) -> ModelConfig:
 
 
 def check_growth(config: ModelConfig, depths: Sequence[int]) -> None:
-    """Raise ValueError for an encoder that cannot have these depths one after the other."""
+    """Raise ValueError if an encoder cannot have these successive depths."""
     connection, sublayer = config.encoder.connection.kind, config.sublayer_of(config.encoder).kind
     if not CONNECTIONS[connection].grows:
         able = ", ".join(kind for kind, scheme in CONNECTIONS.items() if scheme.grows)
-        raise ValueError(
-            f"training.grow does not know how to deepen encoder.connection = {connection!r}; use one of {able}"
-        )
+        raise ValueError(f"training.grow does not support encoder.connection = {connection!r}; use one of {able}")
     config.encoder.connection.check_growth(depths)
     if sublayer not in SUBLAYERS_THAT_GROW:
         raise ValueError(
-            f"training.grow does not work with encoder.sublayer = {sublayer!r}, which depends on the depth; use one of "
+            f"training.grow does not support encoder.sublayer = {sublayer!r}, which depends on the depth; use one of "
             f"{', '.join(SUBLAYERS_THAT_GROW)}"
         )
 

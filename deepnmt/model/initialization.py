@@ -1,4 +1,4 @@
-"""How the parameters start: as in the authors' code, or as a scheme says."""
+"""Initialisation of the parameters: as in the authors' code, or as defined by a scheme."""
 
 import math
 from collections.abc import Callable
@@ -16,8 +16,8 @@ from deepnmt.model.sublayers.sublayer import Function
 def initialize(model: nn.Module) -> None:
     """Embeddings N(0, 1/dim), padding too; linear layers Xavier-uniform with zero bias; norms one and zero.
 
-    Connection weights are set by their scheme: their start is part of it. Schemes around sub-layers may change how
-    the functions in them start.
+    Connection weights are initialised by their scheme. Schemes around sub-layers may change the initialisation of the
+    functions in them.
     """
     for module in model.modules():
         if isinstance(module, nn.Embedding):
@@ -73,7 +73,7 @@ def _measure_into(found: list[Tensor]) -> Callable[[nn.Module, tuple[Tensor, ...
 
 @torch.no_grad()
 def start_from(model: nn.Module, variances: list[list[float]]) -> None:
-    """Complete the start of those schemes that need the variances of the branches below."""
+    """Complete the initialisation of schemes that need the variances of the branches below."""
     for stack, found in zip(_sublayers(model), variances, strict=True):
         for number, (sublayer, _) in enumerate(stack):
             sublayer.start_from(found[:number])

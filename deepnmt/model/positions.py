@@ -1,4 +1,4 @@
-"""Positions that self-attention sees, instead of positions that are added to the embedding: rotary and relative."""
+"""Rotary and relative positions, which act in self-attention instead of being added to the embedding."""
 
 from typing import NamedTuple
 
@@ -10,10 +10,10 @@ BASE = 10_000
 
 
 class Rotation(NamedTuple):
-    """Turns the pair (x_i, x_{i + d/2}) of a query or key at position t by the angle t * BASE^(-2i/d).
+    """Rotates the pair (x_i, x_{i + d/2}) of a query or key at position t by the angle t * BASE^(-2i/d).
 
     The product of a query at s and a key at t then depends on s - t alone. RoFormer, Su et al. 2021
-    (https://arxiv.org/abs/2104.09864), whose pairs are neighbours: the same but for the order of the dimensions.
+    (https://arxiv.org/abs/2104.09864), who pair neighbouring dimensions instead, which is equivalent.
     """
 
     cos: Tensor  # (..., positions, 1, head_dim / 2), fp32

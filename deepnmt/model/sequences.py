@@ -1,4 +1,4 @@
-"""Ids of many sentences in one tensor, and who sees whom among them."""
+"""Ids of many sentences in one tensor, and which positions attend to which."""
 
 from functools import cached_property
 from typing import NamedTuple, Protocol
@@ -13,7 +13,7 @@ from deepnmt.model.positions import RelativePositions
 
 
 class Sequences(Protocol):
-    """Sentences laid out in some way: padded to one length, or end to end."""
+    """Sentences in one of two layouts: padded to one length, or end to end."""
 
     ids: Tensor
     max_length: int  # no sentence is longer; zero if that is not known

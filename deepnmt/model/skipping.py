@@ -1,4 +1,4 @@
-"""Layers and sub-layers that training leaves out at random; evaluation has them all."""
+"""Random skipping of layers and sub-layers in training."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ SEEDS = 2**31 - 1
 def unless_dropped(p: float, compute: Callable[[], Tensor], instead: Tensor) -> Tensor:
     """compute(), or `instead` with probability p.
 
-    A GPU computes both: its passes are recorded, and a recording does the same every time. Elsewhere it saves the time.
+    On a GPU both are computed, because a CUDA graph cannot branch; elsewhere skipping saves time.
     """
     if instead.is_cuda:
         return torch.where(fresh_seed(instead.device) < int(p * SEEDS), instead, compute())
@@ -23,8 +23,8 @@ def unless_dropped(p: float, compute: Callable[[], Tensor], instead: Tensor) -> 
 class Skip(nn.Module):
     """The branch F of a sub-layer becomes m F / (1 - p) in training, m = 0 with probability p and 1 otherwise.
 
-    Li et al. 2021 (https://arxiv.org/abs/2012.13866), who train with m F and evaluate (1 - p) F: the same but for a
-    constant in the weights, and here a trained model is a plain one.
+    Li et al. 2021 (https://arxiv.org/abs/2012.13866), who train with m F and evaluate (1 - p) F. This is equivalent
+    up to a constant in the weights, and gives a plain model.
     """
 
     def __init__(self, p: float) -> None:

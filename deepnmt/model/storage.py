@@ -1,4 +1,4 @@
-"""A MODEL folder: the config, the weights and where they come from. The tokeniser files beside them are `data`'s."""
+"""A MODEL folder: the config, the weights and their description. `data` writes the tokeniser files."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +23,7 @@ CONFIG, WEIGHTS, META = "config.json", "model.safetensors", "meta.json"
 
 
 def save_model(folder: Path, model: Transformer, meta: dict[str, Any] | None = None) -> None:
-    """Write a model into an existing or new folder. The caller writes aside and renames (`files.replacing`)."""
+    """Write a model into an existing or new folder; the caller makes the write atomic (`files.replacing`)."""
     write_model(folder, model.config, weights(model), meta)
 
 
@@ -73,7 +73,7 @@ def undrawn_model(config: ModelConfig) -> Transformer:
 
 
 class _WithoutDrawing(TorchFunctionMode):
-    """Random numbers that the stored weights would overwrite: most of the time to load a model, if they were drawn."""
+    """Skips drawing random weights, which would be overwritten and take most of the loading time."""
 
     DRAWING = (init.kaiming_uniform_, init.normal_, init.uniform_, Tensor.normal_, Tensor.uniform_)
 
@@ -102,7 +102,7 @@ def load_meta(folder: Path) -> dict[str, Any]:
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter once, however many names it has."""
+    """Every parameter once, even if it has several names."""
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
@@ -112,9 +112,7 @@ def fill(tensors: Mapping[str, Tensor], stored: Mapping[str, Tensor], where: Pat
         raise InputError(f"{where} {'lacks' if name in tensors else 'has an unknown'} tensor {name}")
     for name, tensor in tensors.items():
         if tensor.shape != stored[name].shape:
-            raise InputError(
-                f"{where}: {name} has shape {tuple(stored[name].shape)}, the config says {tuple(tensor.shape)}"
-            )
+            raise InputError(f"{where}: {name} has shape {tuple(stored[name].shape)} instead of {tuple(tensor.shape)}")
         value = stored[name].to(tensor.device)
         if hasattr(tensor, "device_mesh"):  # a DTensor, which takes most of a second to import
             from torch.distributed.tensor import distribute_tensor

@@ -1,4 +1,4 @@
-"""The encoder-decoder Transformer: one loop per stack, whatever is around its sub-layers and between its layers."""
+"""The encoder-decoder Transformer: one loop per stack for all sub-layer schemes and connections."""
 
 import math
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ from deepnmt.model.sublayers import SUBLAYERS
 
 
 class Stack(nn.Module):
-    """Layers, and the connection between them. Pre-norm leaves its result unnormalised, so a norm goes on top."""
+    """Layers and the connection between them. Pre-norm layers need a final norm on top."""
 
     def __init__(self, layers: list[nn.Module], config: ModelConfig, stack: StackConfig, num_readers: int) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Stack(nn.Module):
 
 @dataclass(frozen=True)
 class Encoded:
-    """What the encoder made of the source: a memory for each decoder layer, and who sees which part of it."""
+    """The encoder's result: a memory for each decoder layer, and its visibility."""
 
     memories: list[Tensor]
     source: Sequences
@@ -141,11 +141,11 @@ class Transformer(nn.Module):
     def start(self, encoded: Encoded, beam: int = 1, max_length: int = 0, need_attention: bool = False) -> Cache:
         """A cache for `beam` hypotheses of each encoded (padded) sentence, nothing decoded yet.
 
-        Room for `max_length` positions is set aside, which saves copying; memory that is never written costs nothing.
+        Room for `max_length` positions is reserved, which saves copying; unwritten memory costs nothing.
         """
         source = encoded.source
         if not isinstance(source, PaddedSequences):
-            raise TypeError("step by step decoding needs padded sources")
+            raise TypeError("incremental decoding needs padded sources")
         memory = [KeysValues(*map(_cached, layer)) for layer in self.project_memories(encoded)]
         (sentences, heads, _, head_dim), dtype = memory[0].keys.shape, memory[0].keys.dtype
         slots = max_length * beam
@@ -192,7 +192,7 @@ class Transformer(nn.Module):
         return features, grown
 
     def checkpoint_activations(self, on: bool = True) -> None:
-        """Keep only the layers' inputs for the backward pass and compute the rest again."""
+        """Keep only the layers' inputs for the backward pass and recompute the rest."""
         self.encoder.checkpoints_activations = self.decoder.checkpoints_activations = on
 
     def project_memories(self, encoded: Encoded) -> list[KeysValues]:

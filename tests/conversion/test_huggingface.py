@@ -216,9 +216,9 @@ class TestFiles:
         ("settings", "message"),
         [
             ({"model_type": "t5"}, "has model_type 't5'; supported are marian, m2m_100, fsmt"),
-            ({"activation_function": "gelu_new"}, "activation_fn = gelu_new, which deepnmt does not have"),
-            ({"eos_token_id": 5}, "eos_token_id = 5, and deepnmt reads only eos_token_id = 2"),
-            ({"normalize_embedding": True}, "deepnmt reads only normalize_embedding = False"),
+            ({"activation_function": "gelu_new"}, "activation_fn = gelu_new, which deepnmt does not support"),
+            ({"eos_token_id": 5}, "eos_token_id = 5, but deepnmt supports only eos_token_id = 2"),
+            ({"normalize_embedding": True}, "deepnmt supports only normalize_embedding = False"),
         ],
         ids=str,
     )
@@ -232,8 +232,8 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("name", "message"),
         [
-            ("model.encoder.layernorm_embedding.weight", "holds encoder.layernorm_embedding.weight, which deepnmt"),
-            ("model.encoder.embed_positions.weight", "which are not the sinusoids of its class"),
+            ("model.encoder.layernorm_embedding.weight", "has the parameter encoder.layernorm_embedding.weight, which deepnmt"),
+            ("model.encoder.embed_positions.weight", "are not the sinusoids of its class"),
         ],
     )
     def test_tensors_are_refused_by_name(self, folder, name, message):

@@ -218,7 +218,7 @@ def test_pickled_code_is_not_executed(tmp_path, zipped, where):
     with raises(InputError) as refusal:
         convert_dlcl(path)
     assert not marker.exists()
-    message = f"{path} is not a torch file that is safe to load: its pickle asks for posix.system, which is not data"
+    message = f"{path} cannot be loaded safely: its pickle asks for posix.system, which is not data"
     assert str(refusal.value) == message
 
 
@@ -250,7 +250,7 @@ class TestRefusals:
     )
     def test_unknown_tensor_by_name(self, tmp_path, stored, name):
         stored["model"][name] = torch.ones(2)
-        assert refusal(tmp_path, stored) == f"FILE holds {name}, which deepnmt does not understand"
+        assert refusal(tmp_path, stored) == f"FILE has the parameter {name}, which deepnmt does not support"
 
     def test_missing_tensor_by_name(self, tmp_path, stored):
         del stored["model"]["encoder.embed_tokens.weight"]
@@ -262,7 +262,7 @@ class TestRefusals:
 
     def test_missing_setting_by_name(self, tmp_path, stored):
         del stored["args"].encoder_attention_heads
-        message = "FILE does not say its encoder_attention_heads, so the model cannot be rebuilt"
+        message = "FILE has no setting encoder_attention_heads, which is needed to rebuild the model"
         assert refusal(tmp_path, stored) == message
 
     def test_impossible_shape(self, tmp_path, stored):
@@ -280,26 +280,26 @@ class TestRefusals:
 
     def test_wrong_shape(self, tmp_path, stored):
         stored["model"]["decoder.layers.0.fc1.bias"] = torch.ones(3)
-        expected = "FILE: decoder.layers.0.feed_forward.expand.bias has shape (3,), the config says (24,)"
+        expected = "FILE: decoder.layers.0.feed_forward.expand.bias has shape (3,) instead of (24,)"
         assert refusal(tmp_path, stored) == expected
 
     @mark.parametrize("content", [{"model": {}}, {"args": 3, "model": {}}, {"args": None, "model": 3}, [1], "text"])
     def test_other_torch_files(self, tmp_path, content):
-        expected = "FILE is not a checkpoint of fairseq's trainer: it needs model, and args or cfg"
+        expected = "FILE is not a fairseq checkpoint: it needs model, and args or cfg"
         assert refusal(tmp_path, content) == expected
 
     def test_files_that_are_not_torchs(self, tmp_path):
         for content in (b"", b"not a checkpoint\n", b"PK\x03\x04 broken", bytes(range(256))):
             path = tmp_path / "c.pt"
             path.write_bytes(content)
-            with raises(InputError, match="is not a torch file that is safe to load"):
+            with raises(InputError, match="cannot be loaded safely"):
                 convert_dlcl(path)
 
     def test_missing_files_and_folders(self, tmp_path):
         for name in ("nowhere.pt", "nowhere.npz"):
             with raises(InputError, match=f"{name} does not exist"):
                 convert_dlcl(tmp_path / name)
-        with raises(InputError, match="is not a torch file"):
+        with raises(InputError, match="cannot be loaded safely"):
             convert_dlcl(tmp_path)
 
     def test_npz_of_something_else(self, tmp_path):
@@ -328,7 +328,7 @@ class TestRefusals:
         with np.load(AUTHORS / "dlcl_pre.npz") as stored:
             arrays = {name: stored[name] for name in stored.files} | {"meta": np.array(json.dumps({}))}
         np.savez(tmp_path / "c.npz", **arrays)
-        with raises(InputError, match="does not say its encoder_attention_heads"):
+        with raises(InputError, match="has no setting encoder_attention_heads"):
             convert_dlcl(tmp_path / "c.npz")
 
 
@@ -391,7 +391,7 @@ class TestFairseq:
     def test_refuses_what_no_shape_shows(self, tmp_path, setting):
         model = scrambled(tiny_config(), torch.float32)
         stored = checkpoint(model, fairseq_state(model), **{setting: True})
-        message = f"FILE was made with {setting}, which deepnmt does not have"
+        message = f"FILE uses {setting}, which deepnmt does not support"
         assert refusal(tmp_path, stored, convert_fairseq) == message
 
     def test_refuses_other_activations_and_unknown_tensors(self, tmp_path):
@@ -400,5 +400,5 @@ class TestFairseq:
         assert "activation_fn = tanh" in refusal(tmp_path, stored, convert_fairseq)
         stored = checkpoint(model, fairseq_state(model))
         stored["model"]["encoder.layernorm_embedding.weight"] = torch.ones(DIM)
-        message = "FILE holds encoder.layernorm_embedding.weight, which deepnmt does not understand"
+        message = "FILE has the parameter encoder.layernorm_embedding.weight, which deepnmt does not support"
         assert refusal(tmp_path, stored, convert_fairseq) == message

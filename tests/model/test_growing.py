@@ -71,10 +71,10 @@ def test_sparse_dlcl_grows_by_whole_blocks():
 @mark.parametrize("kind", [kind for kind, scheme in CONNECTIONS.items() if not scheme.grows])
 def test_other_connections_are_refused_by_name(kind):
     config = tiny_config(encoder=CONNECTIONS[kind].Config())
-    with raises(ValueError, match=f"training.grow does not know how to deepen encoder.connection = '{kind}'; use one"):
+    with raises(ValueError, match=f"training.grow does not support encoder.connection = '{kind}'; use one"):
         check_growth(config, (3, 6))
 
 
 def test_schemes_around_sub_layers_that_depend_on_the_depth_are_refused():
-    with raises(ValueError, match=r"does not work with encoder\.sublayer = 'deepnorm', which depends on the depth"):
+    with raises(ValueError, match=r"does not support encoder\.sublayer = 'deepnorm', which depends on the depth"):
         check_growth(replace(tiny_config(), norm="deepnorm"), (3, 6))

@@ -124,7 +124,7 @@ class TestRefusals:
     @mark.parametrize("version", [2, 0, "1", None])
     def test_other_format(self, folder, version):
         (folder / "meta.json").write_text(json.dumps({"format": version}))
-        expected = f"MODEL/meta.json has format {version!r}, and this deepnmt reads 1: "
+        expected = f"MODEL/meta.json has format {version!r}, but this version of deepnmt reads 1: "
         assert refusal(folder).startswith(expected)
 
     @mark.parametrize("keep", [0, 4, 8, 100, -1])
@@ -152,7 +152,7 @@ class TestRefusals:
 
     def test_wrong_shape(self, folder):
         self.change(folder, lambda tensors: tensors.update({"encoder.connection.weight": torch.ones(2, 2, 1)}))
-        expected = "MODEL/model.safetensors: encoder.connection.weight has shape (2, 2, 1), the config says (4, 4, 1)"
+        expected = "MODEL/model.safetensors: encoder.connection.weight has shape (2, 2, 1) instead of (4, 4, 1)"
         assert refusal(folder) == expected
 
     def test_config_that_says_something_else(self, folder):

@@ -240,5 +240,5 @@ def test_damaged_checkpoint_is_not_averaged(tmp_path):
 def test_tensors_of_another_model_are_refused(tmp_path):
     with pytest.raises(InputError, match="here lacks tensor b"):
         fill({"a": torch.zeros(1), "b": torch.zeros(1)}, {"a": torch.zeros(1)}, tmp_path / "here")
-    with pytest.raises(InputError, match=r"a has shape \(2,\), the config says \(1,\)"):
+    with pytest.raises(InputError, match=r"a has shape \(2,\) instead of \(1,\)"):
         fill({"a": torch.zeros(1)}, {"a": torch.zeros(2)}, tmp_path)

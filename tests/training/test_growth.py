@@ -119,7 +119,7 @@ def test_a_model_to_start_from_has_the_first_depth(tmp_path):
         ),
         (
             ["training.grow=[10,20]", "training.grow_at=[9]", "model.encoder.connection=fusion"],
-            "training.grow does not know how to deepen encoder.connection = 'fusion'; use one of residual",
+            "training.grow does not support encoder.connection = 'fusion'; use one of residual",
         ),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",

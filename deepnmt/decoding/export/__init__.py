@@ -1,4 +1,4 @@
-"""A MODEL for another runtime: one format, one file, one line in the table."""
+"""Exports of a MODEL to other runtimes: one file and one line in the table per format."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -26,22 +26,22 @@ DESCRIPTION = "export.json"
 
 
 class Format(Protocol):
-    """What a file of a format holds. It imports packages of others inside its functions only."""
+    """The interface of a format. It imports third-party packages only inside its functions."""
 
     NAME: str
-    NEEDS: tuple[str, ...]  # packages without which nothing can be written
-    RUNS_IN: str  # the package that runs what is written; where it is installed, it is compared with the model
+    NEEDS: tuple[str, ...]  # packages needed to write the export
+    RUNS_IN: str  # the package that runs the export; if it is installed, the export is verified
 
     def check(self, config: ModelConfig, tokenizers: TokenizerPair) -> None:
         """Raise InputError if the format cannot express this model."""
 
     def write(self, model: Transformer, tokenizers: TokenizerPair, folder: Path, tell: Tell) -> dict[str, Any]:
-        """Write everything; return what the description should say besides the usual."""
+        """Write everything; return additional entries of the description."""
 
     def compare(
         self, model: Transformer, tokenizers: TokenizerPair, folder: Path, sources: Sequence[list[int]]
     ) -> Agreement:
-        """Run what was written and raise RunError where it parts from the model. sources: ids with their end."""
+        """Run the export and raise RunError if it differs from the model. sources: ids with the end."""
 
 
 FORMATS: dict[str, Format] = {"onnx": onnx, "ctranslate2": ctranslate2, "huggingface": huggingface}
@@ -50,9 +50,9 @@ FORMATS: dict[str, Format] = {"onnx": onnx, "ctranslate2": ctranslate2, "hugging
 def export(
     folder: Path, out: Path, to: str, texts: Sequence[str] = (), tell: Tell = lambda text: None
 ) -> Agreement | None:
-    """Write the MODEL of `folder` to the folder `out`, if it agrees with the MODEL on random sources and on `texts`.
+    """Export the MODEL `folder` to the folder `out`, if it agrees with the MODEL on random sources and on `texts`.
 
-    None: what runs the format is not installed, so nothing was compared. `tell` reports progress.
+    Returns None if the runtime is not installed, so that nothing was compared. `tell` reports progress.
     """
     form = FORMATS[to]
     missing = [name for name in form.NEEDS if find_spec(name) is None]

@@ -1,6 +1,6 @@
 """A package for Argos Translate and LibreTranslate: a zip of a CTranslate2 model, a SentencePiece model and metadata.
 
-Argos splits text into sentences by a model of its own, encodes with the SentencePiece model, and joins what comes back.
+Argos splits text into sentences with its own model, encodes them with the SentencePiece model, and joins the results.
 """
 
 import json
@@ -21,7 +21,7 @@ NAME, SUFFIX = "Argos Translate", ".argosmodel"
 
 
 def export_package(folder: Path, out: Path, texts: Sequence[str], tell: Tell) -> Agreement | None:
-    """Write the MODEL of `folder` as the file `out`, verified as an export to CTranslate2 is."""
+    """Write the MODEL `folder` as the file `out`, verified like an export to CTranslate2."""
     tokenizers = TokenizerPair.load(folder)
     refuse(NAME, list(unlike_sentencepiece(tokenizers)))
     source, target = tokenizers.source.language, tokenizers.target.language
@@ -47,9 +47,9 @@ def export_package(folder: Path, out: Path, texts: Sequence[str], tell: Tell) ->
 
 
 def check_package(path: Path, overwrite: bool) -> None:
-    """Refuse a file that exists, unless it may be overwritten and is a zip."""
+    """Raise if the file exists, unless it may be overwritten and is a zip."""
     if path.exists():
         if not overwrite:
             raise InputError(f"{path} already exists; choose another --out or pass --overwrite")
         if not (path.is_file() and zipfile.is_zipfile(path)):
-            raise InputError(f"{path} is not a package, so it is not overwritten; choose another --out")
+            raise InputError(f"{path} is not a package and will not be overwritten; choose another --out")

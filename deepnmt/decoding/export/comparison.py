@@ -1,4 +1,4 @@
-"""Compares an exported model with the model it was exported from; what runs it is the format's own affair."""
+"""Compares an exported model with the original, independently of the runtime."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from deepnmt.model.config import ModelConfig
 from deepnmt.model.transformer import Transformer
 
 TOLERANCE = 1e-4  # on a logit
-TIE = 1e-5  # two logits of the model this close are the same but for rounding, so either may be the largest
+TIE = 1e-5  # logits this close differ only by rounding, so either may be the largest
 BATCH_SIZES = (1, 2, 5)
 MAX_LENGTHS = (1, 4, 24)
 EXTRA_STEPS = 8  # a translation may be this much longer than its source
@@ -23,7 +23,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Agreement:
-    """How much was compared, the largest difference, and of what it is."""
+    """How much was compared, and the largest difference."""
 
     sentences: int = 0
     positions: int = 0
@@ -40,14 +40,14 @@ class Agreement:
 
 
 def random_sources(config: ModelConfig) -> list[list[int]]:
-    """Sentences of all kinds of lengths, always the same ones: ids with their end."""
+    """Fixed random sentences of many lengths: ids with the end."""
     draw = np.random.default_rng(0)
     lengths = [length for longest in MAX_LENGTHS for length in draw.integers(0, longest, sum(BATCH_SIZES))]
     return [[*draw.integers(UNK, config.source_vocab_size, length).tolist(), EOS] for length in lengths]
 
 
 def longest(config: ModelConfig) -> int | None:
-    """How many positions either side of the model has; None: any number."""
+    """The maximum number of positions of either side; None: no limit."""
     return config.max_positions if config.positions == "learned" else None
 
 
@@ -87,16 +87,14 @@ def greedy(model: Transformer, source: Tensor) -> tuple[Tensor, Tensor]:
 def same_logits(expected: Tensor, found: Tensor, name: str, where: str) -> float:
     """The largest difference of logits (rows, V); raise RunError if it is too large, or if the choice differs."""
     if found.shape != expected.shape:
-        raise RunError(
-            f"nothing is exported: {where} {name} has logits {[*found.shape]}, the model {[*expected.shape]}"
-        )
+        raise RunError(f"export failed: {where} {name} has logits {[*found.shape]}, the model {[*expected.shape]}")
     difference = float((found - expected).abs().max())
     if not difference <= TOLERANCE:  # or not a number
         raise RunError(
-            f"nothing is exported: {where} a logit of {name} differs from the model's by {difference:.1e}, "
+            f"export failed: {where} a logit of {name} differs from the model's by {difference:.1e}, "
             f"which is more than {TOLERANCE:.0e}"
         )
     best, chosen = expected.amax(1), expected.gather(1, found.argmax(1, keepdim=True)).squeeze(1)
     if bool((best - chosen > TIE).any()):
-        raise RunError(f"nothing is exported: {where} {name} chooses another token than the model")
+        raise RunError(f"export failed: {where} {name} chooses a different token from the model")
     return difference

@@ -1,8 +1,8 @@
-"""A model for CTranslate2, the engine of LibreTranslate and Argos Translate. Its package is not needed to write one.
+"""A model for CTranslate2, the engine of LibreTranslate and Argos Translate. Writing one does not need its package.
 
 `model.bin` is little-endian: the version, the name and revision of the kind of model; the number of variables, and of
 each variable its name, rank, sizes, type, bytes and content; the number of aliases, and each alias as two names. A name
-is its length with a NUL (16 bits), its bytes and the NUL. Learnt from CTranslate2's own code (its `specs`).
+is its length with a NUL (16 bits), its bytes and the NUL. The format follows CTranslate2's `specs`.
 """
 
 import struct
@@ -38,8 +38,8 @@ ACTIVATIONS = {
     "swiglu": 2,
     "gelu": 3,
 }  # in CTranslate2's order; swiglu is swish with a gate beside it
-MAX_POSITIONS = 2048  # of sinusoids: CTranslate2 computes others than ours, so ours are written down
-LAST_LAYER, ONE_HEAD = -1, 1  # whose attention shows the source word of an unknown symbol
+MAX_POSITIONS = 2048  # of sinusoids, which are stored because CTranslate2 computes different ones
+LAST_LAYER, ONE_HEAD = -1, 1  # whose attention replaces unknown symbols
 
 Variables = dict[str, np.ndarray | str]  # an alias is the name of another variable
 
@@ -180,7 +180,7 @@ def _name(text: str) -> bytes:
 
 @torch.inference_mode()
 def compare(model: Transformer, tokenizers: TokenizerPair, folder: Path, sources: Sequence[list[int]]) -> Agreement:
-    """Let both score what the model says greedily: every log probability must be the same."""
+    """Compare the log probabilities of both on the model's greedy translations."""
     import ctranslate2
 
     engine = ctranslate2.Translator(str(folder), compute_type="float32", intra_threads=torch.get_num_threads())
@@ -198,7 +198,7 @@ def compare(model: Transformer, tokenizers: TokenizerPair, folder: Path, sources
         difference = float((scores - expected).abs().max())
         if not difference <= TOLERANCE:  # or not a number
             raise RunError(
-                f"nothing is exported: in a batch of {len(batch)} sentences of up to {source.shape[1]} tokens a log "
+                f"export failed: in a batch of {len(batch)} sentences of up to {source.shape[1]} tokens a log "
                 f"probability of {NAME} differs from the model's by {difference:.1e}, "
                 f"which is more than {TOLERANCE:.0e}"
             )

@@ -1,4 +1,4 @@
-"""What a format cannot express is refused before anything is written: what stands in the way, and what can be done."""
+"""Checks whether a format can express a model, before anything is written."""
 
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
@@ -9,8 +9,7 @@ from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.errors import InputError
 from deepnmt.model.config import ModelConfig, StackConfig
 
-# Settings that every format knows or, being about training, may ignore. One that is new in deepnmt is refused until the
-# formats learn it.
+# Settings that every format supports, or that only concern training; any other is refused.
 KNOWN: dict[type, set[str]] = {
     ModelConfig: {"source_vocab_size", "target_vocab_size", "norm", "norm_kind", "encoder", "decoder"}
     | {"share_embeddings", "scale_embeddings", "tie_output", "output_bias", "start_id", "pad_id", "activation"}
@@ -26,7 +25,7 @@ def refuse(name: str, obstacles: list[str]) -> None:
 
 
 def other_settings(config: ModelConfig) -> Iterator[str]:
-    """An obstacle for each setting of the model that differs from its default and is not known."""
+    """An obstacle for each setting that differs from its default and is not supported."""
     for prefix, part in (("", config), ("encoder.", config.encoder), ("decoder.", config.decoder)):
         for setting in fields(part):
             value = getattr(part, setting.name)
@@ -51,7 +50,7 @@ def odd_sublayers(config: ModelConfig) -> Iterator[str]:
 
 
 def unlike_sentencepiece(tokenizers: TokenizerPair) -> Iterator[str]:
-    """An obstacle for each thing that a program which knows SentencePiece only cannot do with text."""
+    """An obstacle for each kind of text processing that SentencePiece alone cannot do."""
     for side, tokenizer in (("source", tokenizers.source), ("target", tokenizers.target)):
         if tokenizer.preprocessor.pretokenizer != "none":
             yield (

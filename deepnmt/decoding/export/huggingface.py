@@ -1,7 +1,7 @@
 """A model for transformers: a folder that AutoModelForSeq2SeqLM and AutoTokenizer open. Writing it needs no package.
 
-Plain post-norm is a MarianMTModel, plain pre-norm an M2M100ForConditionalGeneration. What they cannot express, DLCL
-above all, comes with a modelling file of its own, `modeling_deepnmt.py`. The tokeniser is a MarianTokenizer in every
+Plain post-norm is a MarianMTModel, plain pre-norm an M2M100ForConditionalGeneration. Other models, such as
+DLCL, use the modelling file `modeling_deepnmt.py`. The tokeniser is a MarianTokenizer in every
 case: it has a SentencePiece model for each side and takes ids from a table, so they are ours.
 """
 
@@ -94,7 +94,7 @@ def write(model: Transformer, tokenizers: TokenizerPair, folder: Path, tell: Tel
 
 
 def _kind(config: ModelConfig) -> str:
-    """Which class of transformers, or the file of ours, expresses the model."""
+    """The transformers class, or our modelling file, for the model."""
     sublayers = {config.sublayer_of(stack).kind for stack in (config.encoder, config.decoder)}
     connections = {stack.connection.kind for stack in (config.encoder, config.decoder)}
     plain = (
@@ -190,7 +190,7 @@ KINDS = {"marian": _marian, "m2m_100": _m2m100, "deepnmt": _deepnmt}
 
 
 def _bart_settings(config: ModelConfig) -> dict[str, Any]:
-    """What the classes that descend from Bart share."""
+    """The settings that the Bart-like classes share."""
     sizes: dict[str, Any] = {}
     for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
         sizes |= {
@@ -227,7 +227,7 @@ def _bart_layers(model: Transformer) -> Iterator[tuple[str, Tensor]]:
 
 
 def _attention(scope: str, names: str, packed: list[nn.Linear], output: nn.Linear) -> Iterator[tuple[str, Tensor]]:
-    """Packed projections as one for each of the queries, keys and values."""
+    """Split packed projections into queries, keys and values."""
     dim = output.out_features
     for kind in ("weight", "bias"):
         parts = [part for layer in packed for part in getattr(layer, kind).split(dim)]
@@ -258,7 +258,7 @@ def _stack_settings(config: ModelConfig, settings: StackConfig, stack: Stack) ->
 
 
 def _matrix(stack: Stack) -> Tensor | None:
-    """(rows, columns, groups): how each output weighs in what follows each layer; None for a residual stack."""
+    """(rows, columns, groups): the weight of each output after each layer; None for a residual stack."""
     connection, count = stack.connection, len(stack.layers) + 1
     if isinstance(connection, Dlcl):
         return connection._effective()
@@ -310,13 +310,13 @@ def _ids(tokenizer: Tokenizer) -> Mapping[str, int]:
 
 @torch.inference_mode()
 def compare(model: Transformer, tokenizers: TokenizerPair, folder: Path, sources: Sequence[list[int]]) -> Agreement:
-    """Let both predict what the model says greedily: every logit must be the same."""
+    """Compare the logits of both on the model's greedy translations."""
     from transformers import AutoModelForSeq2SeqLM
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     opener: Any = AutoModelForSeq2SeqLM
-    if (folder / MODELING.name).exists():  # the same file; transformers would keep a copy of it in its cache
+    if (folder / MODELING.name).exists():  # use our file; transformers would copy it to its cache
         opener = import_module("deepnmt.decoding.export.modeling_deepnmt").DeepnmtForConditionalGeneration
     exported = opener.from_pretrained(folder).eval()
     agreement = Agreement()

@@ -1,6 +1,6 @@
-"""A model as two ONNX graphs, the encoder and one step of the decoder, with all that is needed to translate with them.
+"""A model as two ONNX graphs, the encoder and one decoder step, with everything needed to translate.
 
-Whoever runs them needs onnxruntime and a tokeniser, no torch and nothing of ours; docs/export.md shows how.
+Running them needs onnxruntime and a tokeniser, but neither torch nor deepnmt; docs/export.md shows how.
 """
 
 import logging
@@ -49,7 +49,7 @@ def write(model: Transformer, tokenizers: TokenizerPair, folder: Path, tell: Tel
 
 @torch.inference_mode()
 def compare(model: Transformer, tokenizers: TokenizerPair, folder: Path, sources: Sequence[list[int]]) -> Agreement:
-    """Decode greedily with both, side by side, each with a past of its own; raise RunError where they part."""
+    """Decode greedily with both, each with its own past; raise RunError if they differ."""
     exported = ExportedModel(folder)
     agreement = Agreement()
     for batch in batches(sources, longest(model.config)):
@@ -61,7 +61,7 @@ def compare(model: Transformer, tokenizers: TokenizerPair, folder: Path, sources
 
 
 class EncoderGraph(nn.Module):
-    """Source ids to the keys and values that each decoder layer looks at: they are the same at every step."""
+    """Source ids to the keys and values for each decoder layer, which are the same at every step."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class EncoderGraph(nn.Module):
 
 
 class DecoderStepGraph(nn.Module):
-    """One token of each sentence, and the keys and values before it, to the scores of the next token."""
+    """One token per sentence, with the keys and values before it, to the logits of the next token."""
 
     def __init__(self, model: Transformer) -> None:
         super().__init__()
@@ -92,11 +92,11 @@ class DecoderStepGraph(nn.Module):
 
 
 def write_graphs(model: Transformer, folder: Path) -> None:
-    """encoder.onnx and decoder_step.onnx; batch, source length and past length are free in both."""
+    """Write encoder.onnx and decoder_step.onnx, with dynamic batch size, source length and past length."""
     model = _untied(model)
     stack = model.config.decoder
     memory_names, past_names, grown_names = (_names(prefix, stack.num_layers) for prefix in ("memory", "past", "grown"))
-    # Sizes of an example must differ and be neither 0 nor 1, which the tracer takes for constants.
+    # The sizes of the example must differ and not be 0 or 1, which the tracer treats as constants.
     batch, source_length, past_length = 2, 3, 4
     ids = torch.full((batch, source_length), EOS)
     free_source, free_past = {0: "batch", 1: "source_length"}, {0: "batch", 1: "past_length"}
@@ -130,7 +130,7 @@ def _write(graph: nn.Module, example: tuple[Any, ...], path: Path, **names: Any)
             assert program is not None
             ClearMetadataAndDocStringPass()(program.model)  # stack traces, with the paths of this machine
             for weight in program.model.graph.initializers.values():
-                # A weight has its shape in itself. Said twice, onnxruntime's quantiser changes it in one place only.
+                # A weight contains its shape; onnxruntime's quantiser would not update a second copy.
                 weight.shape = weight.type = None
             program.save(path)
     except torch.onnx.OnnxExporterError as error:
@@ -139,7 +139,7 @@ def _write(graph: nn.Module, example: tuple[Any, ...], path: Path, **names: Any)
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without the exporter's remarks about itself and about torchvision, which we do not use."""
+    """Suppress the exporter's warnings about itself and about torchvision."""
     registration = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = registration.level
     registration.setLevel(logging.ERROR)
@@ -154,7 +154,7 @@ def _quietly() -> Iterator[None]:
 
 
 def _untied(model: Transformer) -> Transformer:
-    """A copy whose output projection is a matrix of its own: onnxruntime cannot quantise one that is also a table."""
+    """A copy with a separate output projection, since onnxruntime cannot quantise one that is also a table."""
     copy = deepcopy(model).requires_grad_(False)
     if copy.output is None:
         copy.output = nn.Embedding.from_pretrained(copy.output_weight.clone())
@@ -176,7 +176,7 @@ def _in_slots(parts: list[Tensor]) -> list[KeysValues]:
 
 
 def _write_tokenizer(folder: Path, side: str, tokenizer: Tokenizer) -> None:
-    """As deepnmt reads it; and for everyone else the symbols by id, and the model in SentencePiece's own format."""
+    """Write the tokeniser for deepnmt, and for others the symbols by id and the SentencePiece model."""
     tokenizer.save(folder / f"tokenizer.{side}.json")
     write_json(folder / f"vocabulary.{side}.json", tokenizer.pieces)
     if isinstance(tokenizer.subwords, SentencePieces):

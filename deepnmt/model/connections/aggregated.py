@@ -1,4 +1,4 @@
-"""Deep representations: a residual stack whose outputs are merged on top of it, step by step, by small networks."""
+"""Deep representations: a residual stack whose outputs are merged step by step by small networks."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -37,7 +37,7 @@ class Aggregated(Connection):
     """The stack's result is the last of a_i = AGG(y_{2i-1}, y_{2i}, a_{i-1}), or of a_l = AGG(y_l, a_{l-1}), a_1 = y_1.
 
     Dou et al. 2018, Exploiting Deep Representations (https://arxiv.org/abs/1810.10181), hierarchical and iterative
-    aggregation. Their attention to several layers and their reward for layers that differ are not connections.
+    aggregation. Their multi-layer attention and diversity term are not connections.
     """
 
     Config = AggregatedConfig

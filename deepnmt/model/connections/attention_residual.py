@@ -1,4 +1,4 @@
-"""Attention residuals: every position attends over what the layers so far have added, with a query for each layer."""
+"""Attention residuals: each position attends to the contributions of the layers below, with a query per layer."""
 
 from dataclasses import dataclass, field
 
@@ -35,8 +35,8 @@ class BranchHistory(History):
 class AttentionResidual(Connection):
     """x_{l+1} = sum_i softmax_i(w_l . rms(v_i) + b[l,i]) v_i over v_0, the embedding, and the layers' branches v_i.
 
-    Kimi Team 2026, https://arxiv.org/abs/2603.15031, with one mixture a layer. In the block form the branches of a
-    block are summed, the last block's as far as it has come. With w = 0 and b = 0 it starts as their mean.
+    Kimi Team 2026, https://arxiv.org/abs/2603.15031, with one mixture per layer. In the block form the branches of a
+    block are summed, including an incomplete last block. With w = b = 0 it is initialised as their mean.
     """
 
     Config = AttentionResidualConfig
@@ -51,7 +51,7 @@ class AttentionResidual(Connection):
         self.bias = nn.Parameter(torch.zeros(shape.num_layers, num_sources))
 
     def begin(self) -> BranchHistory:
-        is_fused = self.query.is_cuda and self.block == 1  # the fused tape cannot add to what has entered it
+        is_fused = self.query.is_cuda and self.block == 1  # the fused tape cannot add to earlier entries
         return BranchHistory(open_position_tape(self.num_layers + 1, on_gpu=is_fused))
 
     def write(self, history: History, output: Tensor) -> None:
@@ -79,7 +79,7 @@ class AttentionResidual(Connection):
         return history.tape.mix(history, (scores + self.bias[row, : len(history)]).softmax(-1))
 
     def matrix(self) -> Tensor:
-        """The weights of the branches (not of outputs) where the scores are zero; a block's for each of its layers."""
+        """The weights of the branches (not of outputs) at zero scores; each layer has the weight of its block."""
         depth = torch.arange(self.num_layers + 1)
         source = (depth + self.block - 1) // self.block
         weights = torch.zeros(len(depth), len(depth))

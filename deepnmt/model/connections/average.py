@@ -1,4 +1,4 @@
-"""The mean of all outputs so far: what dynamic linear combination starts from."""
+"""The mean of all outputs so far, as at the initialisation of DLCL."""
 
 from dataclasses import dataclass, field
 

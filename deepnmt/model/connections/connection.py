@@ -1,4 +1,4 @@
-"""What every connection scheme is: a rule by which the outputs of a stack's layers become the input of the next."""
+"""The interface of connection schemes, which compute the input of a layer from the outputs of those below."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,20 +18,20 @@ class ConnectionConfig:
     kind: str
 
     def check(self, dim: int) -> None:
-        """Raise ValueError where an option does not fit the width of the stack."""
+        """Raise ValueError if an option does not fit the width of the stack."""
 
     def check_growth(self, depths: Sequence[int]) -> None:
-        """Raise ValueError where a stack of a scheme that grows cannot have these depths one after the other."""
+        """Raise ValueError if a growing stack cannot have these successive depths."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StackShape:
-    """What a scheme needs to know of the stack it connects."""
+    """The properties of a stack that a scheme needs."""
 
     num_layers: int
     dim: int
     norm: NormPlacement
-    num_readers: int  # how many layers read the stack's result: the decoder's layers for an encoder, else one
+    num_readers: int  # layers that use the stack's result: the decoder layers for an encoder, else one
     new_norm: NewNorm = LayerNorm
 
 
@@ -41,16 +41,16 @@ class History(list[Tensor]):
 
 @dataclass(frozen=True)
 class LearnedWeights:
-    """For pictures: the weight of each output y_k (columns) in each row."""
+    """The weight of each output y_k (columns) in each row, for plots."""
 
     matrix: Tensor  # (rows, columns), zero where not connected
     rows: tuple[str, ...]  # symbols: x1 is the input of layer 1
-    readers: tuple[str, ...]  # who reads a row, in words
+    readers: tuple[str, ...]  # what uses a row, in words
 
 
 @dataclass(frozen=True)
 class StepMixture:
-    """For kernels that decode: what follows layer l is row l of `matrix` times the outputs y_0, ..., y_l."""
+    """For decoding kernels: the input after layer l is row l of `matrix` times the outputs y_0, ..., y_l."""
 
     matrix: Tensor | None  # (rows, columns), fp32; None: the last output alone
     norms: Sequence[nn.Module]  # the scheme's own, of each output (pre-norm) or of each row (post-norm)
@@ -60,13 +60,13 @@ class Connection(nn.Module):
     """x_{l+1} = G(y_0, ..., y_l), equation 6 of the paper. The base class is the residual stack: G = y_l.
 
     One pass is `begin`, then `write` and `read` in turn for every layer, then `memories`. A scheme overrides what it
-    changes. Nothing of a pass is kept in the module.
+    changes. The module keeps no state of a pass.
     """
 
     Config: ClassVar[type[ConnectionConfig]]
-    grows: ClassVar[bool] = False  # `grow_from` is known
+    grows: ClassVar[bool] = False  # `grow_from` is implemented
     has_shortcuts: ClassVar[bool] = True  # an output may reach more than the next layer, so a layer may be bypassed
-    needs_branches: ClassVar[bool] = False  # it uses what a layer adds to its input, y - x
+    needs_branches: ClassVar[bool] = False  # uses the contribution of a layer, y - x
 
     def __init__(self, config: Any, shape: StackShape) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Connection(nn.Module):
         return History()
 
     def write(self, history: History, output: Tensor) -> None:
-        """Take the output of the layer at depth len(history)."""
+        """Add the output of the layer at depth len(history)."""
         history.append(output)
 
     def read(self, history: History) -> Tensor:
@@ -83,28 +83,25 @@ class Connection(nn.Module):
         return history[-1]
 
     def memories(self, history: History) -> list[Tensor]:
-        """What the readers of the stack see: one tensor for all of them, or one for each."""
+        """The results of the stack for its readers: one tensor for all, or one for each."""
         return [self.read(history)]
 
     def grow_from(self, shallow: "Connection") -> None:
-        """Take over what the connection of a shallower stack has learned, of which this one has the top layers twice.
-
-        Nothing, where nothing is learned.
-        """
+        """Copy the parameters of a shallower stack's connection, whose top layers this stack repeats."""
 
     def matrix(self) -> Tensor | None:
-        """The weights of y_k (columns) in what follows layer l (rows); None if the scheme has none.
+        """The weights of y_k (columns) in the input after layer l (rows); None if the scheme has none.
 
         (rows, columns), the mean over dimensions if a weight is a vector; entries that are not connected are zero.
         """
         return None
 
     def step_mixture(self) -> StepMixture | None:
-        """How a fused decoding step computes this scheme; None if the kernels cannot."""
+        """The mixture for the fused decoding kernels; None if they do not support the scheme."""
         return None
 
     def learned_weights(self) -> LearnedWeights | None:
-        """What a picture of this scheme shows; None if nothing is learned."""
+        """The weights to plot; None if nothing is learned."""
         matrix = self.matrix()
         if matrix is None or not any(parameter.requires_grad for parameter in self.parameters(recurse=False)):
             return None

@@ -1,4 +1,4 @@
-"""Layer-wise coordination of encoder and decoder: each decoder layer reads the encoder layer of its own depth."""
+"""Layer-wise coordination: each decoder layer attends to the encoder layer of the same depth."""
 
 from dataclasses import dataclass, field
 
@@ -13,10 +13,10 @@ class CoordinatedConfig(ConnectionConfig):
 
 
 class Coordinated(Connection):
-    """Reader j of M sees y_l, l = ceil(j N / M): of equally deep stacks the layers meet one to one.
+    """Reader j of M gets y_l with l = ceil(j N / M): layer by layer if the stacks are equally deep.
 
-    He et al. 2018, Layer-Wise Coordination between Encoder and Decoder, section 3.1. Their attention to source and
-    target at once and their weights, shared by both stacks, are other ideas, and not here.
+    He et al. 2018, Layer-Wise Coordination between Encoder and Decoder, section 3.1. Their joint attention
+    to source and target and their shared weights are not included.
     """
 
     Config = CoordinatedConfig

@@ -1,4 +1,4 @@
-"""Dense residual connection: a layer sees the sum of all outputs before it."""
+"""Dense residual connection: the input of a layer is the sum of all outputs below it."""
 
 from dataclasses import dataclass, field
 

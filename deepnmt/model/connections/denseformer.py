@@ -1,4 +1,4 @@
-"""DenseFormer: a learned weighted sum of all outputs so far, which starts as the residual stack."""
+"""DenseFormer: a learned weighted sum of all outputs so far, initialised as the residual stack."""
 
 from dataclasses import dataclass, field
 
@@ -29,7 +29,7 @@ class DenseFormerConfig(ConnectionConfig):
 
 class DenseFormer(Connection):
     """x_{l+1} = sum_k a[l,k] y_k, with a = identity at the start (Pagliardini et al. 2024,
-    https://arxiv.org/abs/2402.02622). The embedding enters the first layer as it is."""
+    https://arxiv.org/abs/2402.02622). The input of the first layer is the embedding."""
 
     Config = DenseFormerConfig
 

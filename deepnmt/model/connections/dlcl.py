@@ -1,4 +1,4 @@
-"""Dynamic linear combination of layers, the paper's contribution, with every option of its ablation and of its code."""
+"""Dynamic linear combination of layers, with every option of the paper's ablation and of its code."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -44,7 +44,7 @@ class DlclConfig(ConnectionConfig):
 
 
 class DlclHistory(History):
-    """Also holds the tape that mixes the outputs of this pass."""
+    """Also has the tape that mixes the outputs of this pass."""
 
     def __init__(self, matrix: Tensor, norms: Sequence[nn.Module], window: int | None = None) -> None:
         super().__init__()
@@ -54,8 +54,8 @@ class DlclHistory(History):
 class Dlcl(Connection):
     """Pre-norm: x_{l+1} = sum_k W[l,k] LN_k(y_k). Post-norm: x_{l+1} = LN_l(sum_k W[l,k] y_k). Equations 7 and 8.
 
-    W is lower triangular and learned; each of its rows starts as a mean. Row 0 belongs to the embedding y_0, which
-    has no LayerNorm unless asked for.
+    W is lower triangular and learned; its rows are initialised as means. Row 0 belongs to the embedding y_0, which
+    has no LayerNorm unless requested.
     """
 
     Config: ClassVar[type[ConnectionConfig]] = DlclConfig
@@ -99,7 +99,7 @@ class Dlcl(Connection):
         return F.dropout(mixed, self.dropout, self.training)
 
     def grow_from(self, shallow: Connection) -> None:
-        """The rows of the new layers stay at their start; their norms are those of the layers that they repeat."""
+        """The rows of new layers keep their initialisation; their norms are copies, like the layers."""
         assert isinstance(shallow, Dlcl)
         count, added = len(shallow.norms), len(self.norms) - len(shallow.norms)
         self.weight[:count, :count] = shallow.weight
@@ -117,7 +117,7 @@ class Dlcl(Connection):
         return [norm if self.norms_outputs or k == 0 else nn.Identity() for k, norm in enumerate(self.norms)]
 
     def _effective(self) -> Tensor:
-        """W as it mixes: unconnected entries zero, rows normalised where asked. (rows, columns, groups), fp32."""
+        """The effective W: zero where not connected, rows normalised if requested. (rows, columns, groups), fp32."""
         connected = self.get_buffer("connected")
         if self.softmax:
             return self.weight.float().masked_fill(~connected, -torch.inf).softmax(1)

@@ -1,4 +1,4 @@
-"""Dynamic dense connections: a weighted sum of all outputs so far, whose weights every position finds for itself."""
+"""Dynamic dense connections: a weighted sum of all outputs so far, with weights that depend on the position."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -18,7 +18,7 @@ class DynamicDenseConfig(ConnectionConfig):
 
 
 class TapedHistory(History):
-    """Also holds the tape that mixes the outputs of this pass."""
+    """Also has the tape that mixes the outputs of this pass."""
 
     def __init__(self, tape: PositionTape) -> None:
         super().__init__()
@@ -28,8 +28,8 @@ class TapedHistory(History):
 class DynamicDense(Connection):
     """x_{l+1} = sum_k (a[l,k] + d_k) y_k at each position, with d = U_l gelu(V_l rms(y_l)) of that position.
 
-    Xiao et al. 2025, https://arxiv.org/abs/2502.12170, with one mixture a layer. It starts as the residual stack: a =
-    identity, U = 0, V from N(0, 1/dim). The embedding enters the first layer as it is.
+    Xiao et al. 2025, https://arxiv.org/abs/2502.12170, with one mixture per layer. Initialised as the residual stack:
+    a = identity, U = 0, V from N(0, 1/dim). The input of the first layer is the embedding.
     """
 
     Config: ClassVar[type[ConnectionConfig]] = DynamicDenseConfig

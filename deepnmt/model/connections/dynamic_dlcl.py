@@ -1,4 +1,4 @@
-"""Dynamic DLCL: a part of the weights of the linear combination is found by every position for itself."""
+"""Dynamic DLCL: a part of the weights of the linear combination depends on the position."""
 
 from dataclasses import dataclass, field
 
@@ -19,7 +19,7 @@ class DynamicDlcl(DynamicDense):
     """Pre-norm: x_{l+1} = sum_k (W[l,k] + d_k) z_k with z_k = LN_k(y_k) and d = U_l gelu(V_l rms(z_l)).
     Post-norm: x_{l+1} = LN_l(sum_k (W[l,k] + d_k) y_k), with z = y.
 
-    U = 0 at the start, so that it starts as DLCL; with U = 0 throughout it is DLCL.
+    With U = 0, its initial value, this is DLCL.
     """
 
     Config = DynamicDlclConfig

@@ -16,7 +16,7 @@ from deepnmt.settings import check_bounds
 class HyperConfig(ConnectionConfig):
     kind: str = field(default="hyper", init=False)
     streams: int = 4
-    dynamic: bool = True  # weights that depend on the streams, beside those that do not
+    dynamic: bool = True  # add weights that depend on the streams
 
     def __post_init__(self) -> None:
         check_bounds(self, "connection.streams", least=2)
@@ -24,7 +24,7 @@ class HyperConfig(ConnectionConfig):
 
 @dataclass(frozen=True)
 class StreamWeights:
-    """How a layer uses n streams, at each position."""
+    """The weights with which a layer uses n streams, at each position."""
 
     read: Tensor  # (..., n): its input x = sum_i read_i H_i
     write: Tensor  # (..., n): what it adds to stream j, write_j v
@@ -32,7 +32,7 @@ class StreamWeights:
 
 
 class StreamHistory(History):
-    """The streams H_1, ..., H_n as they are now."""
+    """The current streams H_1, ..., H_n."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class StreamHistory(History):
 
 
 class Streams(Connection):
-    """n streams, all the embedding at first. Layer l reads x = sum_i read_i H_i, adds v = y - x, and the streams become
+    """n streams, initially the embedding. Layer l reads x = sum_i read_i H_i, adds v = y - x, and the streams become
     H_j <- sum_i carry_ij H_i + write_j v. The result is their sum."""
 
     needs_branches = True
@@ -57,7 +57,7 @@ class Streams(Connection):
         raise NotImplementedError
 
     def static_weights(self, layer: int) -> StreamWeights:
-        """Those that no position changes."""
+        """The part that does not depend on the position."""
         raise NotImplementedError
 
     def begin(self) -> StreamHistory:
@@ -102,8 +102,8 @@ class Streams(Connection):
 class Hyper(Streams):
     """read = A_m + s tanh(rms(H) W_m), write = B + s' tanh(rms(H) W_b), carry = A_r + s tanh(rms(H) W_r).
 
-    Zhu et al. 2025, https://arxiv.org/abs/2409.19606. It starts as the residual stack: A_m = e_{l mod n}, A_r = I, B =
-    1, W = 0; s = s' = .01.
+    Zhu et al. 2025, https://arxiv.org/abs/2409.19606. Initialised as the residual stack: A_m = e_{l mod n}, A_r = I, B
+    = 1, W = 0; s = s' = .01.
     """
 
     Config = HyperConfig

@@ -28,8 +28,8 @@ class ManifoldHyper(Streams):
     """read = sigmoid, write = 2 sigmoid, carry = Sinkhorn of exp, of logits a (rms(H) P) + b, where rms is of all
     streams of a position as one vector, and a = .01 is learned.
 
-    Xie et al. 2025, https://arxiv.org/abs/2512.24880. It starts nearly as the residual stack: P = 0, and b so that a
-    layer reads the mean of the streams, writes to each what it adds, and each stream carries itself.
+    Xie et al. 2025, https://arxiv.org/abs/2512.24880. Initialised close to the residual stack: P = 0, and b such that
+    a layer reads the mean of the streams and adds its contribution to each, and each stream carries itself.
     """
 
     Config = ManifoldHyperConfig
@@ -62,7 +62,7 @@ class ManifoldHyper(Streams):
 
 
 def sinkhorn(logits: Tensor) -> Tensor:
-    """exp(logits), its columns and rows normalised in turn until both sum to one; in logarithms. (..., n, n)"""
+    """exp(logits) with columns and rows normalised alternately, computed in logarithms. (..., n, n)"""
     if logits.is_cuda:
         from deepnmt.model.kernels.sinkhorn_triton import fused_sinkhorn
 

@@ -1,4 +1,4 @@
-"""The standard residual stack: a layer sees the output of the one before it."""
+"""The standard residual stack: the input of a layer is the output of the previous one."""
 
 from dataclasses import dataclass, field
 

@@ -27,7 +27,7 @@ class SparseDlclConfig(ConnectionConfig):
 
 
 class SparseHistory(DlclHistory):
-    """Holds the outputs of whole blocks; inside a block, also the last output."""
+    """The outputs of complete blocks and, inside a block, the last output."""
 
     def __init__(self, matrix: Tensor, norms: Sequence[nn.Module]) -> None:
         super().__init__(matrix, norms)

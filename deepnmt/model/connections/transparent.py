@@ -27,7 +27,7 @@ class TransparentConfig(ConnectionConfig):
 
 
 class Transparent(Connection):
-    """Reader j sees sum_k s_kj y_k, with s_j = dropout(softmax(W_j)) over all outputs, the embedding included.
+    """Reader j gets sum_k s_kj y_k, with s_j = dropout(softmax(W_j)) over all outputs, the embedding included.
 
     Bapna et al. 2018, section 4.
     """
@@ -44,7 +44,7 @@ class Transparent(Connection):
         return [mix(history, column.unsqueeze(1)) for column in shares.unbind(1)]
 
     def matrix(self) -> Tensor:
-        """Rows are the readers (decoder layers) here, columns the outputs of the encoder."""
+        """Rows are the readers (decoder layers), columns the outputs of the encoder."""
         return self.weight.detach().float().softmax(0).T.cpu()
 
     def learned_weights(self) -> LearnedWeights:

@@ -1,4 +1,4 @@
-"""DLCL inside, and on top a learned row for each layer of the decoder: both this and transparent attention."""
+"""DLCL with an additional learned mixture for each decoder layer, as in transparent attention."""
 
 from dataclasses import dataclass, field
 
@@ -23,7 +23,7 @@ class TransparentDlclConfig(ConnectionConfig):
 
 
 class TransparentDlclHistory(DlclHistory):
-    """The tape mixes the inputs of layers; `normed` has what the rows on top mix."""
+    """The tape computes the inputs of layers; `normed` has the outputs for the readers' mixtures."""
 
     def __init__(self, matrix: Tensor) -> None:
         super().__init__(matrix, [nn.Identity() for _ in matrix])
@@ -31,8 +31,8 @@ class TransparentDlclHistory(DlclHistory):
 
 
 class TransparentDlcl(Connection):
-    """Inside as DLCL; reader j sees sum_k W[N+j,k] LN_k(y_k), under post-norm LN(sum_k W[N+j,k] y_k) with one LN for
-    all readers. Every row starts as a mean.
+    """Layers as in DLCL; reader j gets sum_k W[N+j,k] LN_k(y_k), under post-norm LN(sum_k W[N+j,k] y_k) with one LN for
+    all readers. All rows are initialised as means.
 
     If the rows of the readers are equal this is DLCL; if the rows inside are an identity, transparent attention.
     """

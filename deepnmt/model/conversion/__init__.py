@@ -1,4 +1,4 @@
-"""Networks of other toolkits as ours. A format is one file, which reads its files into a `ForeignModel`."""
+"""Models of other toolkits. Each format is one file, which reads its files into a `ForeignModel`."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,5 +20,5 @@ FORMATS: dict[str, Callable[[Path], ForeignModel]] = {
 
 
 def convert_model(path: Path, toolkit: str, numbering: Numbering | None = None) -> Transformer:
-    """The model of a checkpoint or folder, in eval mode; `numbering` says which of its rows our symbols have."""
+    """The model of a checkpoint or folder, in eval mode; `numbering` maps our symbols to its rows."""
     return rebuild(FORMATS[toolkit](path), numbering)

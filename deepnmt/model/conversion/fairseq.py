@@ -19,13 +19,13 @@ def read(path: Path) -> ForeignModel:
     foreign = read_torch(path)
     for name in ("no_token_positional_embeddings", "cross_self_attention", "no_cross_attention"):
         if foreign.settings.get(name):
-            raise InputError(f"{path} was made with {name}, which deepnmt does not have")
+            raise InputError(f"{path} uses {name}, which deepnmt does not support")
     scaled = not foreign.settings.get("no_scale_embedding")
     return ForeignModel(path, to_authors_names(foreign), foreign.settings, {"scale_embeddings": scaled})
 
 
 def to_authors_names(foreign: ForeignModel) -> dict[str, Tensor]:
-    """fairseq has since split the packed projections, named the norms and stored the output projection on its own."""
+    """fairseq later split the packed projections, named the norms and stored the output projection separately."""
     state: dict[str, Tensor] = {}
     for name, tensor in foreign.state.items():
         if match := re.fullmatch(r"(.+_attn)\.([qkv])_proj\.(weight|bias)", name):

@@ -53,24 +53,26 @@ def read_fsmt(folder: Path) -> ForeignModel:
 
 
 def read_exported(folder: Path) -> ForeignModel:
-    """A model of ours as Marian or M2M100, with our special symbols; Marian's table says which positions it has."""
+    """A model exported by deepnmt as Marian or M2M100; Marian's table shows which positions it uses."""
     config = read_json(folder / CONFIG)
     model_type, start = config.get("model_type"), config.get("decoder_start_token_id")
     _check_settings(folder, config, {**SPECIAL, "decoder_start_token_id": start})
     if model_type == "m2m_100":
         return _read(folder, config, "m2m_100", {"norm": "pre"})
     if model_type != "marian":
-        raise InputError(f"{folder} holds a model of deepnmt's own class: use the MODEL that it was exported from")
+        raise InputError(f"{folder} has deepnmt's own model class; use the MODEL that it was exported from")
     changes = {"norm": "post", "start_id": None if start == SPECIAL["eos_token_id"] else start}
     path, state = _weights(folder)
     table = next((state[name] for name in state if ".embed_positions." in name), None)
     if table is None:
-        raise InputError(f"{path} holds no embed_positions, which transformers leaves out unless told not to")
+        raise InputError(
+            f"{path} has no embed_positions; set model._keys_to_ignore_on_save = None before save_pretrained"
+        )
     for positions, first in ((OURS, 2), (MARIANS, 0), (OURS, 0)):
         if _are_sinusoids(table, positions == OURS, first):
             changes |= {"positions": positions, "first_position": first}
             return _read(folder, config, "marian", changes, first)
-    raise InputError(f"{path} holds embed_positions that are not sinusoids")
+    raise InputError(f"{path}: embed_positions are not sinusoids")
 
 
 def _read(
@@ -85,7 +87,7 @@ def _read(
     reaches_last = changes.get("positions", OURS) == OURS
     for name, table in state.items():
         if ".embed_positions." in name and not _are_sinusoids(table, reaches_last, first_position):
-            raise InputError(f"{path} holds {name}, which are not the sinusoids of its class")
+            raise InputError(f"{path}: {name} are not the sinusoids of its class")
     foreign = ForeignModel(path, _with_tables(state), settings)
     changes["scale_embeddings"] = bool(config.get("scale_embedding", model_type != "marian"))
     norm, found = changes.pop("norm"), "pre" if "encoder.layer_norm.weight" in state else "post"
@@ -97,11 +99,11 @@ def _read(
 def _check_settings(folder: Path, config: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     for name, value in wanted.items():
         if config.get(name, value) not in (value, None):
-            raise InputError(f"{folder / CONFIG}: {name} = {config[name]}, and deepnmt reads only {name} = {value}")
+            raise InputError(f"{folder / CONFIG}: {name} = {config[name]}, but deepnmt supports only {name} = {value}")
 
 
 def _are_sinusoids(table: Tensor, reaches_last: bool, first_position: int) -> bool:
-    """Positions are not read, so they must be what we compute, but for the row of padding."""
+    """Check that stored positions equal the computed ones, except for the padding row."""
     sinusoids = SinusoidalPositions(table.shape[1], reaches_last)(torch.arange(len(table)) + first_position)
     differs = (table.float() - sinusoids).abs() > 1e-2  # some are in half precision
     return not differs[2:].any()
@@ -119,7 +121,7 @@ def _weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
 
 
 def _with_tables(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tied tables, of which a file may hold one only, under every name; sinusoids left out."""
+    """Store tied tables under every name, since a file may have only one of them; drop sinusoids."""
     state = {name: tensor for name, tensor in state.items() if ".embed_positions." not in name}
     shared, output, bias = (state.pop(name, None) for name in ("shared.weight", "lm_head.weight", "final_logits_bias"))
     tables = {

@@ -1,4 +1,4 @@
-"""Marian's own models (.npz), and Marian models of Hugging Face, whichever a folder holds.
+"""Marian models: Marian's .npz or Hugging Face's format, whichever the folder has.
 
 Matrices of an .npz are [in, out], biases [1, out]; layers count from one. Its settings are in `special:model.yml`.
 """
@@ -65,29 +65,29 @@ def read(path: Path) -> ForeignModel:
 
 
 def find_npz(path: Path) -> Path:
-    """The one model of a folder; a file stands for itself."""
+    """The .npz file of a folder, or the file itself."""
     if not path.is_dir():
         return path
     found = sorted(file for file in path.glob("*.npz") if not file.name.endswith(".optimizer.npz"))
     if len(found) != 1:
         names = ", ".join(file.name for file in found) or "none"
-        raise InputError(f"{path} must hold one .npz file; there is {names}")
+        raise InputError(f"{path} must have exactly one .npz file; found {names}")
     return found[0]
 
 
 def _read_npz(path: Path) -> ForeignModel:
     arrays = read_arrays(path)
     if SETTINGS not in arrays:
-        raise InputError(f"{path} is not a model of Marian: it has no {SETTINGS}")
+        raise InputError(f"{path} is not a Marian model: it has no {SETTINGS}")
     text = arrays.pop(SETTINGS).astype(np.uint8).tobytes().rstrip(b"\0").decode("utf-8", "replace")
     settings = read_flat_yaml(text, f"{path}, {SETTINGS}")
     for name, values in KNOWN.items():
         if name in settings and settings[name] not in values:
-            raise InputError(f"{path} was made with {name} = {settings[name]}, which deepnmt does not have")
+            raise InputError(f"{path} uses {name} = {settings[name]}, which deepnmt does not support")
     placement = tuple(str(settings.get(f"transformer-{name}", "")).replace("d", "") for name in PROCESSES)
     if placement not in PLACEMENTS:
         made = ", ".join(f"transformer-{name} = {settings.get(f'transformer-{name}', '')!r}" for name in PROCESSES)
-        raise InputError(f"{path} was made with {made}, which is neither pre-norm nor post-norm")
+        raise InputError(f"{path} uses {made}, which is neither pre-norm nor post-norm")
     heads = int(str(settings.get("transformer-heads", 8)))
     state: dict[str, Tensor] = {}
     for name, array in arrays.items():
@@ -104,7 +104,7 @@ def _read_npz(path: Path) -> ForeignModel:
 
 
 def _renamed(path: Path, name: str, array: npt.NDArray[Any]) -> dict[str, Tensor]:
-    """Under fairseq's names and as torch has it; the one table of a shared vocabulary becomes two."""
+    """Rename to fairseq's names in torch's layout; the table of a shared vocabulary becomes two."""
     tensor = torch.from_numpy(array)
     if array.ndim == 2:
         tensor = tensor.squeeze(0) if len(array) == 1 and not TABLES.fullmatch(name) else tensor
@@ -117,4 +117,4 @@ def _renamed(path: Path, name: str, array: npt.NDArray[Any]) -> dict[str, Tensor
         if match := re.fullmatch(pattern, layer[3] if layer else name):
             parts = [{"o": "out", "scale": "weight"}.get(part, part) for part in match.groups()]
             return {prefix + theirs.format(*parts): tensor}
-    raise InputError(f"{path} holds {name}, which deepnmt does not understand")
+    raise InputError(f"{path} has the parameter {name}, which deepnmt does not support")

@@ -1,4 +1,4 @@
-"""Reading the files of other toolkits without executing what is pickled in them."""
+"""Reads the files of other toolkits without executing pickled code."""
 
 import argparse
 import json
@@ -20,7 +20,7 @@ from deepnmt.errors import InputError
 
 @dataclass(frozen=True)
 class ForeignModel:
-    """A state dict, the settings that shapes do not tell, and our own settings that follow from the format.
+    """A state dict, the settings that its shapes do not show, and our settings implied by the format.
 
     `rebuild` takes a state dict in the names of the authors' code.
     """
@@ -38,7 +38,7 @@ class ForeignModel:
     def setting(self, name: str, default: Any = None) -> Any:
         value = self.settings.get(name, default)
         if value is None:
-            raise InputError(f"{self.path} does not say its {name}, so the model cannot be rebuilt")
+            raise InputError(f"{self.path} has no setting {name}, which is needed to rebuild the model")
         return value
 
 
@@ -69,7 +69,7 @@ def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
 
 
 class _Meter:
-    """A placeholder for the training statistics that fairseq pickles beside the weights; never used."""
+    """A placeholder for the training statistics that fairseq pickles with the weights."""
 
 
 _METERS = [
@@ -90,7 +90,7 @@ def read_torch(path: Path) -> ForeignModel:
     stored = stored if isinstance(stored, dict) else {}
     state, settings = stored.get("model"), _settings(stored)
     if settings is None or not isinstance(state, dict):
-        raise InputError(f"{path} is not a checkpoint of fairseq's trainer: it needs model, and args or cfg")
+        raise InputError(f"{path} is not a fairseq checkpoint: it needs model, and args or cfg")
     return ForeignModel(path, _tensors(path, state), settings)
 
 
@@ -109,7 +109,7 @@ def _load(path: Path, classes: list[Any]) -> Any:
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist") from error
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
-        raise InputError(f"{path} is not a torch file that is safe to load: {_reason(error)}") from error
+        raise InputError(f"{path} cannot be loaded safely: {_reason(error)}") from error
 
 
 def _tensors(path: Path, state: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -129,7 +129,7 @@ def _settings(stored: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _reason(error: Exception) -> str:
-    """What torch says in pages, in a few words, and without its advice to load the file unsafely."""
+    """A short form of torch's message, without its advice to load the file unsafely."""
     text = str(error).strip()
     if forbidden := re.search(r"GLOBAL ([\w.]+)", text):
         return f"its pickle asks for {forbidden[1]}, which is not data"

@@ -1,4 +1,4 @@
-"""A model of ours from a state dict in the names of the authors' code, a fork of fairseq."""
+"""Rebuilds a model from a state dict with the names of the authors' code, a fork of fairseq."""
 
 import re
 from dataclasses import replace
@@ -36,7 +36,7 @@ def rebuild(foreign: ForeignModel, numbering: Numbering | None = None) -> Transf
 
 
 def _renumbered(foreign: ForeignModel, numbering: Numbering) -> dict[str, Tensor]:
-    """The state with the rows of its tables in our order. A new symbol has a row of zeros and is never predicted."""
+    """Reorder the rows of the tables to our numbering. A new symbol gets a row of zeros and is never predicted."""
     state = dict(foreign.state)
     sides = {"encoder.embed_tokens.weight": 0, "decoder.embed_tokens.weight": 1, "decoder.embed_out": 1}
     for name, side in sides.items():
@@ -68,7 +68,9 @@ def _config(foreign: ForeignModel) -> ModelConfig:
     shared = source.shape == target.shape and torch.equal(source, target)
     norms = {side: f"{side}.layer_norm.weight" in state for side in ("encoder", "decoder")}
     if norms["encoder"] != norms["decoder"]:
-        raise InputError(f"{foreign.path} has pre-norm in one stack and post-norm in the other: no such model here")
+        raise InputError(
+            f"{foreign.path} has pre-norm in one stack and post-norm in the other, which deepnmt does not support"
+        )
     learned_positions = "encoder.embed_positions.weight" in state
     pad_id = int(foreign.settings.get("pad", 1))
     told = foreign.settings
@@ -99,7 +101,7 @@ def _config(foreign: ForeignModel) -> ModelConfig:
 def _activation(foreign: ForeignModel) -> Any:
     name = foreign.settings.get("activation_fn", "relu")
     if name not in ACTIVATIONS:
-        raise InputError(f"{foreign.path} was made with activation_fn = {name}, which deepnmt does not have")
+        raise InputError(f"{foreign.path} uses activation_fn = {name}, which deepnmt does not support")
     return ACTIVATIONS[name]
 
 
@@ -161,7 +163,7 @@ def _rename(foreign: ForeignModel, config: ModelConfig) -> dict[str, Tensor]:
             continue
         renamed = _rename_one(name, tensor)
         if renamed is None:
-            raise InputError(f"{foreign.path} holds {name}, which deepnmt does not understand")
+            raise InputError(f"{foreign.path} has the parameter {name}, which deepnmt does not support")
         ours.update(renamed)
     return ours
 

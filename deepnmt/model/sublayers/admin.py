@@ -1,4 +1,4 @@
-"""Admin: post-norm whose residual starts with a weight measured in a pass over real data."""
+"""Admin: post-norm with residual weights that are initialised in a pass over data."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ class Admin(Sublayer):
     """LN(w_i * x + F_i(x)), w_i a learned vector (Liu et al. 2020, https://arxiv.org/abs/2004.08249).
 
     Before the first step, with every w at one, a pass in training mode measures the variance of each branch of a stack;
-    then w_i starts at sqrt(sum_{j<i} Var F_j). The first, w_1, stays one: it would only rescale the embedding.
+    then w_i is initialised as sqrt(sum_{j<i} Var F_j). The first, w_1, stays one.
     """
 
     Config = AdminConfig
@@ -41,7 +41,7 @@ class Admin(Sublayer):
             self.weight.fill_(sum(variances_below) ** 0.5)
 
     def fold_into(self, plain: Sublayer, function: Function, below: Sublayer | None) -> None:
-        """The norm below makes w * x, and the matrix that reads it divides by w. The first w of a stack is one."""
+        """The norm below multiplies by w, and the matrix after it divides by w. The first w of a stack is one."""
         if below is not None:
             for parameter in below.norm.parameters():
                 parameter.mul_(self.weight)

@@ -1,4 +1,4 @@
-"""B2T, bottom to top: post-norm in which a layer's input also goes past all its norms but the last."""
+"""B2T (bottom to top): post-norm in which a layer's input also bypasses all norms but the last."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""DeepNorm: post-norm whose residual outweighs the branch, by as much as the depth asks for."""
+"""DeepNorm: post-norm with a depth-dependent weight on the residual."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ def constants(place: Place) -> tuple[float, float]:
 
 
 class DeepNorm(Sublayer):
-    """LN(a x + F(x)); the branch starts smaller by a gain (Wang et al. 2022, https://arxiv.org/abs/2203.00555).
+    """LN(a x + F(x)); the branch is initialised smaller by a gain (Wang et al. 2022, https://arxiv.org/abs/2203.00555).
 
     With N encoder and M decoder layers, encoder: a = .81 (N^4 M)^(1/16), gain .87 (N^4 M)^(-1/16); decoder: a =
     (3M)^(1/4), gain (12M)^(-1/4). The gain is on all matrices but those of queries and keys.

@@ -1,4 +1,4 @@
-"""Layer scale: pre-norm whose branches start near zero, dimension by dimension."""
+"""Layer scale: pre-norm with a learned factor per dimension, initialised near zero."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from deepnmt.settings import check_bounds
 @dataclass(frozen=True, kw_only=True)
 class LayerScaleConfig(SublayerConfig):
     kind: str = field(default="layer-scale", init=False)
-    start: float | None = None  # by the depth of the stack, as the authors do
+    start: float | None = None  # None: by the depth of the stack, as in the paper
 
     def __post_init__(self) -> None:
         check_bounds(self, "sublayer.start", above=0)
@@ -43,5 +43,5 @@ class LayerScale(Sublayer):
         return x + self.dropout((self.weight * function(normed)).to(x.dtype))
 
     def fold_into(self, plain: Sublayer, function: Function, below: Sublayer | None) -> None:
-        """The last matrix takes g."""
+        """The last matrix absorbs g."""
         scale_result(function, self.weight)

@@ -1,4 +1,4 @@
-"""Pre-norm: the norm is on the function's input, and the way past it stays free."""
+"""Pre-norm: the norm is on the function's input, and the residual path is unnormalised."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""ReZero: no norm; every branch starts at nothing."""
+"""ReZero: no norm; every branch has a learned factor, initially zero."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

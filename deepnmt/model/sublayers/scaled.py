@@ -1,4 +1,4 @@
-"""Layer-norm scaling: pre-norm in which deeper layers see a smaller input, so that the sum's variance grows slowly."""
+"""Layer-norm scaling: pre-norm with smaller inputs in deeper layers, so that the variance grows slowly."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ class ScaledNorm(Sublayer):
 
     def __init__(self, config: ScaledNormConfig, place: Place) -> None:
         super().__init__(config, place)
-        # A tensor: a number would make compiled code of its own for every layer.
+        # A tensor, because a Python number would be compiled separately for every layer.
         self.register_buffer("layer", torch.tensor(float(place.layer)), persistent=False)
 
     def forward(self, x: Tensor, function: Callable[[Tensor], Tensor], layer_input: Tensor) -> Tensor:
@@ -33,6 +33,6 @@ class ScaledNorm(Sublayer):
         return x + self.dropout(function(normed / self.layer.sqrt()))
 
     def fold_into(self, plain: Sublayer, function: Function, below: Sublayer | None) -> None:
-        """The norm takes 1 / sqrt(l)."""
+        """The norm absorbs 1 / sqrt(l)."""
         for parameter in plain.norm.parameters():
             parameter.div_(self.layer.sqrt())

@@ -18,8 +18,9 @@ class SubLnConfig(SublayerConfig):
 class SubLn(Sublayer):
     """x + W_o LN(heads(LN(x))) and x + W_2 LN(f(W_1 LN(x))) (Wang et al. 2022, https://arxiv.org/abs/2210.06423).
 
-    With N encoder and M decoder layers, all matrices but those of queries and keys start larger by sqrt(log 3M log 2N
-    / 3) in the encoder and sqrt(log 3M) in the decoder. Cross-attention has neither the inner norm nor the gain.
+    With N encoder and M decoder layers, all matrices but those of queries and keys are initialised larger by sqrt(log
+    3M log 2N / 3) in the encoder and sqrt(log 3M) in the decoder. Cross-attention has neither the inner norm nor the
+    gain.
     """
 
     Config = SubLnConfig

@@ -1,4 +1,4 @@
-"""What every scheme around a sub-layer is: a rule by which a function's result joins the input it came from."""
+"""The interface of schemes around a sub-layer, which combine a function's output with its input."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class SublayerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a sub-layer is, and what it is built with."""
+    """The position of a sub-layer, and what it is built with."""
 
     dim: int
     dropout: float
@@ -39,28 +39,28 @@ class Place:
 
 
 class Function(Protocol):
-    """Attention or feed-forward, without what is around it."""
+    """Attention or feed-forward, without the scheme around it."""
 
     def branch_weights(self) -> list[Tensor]:
         """The matrices that the branch is linear in, one after the other: not those of queries and keys."""
 
     def ends(self) -> tuple[nn.Linear, nn.Linear]:
-        """What reads the input, and what makes the result."""
+        """The first and the last matrix."""
 
 
 class Sublayer(nn.Module):
-    """Around a function F of the same width. A scheme overrides `forward`, and states its own start in `initialize`."""
+    """Around a function F of the same width. A scheme overrides `forward`, and `initialize` if needed."""
 
     weight: nn.Parameter
 
     Config: ClassVar[type[SublayerConfig]]
-    placement: ClassVar[NormPlacement]  # post: what leaves a layer is normalised; pre: it is a sum
+    placement: ClassVar[NormPlacement]  # post: a layer's output is normalised; pre: it is a sum
     norms_embedding: ClassVar[bool] = False  # a norm of the stack's input
     norms_result: ClassVar[bool] = True  # a norm of the stack's result, where `placement` is pre
     norms_inside: ClassVar[bool] = False  # a norm before the last matrix of self-attention and feed-forward
     learns_factors: ClassVar[bool] = False  # `weight`, a number or one for each dimension
-    starts_from_data: ClassVar[bool] = False  # `start_from` completes the start
-    folds_into: ClassVar[NormPlacement | None] = None  # the plain scheme that `fold_into` knows how to become
+    starts_from_data: ClassVar[bool] = False  # `start_from` completes the initialisation
+    folds_into: ClassVar[NormPlacement | None] = None  # the plain scheme of `fold_into`
     folds_through_norms: ClassVar[bool] = False  # only where a sub-layer's input is the norm of the one below
 
     def __init__(self, config: Any, place: Place) -> None:
@@ -73,14 +73,14 @@ class Sublayer(nn.Module):
         raise NotImplementedError
 
     def initialize(self, function: Function) -> None:
-        """Change how the function starts, if that is part of the scheme."""
+        """Change the initialisation of the function, if that is part of the scheme."""
 
     def start_from(self, variances_below: list[float]) -> None:
-        """Start by the variances of the branches below this one in its stack, found by a pass over data."""
+        """Initialise from the variances of the branches below, measured in a pass over data."""
 
     def fold_into(self, plain: "Sublayer", function: Function, below: "Sublayer | None") -> None:
-        """Let a plain scheme, which has the same weights, compute what this one does: change it, its function, or the
-        plain scheme below it."""
+        """Make a plain scheme with the same weights equivalent to this one, by changing it, its function, or the plain
+        scheme below it."""
 
     @classmethod
     def folded_eps(cls, eps: float, place: Place) -> float:

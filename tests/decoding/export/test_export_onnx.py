@@ -226,7 +226,7 @@ def test_a_graph_that_differs_by_one_number_is_not_kept(name, place, instead, di
     captured = capsys.readouterr()
     assert captured.out == ""
     assert re.fullmatch(
-        r"deepnmt: nothing is exported: at step \d of a batch of \d sentences of up to \d tokens a logit of ONNX "
+        r"deepnmt: export failed: at step \d of a batch of \d sentences of up to \d tokens a logit of ONNX "
         r"differs from the model's by \S+, which is more than 1e-04\n",
         captured.err.removeprefix(TOLD),
     )
@@ -238,7 +238,7 @@ def test_an_earlier_export_survives_one_that_fails(instead, exported, random_mod
     shutil.copytree(exported, out)
     before = (out / "export.json").read_bytes()
     assert main(["export", str(random_model), "--to", "onnx", "--out", str(out), "--overwrite"]) == 1
-    assert capsys.readouterr().err.startswith(f"{TOLD}deepnmt: nothing is exported: ")
+    assert capsys.readouterr().err.startswith(f"{TOLD}deepnmt: export failed: ")
     assert (out / "export.json").read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -278,7 +278,7 @@ def test_the_comparison_runs_every_sentence_in_several_batches(digits_model, exp
     ("found", "message"),
     [
         ([2.00003, 2.00001], None),
-        ([1.99999, 2.000005], "chooses another token"),
+        ([1.99999, 2.000005], "chooses a different token"),
         ([2.0002, 1.99998], "differs from the model's by 1.7e-04"),
         ([float("nan"), 1.0], "by nan"),
         ([2.0], "has logits"),
