@@ -232,7 +232,10 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("name", "message"),
         [
-            ("model.encoder.layernorm_embedding.weight", "has the parameter encoder.layernorm_embedding.weight, which deepnmt"),
+            (
+                "model.encoder.layernorm_embedding.weight",
+                "has the parameter encoder.layernorm_embedding.weight, which deepnmt",
+            ),
             ("model.encoder.embed_positions.weight", "are not the sinusoids of its class"),
         ],
     )
