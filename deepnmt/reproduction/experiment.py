@@ -58,6 +58,8 @@ class Experiment:
     shows_gradients: bool = False
     shows_perplexity: bool = False
     shows_significance: bool = False  # of the difference from the first arm of the group
+    charts_by_group: bool = False  # of training: more lines than one can tell apart in one chart
+    claims_title: str = "The paper's claims"
     trains: bool = True
 
     def overrides_of(self, arm: Arm) -> list[str]:

@@ -20,7 +20,7 @@ def report(content: Mapping[str, Any], experiment: Experiment) -> list[Block]:
     blocks += [heading("Results"), _main_table(arms, experiment), *_notes(arms, experiment)]
     if experiment.claims:
         judged = [f"{claim.text}: {_judge(claim, arms, experiment)}" for claim in experiment.claims]
-        blocks += [heading("The paper's claims"), bullets(judged)]
+        blocks += [heading(experiment.claims_title), bullets(judged)]
     if charts := [*_depth_charts(arms, experiment), *_training_charts(arms, experiment), *_weights(arms, experiment)]:
         blocks += [heading("Charts"), *charts]
     for test in dict.fromkeys(test for test, _, _ in _scores(arms)):
@@ -228,7 +228,16 @@ def _depth_charts(arms: Arms, experiment: Experiment) -> Iterator[Block]:
 
 
 def _training_charts(arms: Arms, experiment: Experiment) -> Iterator[Block]:
+    if not experiment.charts_by_group:
+        yield from _charts_of(arms, experiment)
+        return
+    for group in dict.fromkeys(arm.arm.group for arm in arms):
+        yield from _charts_of([arm for arm in arms if arm.arm.group == group], experiment, group)
+
+
+def _charts_of(arms: Arms, experiment: Experiment, group: str = "") -> Iterator[Block]:
     """For the first seed: gradients by layer and over time, and the validation loss."""
+    file, where = (f"-{group.replace(' ', '-')}", f", {group}") if group else ("", "")
     found = {arm.arm.label: _first(arm, "gradients") for arm in arms}
     depth = max((len(lines[-1]["norms"]) for lines in found.values() if lines), default=0)
     if experiment.shows_gradients and depth:
@@ -241,20 +250,20 @@ def _training_charts(arms: Arms, experiment: Experiment) -> Iterator[Block]:
                 shares.append(Series(label, points))
         title = f"Gradient of each encoder layer, {depth} layers, at the last logged update"
         axes = Axes(title, "encoder layer", "gradient norm", log_y=True)
-        yield chart("gradients", line_chart(by_layer, axes), title)
-        title = "Gradient of the lowest over the top encoder layer"
+        yield chart(f"gradients{file}", line_chart(by_layer, axes), title)
+        title = f"Gradient of the lowest over the top encoder layer{where}"
         axes = Axes(title, "update", "ratio", log_y=True)
-        about = "Share of the gradient that reaches the lowest encoder layer during training"
-        yield chart("gradient-share", line_chart(shares, axes), about)
+        about = f"Share of the gradient that reaches the lowest encoder layer during training{where}"
+        yield chart(f"gradient-share{file}", line_chart(shares, axes), about)
     curves = [
         Series(arm.arm.label, [(x, y) for x, y in points if abs(y) < 1e6])  # neither diverged nor NaN
         for arm in arms
         if (points := _first(arm, "valid_curve"))
     ]
     if any(curve.points for curve in curves):
-        axes = Axes("Validation loss", "update", "nats per subword")
+        axes = Axes(f"Validation loss{where}", "update", "nats per subword")
         drawn = line_chart([curve for curve in curves if curve.points], axes)
-        yield chart("validation", drawn, "Validation loss over the updates, first seed")
+        yield chart(f"validation{file}", drawn, f"Validation loss over the updates, first seed{where}")
 
 
 def _first(arm: ArmResult, name: str) -> list[Any]:

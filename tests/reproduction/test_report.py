@@ -109,6 +109,15 @@ def test_costs_and_significance_stand_beside_the_scores(tmp_path):
     assert (dlcl["ms over pre"], dlcl["GiB alone"], dlcl["GiB over pre"]) == ("1.20", "3.00", "1.50")
 
 
+def test_an_experiment_of_many_arms_has_charts_of_each_group():
+    arms = tuple(replace(arm, group=f"group {arm.label}") for arm in two_arms.TWO.arms)
+    experiment = replace(two_arms.TWO, arms=arms, charts_by_group=True)
+    blocks = report(content_of([run_of("plain", 1, 40.0), run_of("DLCL", 1, 42.0)]), experiment)
+    files = {name: svg for block in blocks for name, svg in block.files.items()}
+    assert ">plain<" in files["validation-group-plain.svg"] and ">DLCL<" not in files["validation-group-plain.svg"]
+    assert "gradients-group-DLCL.svg" in files and "validation.svg" not in files
+
+
 def test_arms_with_unlike_numbers_of_seeds_say_so(blocks):
     even = main_table(blocks([run_of("plain", 1, 40.0), run_of("DLCL", 1, 42.0)]))
     assert "seeds" not in even[0]
