@@ -221,9 +221,7 @@ class FusedMixtureTape:
         norm = self.norms[self.entered]
         if not isinstance(norm, nn.LayerNorm):
             output = norm(output)
-        output = output.contiguous() if self.work is None else output.to(self.work.dtype).contiguous()
-        if output.data_ptr() % 16:
-            output = output.clone()
+        output = _readable(output if self.work is None else output.to(self.work.dtype))
         if self.work is None:
             gains, biases = self._stacked(output.shape[-1])
             self.work = _Work(self.matrix, gains, biases, self.norms, output)
@@ -294,7 +292,7 @@ class _Work:
 
     def gather(self, depth: int, output: Tensor, gradient: Tensor) -> Tensor:
         """The gradient of y_depth, once those of the rows from there on have arrived."""
-        gradient = gradient.to(output.dtype).contiguous()
+        gradient = _readable(gradient.to(output.dtype))
         self.gradients.append(gradient)
         stop, partial = self._gather_ahead(depth, gradient)
         # A warp has a token at a time, and a narrow one needs few registers.
@@ -355,6 +353,12 @@ class _Work:
         if self.d_matrix is None:
             self.d_matrix = self.matrix.new_zeros(self.num_rows + GATHERED_AHEAD, self.num_rows)
         return self.d_matrix
+
+
+def _readable(tensor: Tensor) -> Tensor:
+    """Contiguous, and aligned, so that the kernels may read it in vectors."""
+    tensor = tensor.contiguous()
+    return tensor.clone() if tensor.data_ptr() % 16 else tensor
 
 
 class _Open(torch.autograd.Function):
