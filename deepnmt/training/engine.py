@@ -90,7 +90,7 @@ class EagerEngine:
 
     def take(self, model: Transformer) -> None:
         """Compute the gradients of this model from now on."""
-        self.objective.model = model
+        self.model = self.objective.model = model
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.gradient_sum = GradientSum(model, self.world)
 
@@ -128,7 +128,7 @@ class EagerEngine:
 
     def norms(self, scale: Tensor) -> GradientNorms:
         """Of the gradients, which carry this scale, after the ranks' have been added up."""
-        return gradient_norms(self.objective.model, scale)
+        return gradient_norms(self.model, scale)
 
     def finish(self, work: Callable[..., T], *numbers: float) -> T:
         """Do the rest of an update, given numbers of the host; the same work every time."""
