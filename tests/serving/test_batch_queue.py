@@ -197,4 +197,5 @@ def test_together_is_as_good_as_alone(phrase_folder, nbest, precision):
     for expected, found in zip(2 * alone, asyncio.run(together()), strict=True):
         assert [hypothesis.text for hypothesis in found] == [hypothesis.text for hypothesis in expected]
         for one, other in zip(found, expected, strict=True):
-            assert abs(one.score - other.score) < 1e-3
+            # Sums in another order differ in the last digit, and int8 may then round an input to its neighbour.
+            assert abs(one.score - other.score) < (0.02 if precision == "int8" else 1e-3)
