@@ -64,7 +64,7 @@ def test_ranks_skip_the_layers_that_one_would_and_grow_when_it_would(tmp_path):
     config = replace(FEW, max_steps=8, grow=(1, 2), grow_at=(5,), r_drop=5.0)
     train_alone(tmp_path / "1", config, model)
     train_ranks(2, tmp_path / "2", config, model)
-    assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "1"), abs=1e-5)
+    assert losses(tmp_path / "2") == pytest.approx(losses(tmp_path / "1"), abs=3e-5)
 
 
 RECORDED = {"batching": replace(BATCHING, layout="packed"), "engine": partial(GraphEngine, record=replayed)}
