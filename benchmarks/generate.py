@@ -7,6 +7,9 @@ Peers are transformers (Marian) and CTranslate2 (CPU). They may live in an envir
 `--peer-python` names: this file then runs there with `--peer NAME`, which needs no deepnmt. A peer that is not
 installed is left out with a notice. On a CPU everything runs on `--threads` cores in the best way each engine knows:
 one batch on all cores, and one batch on each core.
+
+Ours also computes the probability of the end, one position after the last token. CTranslate2 and Marian omit it at a
+forced length, so they generate one token more: every engine computes the same number of positions.
 """
 
 import argparse
@@ -165,7 +168,7 @@ def marian(arguments: argparse.Namespace) -> dict[str, float]:
 
                 def run(model: Any = model, source: Any = source, beam: int = beam) -> None:
                     with torch.inference_mode():
-                        length = arguments.length
+                        length = arguments.length + 1  # with the end
                         model.generate(source, num_beams=beam, min_new_tokens=length, max_new_tokens=length)
                     if on_gpu:
                         torch.cuda.synchronize()
@@ -201,8 +204,8 @@ def ctranslate2(arguments: argparse.Namespace) -> dict[str, float]:
                     options = {
                         "beam_size": beam,
                         "max_batch_size": arguments.batch,
-                        "min_decoding_length": arguments.length,
-                        "max_decoding_length": arguments.length,
+                        "min_decoding_length": arguments.length + 1,  # with the end
+                        "max_decoding_length": arguments.length + 1,
                     }
 
                     def run(translator: Any = translator, sources: Any = sources, options: Any = options) -> None:

@@ -6,7 +6,8 @@
 Random weights do not know when to stop, so every translation is forced to the length of its source. Ours is the whole
 of `Translator.translate`, from text to text, with a tokeniser that only reads and writes numbers. CTranslate2 gets the
 lines of one length as one request, all requests at once, batches of so many tokens; its workers share them. Marian gets
-batches of so many tokens from the lines sorted by length, each forced to the longest of its batch.
+batches of so many tokens from the lines sorted by length, each forced to the longest of its batch. Both
+generate one token more than the length, because ours also computes the probability of the end.
 """
 
 import argparse
@@ -102,6 +103,11 @@ class NumberTokenizer:
     """Text such as `w12 w7` and its ids."""
 
     vocab_size = SHAPE["vocab_size"]
+    language = None
+    begin: tuple[int, ...] = ()
+
+    def opening(self) -> list[int]:
+        return []
 
     def encode(self, text: str) -> list[int]:
         return [int(word[1:]) for word in text.split()]
@@ -235,7 +241,7 @@ def ctranslate2(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
                         for length, lines in groups.items()
                         for answer in translator.translate_batch(
                             lines, beam_size=arguments.beam, max_batch_size=tokens, batch_type="tokens",
-                            min_decoding_length=length, max_decoding_length=length, asynchronous=True,
+                            min_decoding_length=length + 1, max_decoding_length=length + 1, asynchronous=True,
                         )
                     ]  # fmt: skip
                     for answer in asked:
@@ -280,7 +286,7 @@ def marian(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     with torch.inference_mode():
                         model.generate(
                             source, attention_mask=source != 1, num_beams=arguments.beam,
-                            min_new_tokens=batch[0], max_new_tokens=batch[0],
+                            min_new_tokens=batch[0] + 1, max_new_tokens=batch[0] + 1,
                         )  # fmt: skip
                 if not on_cpu:
                     torch.cuda.synchronize()

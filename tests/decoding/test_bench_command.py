@@ -1,6 +1,8 @@
 """`deepnmt bench generate`: it measures what it says; how fast that is, is no business of a test."""
 
+import importlib
 import json
+from pathlib import Path
 
 import pytest
 
@@ -59,3 +61,13 @@ def test_refusals_are_one_sentence(capsys, arguments, message):
     captured = capsys.readouterr()
     assert message in captured.err
     assert captured.out == ""
+
+
+def test_the_benchmark_of_a_whole_file_still_runs(capsys, monkeypatch):
+    """Its tokeniser of numbers stands in for a real one, so it must have whatever a translation asks of one."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
+    monkeypatch.setattr("deepnmt.devices.tune_for_translation", lambda: None)  # it would tune the other tests too
+    options = ["--lines", "3", "--rounds", "1", "--threads", "1", "--presets", "en-de-pre-base", "--peers"]
+    monkeypatch.setattr("sys.argv", ["translate_file.py", *options, "--precisions", "fp32", "--overrides", *TINY])
+    importlib.import_module("translate_file").main()
+    assert capsys.readouterr().out.startswith("1: deepnmt en-de-pre-base fp32, beam 4")
