@@ -59,9 +59,13 @@ def _exchange(one: Path, other: Path) -> None:
         between.rename(one)
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_text(path: Path, text: str) -> None:
     with replacing(path) as aside:
-        aside.write_text(json.dumps(content, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
+        aside.write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_json(path: Path, content: Any) -> None:
+    write_text(path, json.dumps(content, ensure_ascii=False, indent=2) + "\n")
 
 
 def read_json(path: Path, remedy: str = "") -> dict[str, Any]:

@@ -5,7 +5,7 @@ import gzip
 import lzma
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from io import BufferedReader
@@ -33,6 +33,11 @@ def read_lines(path: str | Path) -> list[str]:
             place = f"{_name(Path(path))}, line {number:,}: not valid UTF-8 at byte {error.start + 1}"
             raise InputError(f"{place}; convert the file to UTF-8 first") from None
     return lines
+
+
+def joined(lines: Iterable[str]) -> str:
+    """The content of a file with these lines."""
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _name(path: Path) -> str:

@@ -11,10 +11,10 @@ from deepnmt.decoding.lines import LineWarnings, one_line
 from deepnmt.decoding.translator import Translator
 from deepnmt.errors import InputError
 from deepnmt.evaluation.scores import TESTS, Scores, check_lengths, score
-from deepnmt.files import replacing
+from deepnmt.files import write_text
 from deepnmt.progress import progress
 from deepnmt.settings import from_table
-from deepnmt.text import read_lines
+from deepnmt.text import joined, read_lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +69,7 @@ def evaluate(
     warnings.summarise()
     hypotheses = [one_line(text) for text in translations]
     if out is not None:
-        with replacing(out) as aside:
-            aside.write_text("".join(f"{line}\n" for line in hypotheses), encoding="utf-8", newline="\n")
+        write_text(out, joined(hypotheses))
 
     languages = translator.tokenizers[0]
     scores = score(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from deepnmt.analysis.config import GradientTrial
 from deepnmt.commands.options import OVERRIDES, add_options, add_settings, settings_in
 from deepnmt.errors import InputError
-from deepnmt.files import replacing
+from deepnmt.files import write_text
 from deepnmt.settings import from_table
 
 if TYPE_CHECKING:
@@ -138,6 +138,5 @@ def _gradients(arguments: argparse.Namespace) -> None:
 def _write(out: Path | None, text: str) -> None:
     if out is None:
         print(text)
-        return
-    with replacing(out) as aside:
-        aside.write_text(text + "\n", encoding="utf-8")
+    else:
+        write_text(out, text + "\n")

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from deepnmt.errors import InputError, RunError
-from deepnmt.files import check_out, replacing, sha256, write_json
-from deepnmt.text import unpacked
+from deepnmt.files import check_out, replacing, sha256, write_json, write_text
+from deepnmt.text import joined, unpacked
 
 HOMEASSISTANT = "homeassistant==2026.10.4"
 HOMEASSISTANT_SHA256 = "71843060980a763187d856a8ff170640f1e287a7b741334cd838c81404f1f452"
@@ -239,10 +239,9 @@ def make_corpus(
         folder.mkdir()
         for name, listed in pairs.items():
             for side, language in enumerate(languages):
-                text = "".join(f"{pair[side]}\n" for pair in listed)
-                (folder / f"{name}.{language}").write_text(text, encoding="utf-8", newline="\n")
-        (folder / "LICENSE").write_text(catalogue.licence_text, encoding="utf-8")
-        (folder / "README.md").write_text(_readme(catalogue, languages, counts), encoding="utf-8")
+                write_text(folder / f"{name}.{language}", joined(pair[side] for pair in listed))
+        write_text(folder / "LICENSE", catalogue.licence_text)
+        write_text(folder / "README.md", _readme(catalogue, languages, counts))
         about = {"name": catalogue.name, "origin": catalogue.origin, "licence": catalogue.licence}
         write_json(folder / "corpus.json", {**about, "languages": list(languages), "pairs": counts})
     return catalogue, counts

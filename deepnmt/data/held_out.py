@@ -15,6 +15,8 @@ from deepnmt.data.passes import flatten
 from deepnmt.data.prepare_settings import CleaningSettings
 from deepnmt.data.tokenizer import Preprocessor, TokenizerPair, split_tag
 from deepnmt.errors import InputError
+from deepnmt.files import write_text
+from deepnmt.text import joined
 
 _CHUNK_PAIRS = 10_000
 
@@ -64,8 +66,7 @@ class HeldOut:
         with CorpusWriter(folder, self.split, tokenizers.vocab_sizes) as writer:
             writer.append(source, target)
         for side, lines in zip(SIDES, self.text, strict=True):
-            text = "".join(f"{line}\n" for line in lines)
-            (folder / f"{self.split}.{side}.txt").write_text(text, encoding="utf-8", newline="\n")
+            write_text(folder / f"{self.split}.{side}.txt", joined(lines))
         lengths = np.maximum(source[1], target[1])
         if settings.length_unit == "words":
             lengths = np.array([max(len(s.split()), len(t.split())) for s, t in zip(*self.words, strict=True)])

@@ -6,7 +6,7 @@ from pathlib import Path
 from deepnmt.analysis.charts import Axes, Series, heat_map, line_chart, page
 from deepnmt.analysis.weights import learned_weights
 from deepnmt.demo.course import Demo
-from deepnmt.files import replacing
+from deepnmt.files import write_text
 from deepnmt.languages import language_name
 from deepnmt.model.storage import load_model
 from deepnmt.text import read_lines
@@ -52,8 +52,7 @@ def write_report(demo: Demo, count: int) -> Path:
         *_weights(demo.model),
     ]
     report = demo.folder / "report.html"
-    with replacing(report) as aside:
-        aside.write_text(page(f"deepnmt demo: English to {language_name(demo.target)}", sections), encoding="utf-8")
+    write_text(report, page(f"deepnmt demo: English to {language_name(demo.target)}", sections))
     return report
 
 

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from deepnmt.analysis.charts import page
-from deepnmt.files import replacing
+from deepnmt.files import write_text
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,7 @@ def write_report(folder: Path, title: str, blocks: Sequence[Block]) -> None:
     files["report.md"] = f"# {title}\n\n" + "\n\n".join(block.markdown for block in blocks) + "\n"
     files["report.html"] = page(title, [block.html for block in blocks])
     for name, text in files.items():
-        with replacing(folder / name) as aside:
-            aside.write_text(text, encoding="utf-8")
+        write_text(folder / name, text)
 
 
 def _row(cells: Sequence[str], tag: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from deepnmt import devices
 from deepnmt.evaluation import metrics
 from deepnmt.evaluation.scores import score
-from deepnmt.files import replacing, write_json
+from deepnmt.files import write_json, write_text
 from deepnmt.progress import progress, say
 from deepnmt.reproduction.document import write_report
 from deepnmt.reproduction.experiment import EXPERIMENTS
@@ -17,6 +17,7 @@ from deepnmt.reproduction.report import report
 from deepnmt.reproduction.results import read_results, refresh
 from deepnmt.reproduction.significance import add_p_values
 from deepnmt.reproduction.study import HYPOTHESES, SCORES, Study, read_step
+from deepnmt.text import joined
 
 Languages = tuple[str | None, str | None]  # source and target
 
@@ -87,5 +88,4 @@ def write_reports(study: Study, names: Sequence[str]) -> None:
         say(f"{study.folder / name / 'report.md'}, report.html")
     written = [name for name in study.read()["experiments"] if (study.folder / name / "report.md").exists()]
     lines = [f"- [{EXPERIMENTS[name].title}]({name}/report.md) ([HTML]({name}/report.html))" for name in written]
-    with replacing(study.folder / "index.md") as aside:
-        aside.write_text("# Reports\n\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    write_text(study.folder / "index.md", "# Reports\n\n" + joined(lines))

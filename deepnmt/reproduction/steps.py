@@ -19,11 +19,12 @@ from deepnmt.api.train import train
 from deepnmt.config import Recipe, change_recipe
 from deepnmt.data.dataset import Dataset
 from deepnmt.decoding.translator import Translator
-from deepnmt.files import replacing, write_json
+from deepnmt.files import write_json, write_text
 from deepnmt.model.storage import load_model
 from deepnmt.reproduction.runs import PlannedRun, count_parameters
 from deepnmt.reproduction.scales import Scale
 from deepnmt.reproduction.study import DECODE, HYPOTHESES, MODEL, SPEED, TRAIN, TRAINING, WEIGHTS, Study, read_step
+from deepnmt.text import joined
 from deepnmt.training.averaging import all_checkpoints, write_average
 from deepnmt.training.curves import read_log
 from deepnmt.training.diagnosis import TrainingError
@@ -199,9 +200,7 @@ def _decode(run: PlannedRun, folder: Path, setup: Setup) -> dict[str, Any]:
         started = time.perf_counter()
         lines = translator.translate(test.source, beam=decoding.beam, length_penalty=decoding.length_penalty)
         found[test.name] = {"seconds": round(time.perf_counter() - started, 2), "lines": len(lines)}
-        with replacing(folder / HYPOTHESES / f"{test.name}.txt") as aside:
-            text = "".join(" ".join(line.split()) + "\n" for line in lines)
-            aside.write_text(text, encoding="utf-8", newline="\n")
+        write_text(folder / HYPOTHESES / f"{test.name}.txt", joined(" ".join(line.split()) for line in lines))
     return {"beam": decoding.beam, "length_penalty": decoding.length_penalty, "tests": found}
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from deepnmt.errors import InputError
-from deepnmt.files import replacing, write_json
-from deepnmt.text import read_lines
+from deepnmt.files import replacing, write_json, write_text
+from deepnmt.text import joined, read_lines
 
 STUDY, TESTS, RUNS = "study.json", "tests", "runs"
 TRAINING, MODEL, HYPOTHESES = "training", "model", "hypotheses"
@@ -88,9 +88,9 @@ class Study:
                 continue
             with replacing(folder) as aside:
                 aside.mkdir()
-                _write_lines(aside / "source.txt", test.source)
+                write_text(aside / "source.txt", joined(test.source))
                 for number, lines in enumerate(test.references, start=1):
-                    _write_lines(aside / f"reference-{number}.txt", lines)
+                    write_text(aside / f"reference-{number}.txt", joined(lines))
 
     def test(self, name: str) -> TestSet:
         folder = self.folder / TESTS / name
@@ -109,7 +109,3 @@ def read_step(path: Path) -> Any:
 
 def _plain(value: Any) -> str:
     return "unset" if value is None else json.dumps(value, ensure_ascii=False)
-
-
-def _write_lines(path: Path, lines: Sequence[str]) -> None:
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")

@@ -10,7 +10,7 @@ from deepnmt import __version__
 from deepnmt.config import Recipe, read_table
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.errors import InputError
-from deepnmt.files import replacing, write_json
+from deepnmt.files import write_json, write_text
 from deepnmt.settings import from_table, to_table, to_toml
 from deepnmt.training.lock import LOCK
 
@@ -105,8 +105,7 @@ def read_recipe(folder: Path) -> Recipe:
 
 
 def write_recipe(folder: Path, recipe: Mapping[str, Any]) -> None:
-    with replacing(folder / RECIPE) as aside:
-        aside.write_text(to_toml(recipe), encoding="utf-8")
+    write_text(folder / RECIPE, to_toml(recipe))
 
 
 def read_about(folder: Path) -> dict[str, Any]:

@@ -273,7 +273,7 @@ BAD_INPUT = {
     "{both} --valid-source {empty} --valid-target {empty}": "{empty} is empty",
     "{both} --test-tsv {columns}": "line 2 of {columns} has 1 columns",
     "--source {blank} --target {de}": "no pair of corpus train is left after cleaning",
-    "--source {en} {de} --target {de}": "source has 2 files and target 1",
+    "--source {en} {de} --target {de}": "source has 2 files but target has 1",
     "": "no training text",
     "--source nowhere --target {de}": "nowhere does not exist",
     "{both} --max-ratio 0.5": "max_ratio = 0.5 must be at least 1",
