@@ -51,7 +51,7 @@ def evaluate(
     from_table(TranslationConfig, settings)
     out = None if output is None else Path(output)
     if out is not None and out.is_dir():
-        raise InputError(f"{out} is a folder; name a file for the output")
+        raise InputError(f"{out} is a folder; choose a file for the output")
     paths = [references] if isinstance(references, str | Path) else references
     lines = read_lines(str(source))
     reference_lines = [(str(path), read_lines(str(path))) for path in paths]

@@ -117,5 +117,5 @@ def test_two_jobs_on_one_file_are_refused(tmp_path):
 
 
 def test_a_folder_is_refused(tmp_path):
-    with pytest.raises(InputError, match="is a folder; name a file"):
+    with pytest.raises(InputError, match="is a folder; choose a file"):
         ResumableFile(tmp_path, {})
