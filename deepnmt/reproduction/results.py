@@ -1,13 +1,11 @@
 """The results of an experiment, collected from its runs into one file for the report."""
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from deepnmt.errors import InputError
-from deepnmt.files import write_json
+from deepnmt.files import read_json, write_json
 from deepnmt.reproduction.experiment import Arm, Experiment
 from deepnmt.reproduction.runs import PlannedRun
 from deepnmt.reproduction.scales import SCALES
@@ -60,11 +58,7 @@ def _costs(cost: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def read_results(study: Study, name: str) -> dict[str, Any]:
-    try:
-        content: dict[str, Any] = json.loads((study.folder / name / RESULTS).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{study.folder / name} has no readable {RESULTS}; run the experiment first") from error
-    return content
+    return read_json(study.folder / name / RESULTS, "run the experiment first")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from deepnmt.errors import InputError
-from deepnmt.files import replacing, write_json, write_text
+from deepnmt.files import read_json, replacing, write_json, write_text
 from deepnmt.text import joined, read_lines
 
 STUDY, TESTS, RUNS = "study.json", "tests", "runs"
@@ -72,11 +72,7 @@ class Study:
         write_json(path, stored)
 
     def read(self) -> dict[str, Any]:
-        try:
-            content: dict[str, Any] = json.loads((self.folder / STUDY).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InputError(f"{self.folder} is not a study: it has no readable {STUDY}") from error
-        return content
+        return read_json(self.folder / STUDY, "give the --out folder of an earlier `deepnmt reproduce`")
 
     def keep_tests(self, tests: Sequence[TestSet]) -> None:
         """Store test sets; an existing one of the same name must be equal."""

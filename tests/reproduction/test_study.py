@@ -202,7 +202,7 @@ def test_refusals(place, tmp_path, capsys):
             "--arms 'dlcl' matches none of 'plain', 'DLCL'",
         ),
         (["two", *data, "--out", str(tmp_path / "x"), "training.lrr=3"], "unknown setting training.lrr"),
-        (["--report-only", str(tmp_path)], "is not a study: it has no readable study.json"),
+        (["--report-only", str(tmp_path)], "study.json does not exist; give the --out folder of an earlier"),
         (["two", "--data", str(tmp_path), "--out", str(tmp_path / "x")], "is not a dataset"),
     ]:
         assert main(["reproduce", *words]) == 2, words
