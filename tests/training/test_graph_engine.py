@@ -116,9 +116,10 @@ def test_noise_of_a_compiled_layer_is_that_of_the_seeds_dealt_to_it(checkpointin
     first, second = model.encoder.layers[:2]
     second.load_state_dict(first.state_dict())
     text = PackedSequences(torch.ones(64, dtype=torch.long).cuda(), torch.arange(0, 65, 8, dtype=torch.int32).cuda())
+    inputs = torch.randn(64, 16, device="cuda")  # not all the same, of which a norm would leave nothing
 
     def compute(layer: torch.nn.Module, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        x = torch.ones(64, 16, device="cuda", requires_grad=True)
+        x = inputs.clone().requires_grad_()
         result = model.encoder._compute(layer, x, (text.whole(),), rows)
         model.encoder._compute(layer, x, (text.whole(),), seeds[1].flip(0))
         result.square().sum().backward()
