@@ -47,6 +47,7 @@ from deepnmt.training.trainer import Job, is_save_due
 from deepnmt.training.validation import TextMetrics, Validator, score_measure
 
 GUESSING_SAMPLE = 5_000_000
+WORK_SPACES = 2**27  # bytes that the matrix library keeps for a stream
 LOCK_WAIT_SECONDS = 60  # for ranks that are started again: the main rank before may still be ending
 
 
@@ -278,8 +279,8 @@ def guessing_nll(dataset: Dataset) -> float:
 def plan_memory(recipe: Recipe, dataset: Dataset, world: World) -> int:
     """The largest even share of an update that fits on every rank's device with a quarter to spare, found by trying.
 
-    Plain passes are tried: compiled layers use less memory, and a recorded pass more, since its stream has workspaces
-    of its own.
+    Plain passes are tried: compiled layers use less memory, and a recorded pass more, since its stream has work spaces
+    of its own; as much is held while trying.
     """
     if recipe.training.parallel == "fsdp" and world.size > 1:
         raise InputError(
@@ -289,7 +290,9 @@ def plan_memory(recipe: Recipe, dataset: Dataset, world: World) -> int:
     if world.device.type != "cuda":
         return min(recipe.batching.tokens_per_batch, whole)
     try:
+        held = torch.empty(WORK_SPACES, dtype=torch.uint8, device=world.device)
         found = largest_share(whole, partial(_fits, *_trial(recipe, dataset, world)))
+        del held
     finally:
         free_memory(world.device)
         torch.cuda.reset_peak_memory_stats(world.device)  # so that the log shows the run's own peak
