@@ -2,7 +2,7 @@
 # `deepnmt reproduce beyond` on one rented GPU, a lease at a time.
 #
 #   bash results/beyond/run.sh multi30k TEXT OUT        all 46 arms, seed by seed: 18 layers, 30 layers, the next seed
-#   ARMS="DLCL?30L pre?30L" bash results/beyond/run.sh europarl TEXT OUT      half width, twelve epochs, seven minutes an arm
+#   ARMS="DLCL?30L pre?30L" bash results/beyond/run.sh europarl TEXT OUT      half width, twelve epochs, five minutes an arm
 #   NAME=muon SETTINGS="training.optimizer=muon" ARMS=... bash results/beyond/run.sh europarl TEXT OUT       another study
 #
 # TEXT has .en.xz and .de.xz of train, val, test_2016_flickr, test_2017_flickr; for Europarl of train, newstest2013,
