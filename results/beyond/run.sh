@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `deepnmt reproduce beyond` on one rented GPU, a lease at a time.
+# `deepnmt reproduce beyond` on one GPU, some minutes at a time.
 #
 #   bash results/beyond/run.sh multi30k TEXT OUT        all 46 arms, seed by seed: 18 layers, 30 layers, the next seed
 #   ARMS="DLCL?30L pre?30L" bash results/beyond/run.sh europarl TEXT OUT      half width, twelve epochs, five minutes an arm
