@@ -58,7 +58,7 @@ HOSTILE = {
 
 @fixture(scope="module")
 def small_heap():
-    """The garbage collector leaves out the objects of earlier tests, which a server does not have: it took 0.7 s for them."""
+    """The garbage collector leaves out the objects of earlier tests, which took it 0.7 s and which no server has."""
     gc.collect()
     gc.freeze()
     yield
