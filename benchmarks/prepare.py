@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--lines", type=int, help="use only this many pairs")
     parser.add_argument("--workers", type=int, default=available_cores())
     parser.add_argument(
-        "--repeat", type=int, default=1, help="take the best of so many runs of ours and of SentencePiece"
+        "--repeat", type=int, default=1, help="number of runs of ours and of SentencePiece, of which the fastest counts"
     )
     parser.add_argument("--without-chain", action="store_true", help="leave out the subword-nmt chain, which is slow")
     parser.add_argument("--json", type=Path, help="write the figures here")

@@ -5,9 +5,9 @@
 
 Random weights do not know when to stop, so every translation is forced to the length of its source. Ours is the whole
 of `Translator.translate`, from text to text, with a tokeniser that only reads and writes numbers. CTranslate2 gets the
-lines of one length as one request, all requests at once, batches of so many tokens; its workers share them. Marian gets
-batches of so many tokens from the lines sorted by length, each forced to the longest of its batch. Both
-generate one token more than the length, because ours also computes the probability of the end.
+lines of one length as one request, all requests at once, in batches of `--tokens`; its workers share them. Marian gets
+the lines sorted by length in batches of `--tokens`, each forced to the longest of its batch. Both generate one
+token more than the length, because ours also computes the probability of the end.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--precisions", nargs="+", help="of ours (CPU: fp32 int8; GPU: bf16)")
     parser.add_argument("--ways", nargs="+", default=["default"], choices=list(WAYS), help="GPU: how ours searches")
     parser.add_argument("--slots", type=int, nargs="+", default=[0], help="GPU: sentences at once (0: as it is)")
-    parser.add_argument("--tokens", type=int, nargs="+", help="of a batch of the peers")
+    parser.add_argument("--tokens", type=int, nargs="+", help="tokens per batch of the peers")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=2, help="all of it so often; the best of each counts")
     parser.add_argument("--peers", nargs="*", default=list(PEERS))

@@ -171,7 +171,7 @@ def _programs(count: int, rows: int, most: int) -> tuple[int, int]:
 
 
 def _shape(dim: int, size: int) -> dict[str, int]:
-    """Of a tile of whole rows: so many elements for a warp."""
+    """The rows and columns of a tile of whole rows, with `size` elements for each warp."""
     width = triton.next_power_of_2(dim)
     return {"R": max(1, size // width), "D": width, "num_warps": max(1, width // size)}
 
