@@ -3,8 +3,9 @@
     python equal-tokens-report.py --text FOLDER [FOLDER ...] [--arms equal-tokens]
 
 An arm is a folder with log.jsonl, recipe.toml and the translations newstest2014.de and test.de, as equal-tokens.sh
-leaves them, speed.json of its generation, and weights.csv if its connections are learned. FOLDER holds the references,
-newstest2014.de.xz and test.de.xz; the scores need no other data and no GPU.
+leaves them, speed.json of its generation, and weights.csv if its connections are learned; note.md beside the arms is
+shown at the top. FOLDER holds the references, newstest2014.de.xz and test.de.xz; the scores need no other data and no
+GPU. An arm without scores.json gets one, with every metric.
 """
 
 import argparse
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from deepnmt import compare, score
 from deepnmt.analysis.charts import WIDTH, Axes, Series, line_chart
@@ -20,7 +22,7 @@ from deepnmt.analysis.weights import ConnectionWeights, draw
 from deepnmt.config import Recipe, load_recipe
 from deepnmt.errors import InputError
 from deepnmt.evaluation.scores import TESTS, Scores
-from deepnmt.files import read_json
+from deepnmt.files import read_json, write_json
 from deepnmt.reproduction.document import Block, bullets, chart, code, heading, paragraph, table, write_report
 from deepnmt.reproduction.runs import count_parameters
 from deepnmt.settings import to_table
@@ -91,6 +93,9 @@ def main(words: Sequence[str] | None = None) -> None:
         raise InputError(f"{arguments.arms} has no folder with a log.jsonl")
     arms.sort(key=lambda arm: count_parameters(arm.recipe.model))
     found = {test: compared(arms, test, reference(arguments.text, test), arguments.samples) for test in TEST_SETS}
+    for arm in arms:
+        if not (path := arm.folder / "scores.json").is_file():
+            write_json(path, every_score(arm, arguments.text))
     write_report(arguments.arms, TITLE, list(report(arms, found)))
 
 
@@ -99,6 +104,26 @@ def reference(folders: Sequence[Path], test: str) -> list[str]:
         if (path := folder / f"{test}.de.xz").is_file():
             return read_lines(path)
     raise InputError(f"--text: none of {', '.join(map(str, folders))} has {test}.de.xz")
+
+
+def every_score(arm: Arm, folders: Sequence[Path]) -> dict[str, Any]:
+    """For scores.json: what training took, and every metric with its signature."""
+    last = arm.points[-1]
+    found: dict[str, Any] = {
+        "arm": arm.name,
+        "command": f"bash results/europarl/equal-tokens.sh {arm.name} TEXT OUT",
+        "rate": arm.recipe.training.lr,
+        "updates": last.step,
+        "tokens_per_update": arm.recipe.training.tokens_per_update,
+        "training_seconds": round(last.seconds),
+        "target_tokens": last.tokens,
+        "target_tokens_per_second": round(last.tokens / last.seconds),
+        "validation_nll": last.nll,
+    }
+    for test in TEST_SETS:
+        scores = score(arm.translations(test), reference(folders, test), source_lang="en", target_lang="de")
+        found[test] = {name: {"value": round(one.value, 2), "signature": one.signature} for name, one in scores.items()}
+    return found
 
 
 Pairs = dict[tuple[str, str], Scores]
@@ -132,6 +157,8 @@ def report(arms: Sequence[Arm], found: dict[str, tuple[dict[str, Scores], Pairs]
         "Both are about the choice of test sentences, not about the seed, of which each arm has one. Generation is "
         "measured on the same GPU with 32 sentences of 32 subwords, beam 4, bf16, at a fixed length."
     )
+    if (note := arms[0].folder.parent / "note.md").is_file():
+        yield paragraph(note.read_text(encoding="utf-8").strip())
     yield heading("Arms")
     yield arms_table(arms, found)
     yield heading("Validation loss")
