@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from deepnmt.analysis.charts import Axes, Series
 from deepnmt.analysis.config import GradientTrial
 from deepnmt.analysis.size import describe
-from deepnmt.analysis.training_speed import made_corpora, typical_lengths
 from deepnmt.columns import aligned, comma_separated
 from deepnmt.config import Recipe
 from deepnmt.data.batching import BatchingConfig, BatchStream
@@ -24,7 +23,6 @@ from deepnmt.training.config import TrainingConfig
 from deepnmt.training.distributed import World
 from deepnmt.training.trainer import step as take_step
 
-RANDOM_SENTENCES, RANDOM_WORDS = 2000, 1000
 MAX_LENGTH = 100
 HEAD_DIM = 16
 
@@ -154,11 +152,6 @@ def _watched(network: nn.Module) -> Iterator[list[float]]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def random_corpora(model: ModelConfig) -> AbstractContextManager[dict[str, Corpus]]:
-    """Random ids with realistic sentence lengths, which suffice to see how far the gradient reaches."""
-    return made_corpora(typical_lengths(RANDOM_SENTENCES), model)
 
 
 def charts(found: Sequence[Gradients]) -> list[tuple[list[Series], Axes]]:

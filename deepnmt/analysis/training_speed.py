@@ -1,12 +1,9 @@
 """Training speed: whole optimiser steps over batches with realistic sentence lengths."""
 
 import math
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +13,7 @@ from deepnmt.analysis.config import TrainingTrial
 from deepnmt.analysis.size import measure
 from deepnmt.config import Recipe
 from deepnmt.data.batching import BatchingConfig, BatchStream
-from deepnmt.data.dataset import Corpus, CorpusWriter
+from deepnmt.data.dataset import Corpus, Side
 from deepnmt.data.loader import Loader
 from deepnmt.model.config import ModelConfig
 from deepnmt.training.assembly import build_training
@@ -65,28 +62,28 @@ def measure_training(
     world = World(0, 1, torch.device(device))
     state, engine = build_training(recipe, world, recipe.model)
 
-    with made_corpora(lengths, model) as corpora:
-        stream = BatchStream(corpora, batching, seed=training.seed, tokens_per_update=trial.tokens)
-        padding = sum(stream.padding()) / 2
-        targets = sources = 0
-        begun = started = time.perf_counter()
-        first_step_seconds = 0.0
-        with Loader(stream, pin_memory=on_gpu) as updates:
-            for step in range(trial.warm_ups + trial.steps):
-                if step == trial.warm_ups:
-                    wait_for(device)
-                    when_warm()
-                    targets = sources = 0
-                    started = time.perf_counter()
-                update = next(updates)
-                take_step(state, update, engine)
-                targets += update.num_target_tokens
-                sources += update.num_source_tokens
-                if step == 0:
-                    wait_for(device)
-                    first_step_seconds = time.perf_counter() - begun
-            wait_for(device)
-            seconds = time.perf_counter() - started
+    corpora = {"random": random_corpus(lengths, model)}
+    stream = BatchStream(corpora, batching, seed=training.seed, tokens_per_update=trial.tokens)
+    padding = sum(stream.padding()) / 2
+    targets = sources = 0
+    begun = started = time.perf_counter()
+    first_step_seconds = 0.0
+    with Loader(stream, pin_memory=on_gpu) as updates:
+        for step in range(trial.warm_ups + trial.steps):
+            if step == trial.warm_ups:
+                wait_for(device)
+                when_warm()
+                targets = sources = 0
+                started = time.perf_counter()
+            update = next(updates)
+            take_step(state, update, engine)
+            targets += update.num_target_tokens
+            sources += update.num_source_tokens
+            if step == 0:
+                wait_for(device)
+                first_step_seconds = time.perf_counter() - begun
+        wait_for(device)
+        seconds = time.perf_counter() - started
     return TrainingSpeed(
         engine=type(engine).__name__,
         parameters=sum(p.numel() for p in state.model.parameters()),
@@ -112,17 +109,11 @@ def training_flops(model: ModelConfig, sources: int, targets: int) -> float:
     return 3 * whole
 
 
-@contextmanager
-def made_corpora(lengths: Lengths, model: ModelConfig) -> Iterator[dict[str, Corpus]]:
-    """A temporary corpus of random ids with these sentence lengths."""
+def random_corpus(lengths: Lengths, model: ModelConfig) -> Corpus:
+    """Random ids in sentences of these lengths."""
     sizes, random = (model.source_vocab_size, model.target_vocab_size), np.random.default_rng(1)
-    with tempfile.TemporaryDirectory(prefix="deepnmt-bench-") as name:
-        with CorpusWriter(Path(name), "made", sizes) as writer:
-            source, target = (
-                (random.integers(4, size, int(side.sum())), side) for side, size in zip(lengths, sizes, strict=True)
-            )
-            writer.append(source, target)
-        yield {"made": Corpus.open(Path(name), "made")}
+    ids = (random.integers(4, size, int(side.sum())) for side, size in zip(lengths, sizes, strict=True))
+    return Corpus(*map(Side.joined, ids, lengths))
 
 
 def typical_lengths(count: int = 50_000) -> Lengths:

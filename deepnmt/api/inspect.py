@@ -1,12 +1,12 @@
 """`deepnmt.inspect_size`, `inspect_weights` and `inspect_gradients`: inspect a model or a recipe."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 
 from deepnmt.analysis import gradients
 from deepnmt.analysis.config import GradientTrial
 from deepnmt.analysis.size import ModelSize, measure
+from deepnmt.analysis.training_speed import random_corpus, typical_lengths
 from deepnmt.analysis.weights import ConnectionWeights, read_weights
 from deepnmt.config import load_recipe
 from deepnmt.data.dataset import Dataset
@@ -14,6 +14,8 @@ from deepnmt.errors import InputError
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.storage import load_config, load_meta
 from deepnmt.progress import progress
+
+RANDOM_SENTENCES, RANDOM_WORDS = 2000, 1000  # enough to see how far the gradient reaches
 
 
 def inspect_size(model: str | Path, overrides: Sequence[str] = (), *, data: str | Path | None = None) -> ModelSize:
@@ -52,7 +54,7 @@ def inspect_gradients(
     Trains on the DATASET `data`, or on random sentences.
     """
     dataset = None if data is None else Dataset.open(Path(data))
-    words = [] if dataset else [f"model.{side}_vocab_size={gradients.RANDOM_WORDS}" for side in ("source", "target")]
+    words = [] if dataset else [f"model.{side}_vocab_size={RANDOM_WORDS}" for side in ("source", "target")]
     chosen = load_recipe(recipe, [*overrides, *words], dataset)
     try:
         model = gradients.narrowed(chosen.model, trial.width) if trial.width else chosen.model
@@ -61,10 +63,8 @@ def inspect_gradients(
     training = gradients.hurried(chosen.training, trial.steps)
     arms = gradients.arms(model)
     found = []
-    with (
-        nullcontext(dataset.train) if dataset else gradients.random_corpora(model) as corpora,
-        progress("gradients", total=len(arms) * (trial.steps + 1), unit="steps") as shown,
-    ):
+    corpora = dataset.train if dataset else {"random": random_corpus(typical_lengths(RANDOM_SENTENCES), model)}
+    with progress("gradients", total=len(arms) * (trial.steps + 1), unit="steps") as shown:
         for name, arm in arms.items():
             shown.note = name
             found.append(gradients.measure_gradients(name, arm, training, corpora, trial, done=shown.advance))

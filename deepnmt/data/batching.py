@@ -8,10 +8,10 @@ from typing import Any, Literal, TypedDict
 import numpy as np
 
 from deepnmt.data.buckets import Buckets, fitting_rows
-from deepnmt.data.collate import AnyBatch, Batch, Ragged, gather, pack, pad, without_loss
+from deepnmt.data.collate import AnyBatch, Batch, pack, pad, without_loss
 from deepnmt.data.corpus_mixture import Mixture
-from deepnmt.data.dataset import SIDES, Corpus, Dataset
-from deepnmt.data.epoch_plan import BatchShape, EpochPlan, Lengths, PackedPlanner, PaddedPlanner, packed_shape
+from deepnmt.data.dataset import SIDES, Corpus, Dataset, Lengths, Side
+from deepnmt.data.epoch_plan import BatchShape, EpochPlan, PackedPlanner, PaddedPlanner, packed_shape
 from deepnmt.data.resampling import Resample, Resampler
 from deepnmt.data.training_pairs import TrainingPairs, with_eos
 from deepnmt.errors import InputError
@@ -213,7 +213,7 @@ class BatchStream:
             is_last_of_epoch=numbers.stop == len(plan),
         )
 
-    def _batch(self, plan: EpochPlan, number: int, pair: tuple[Ragged, Ragged], part: int, parts: int) -> AnyBatch:
+    def _batch(self, plan: EpochPlan, number: int, pair: tuple[Side, Side], part: int, parts: int) -> AnyBatch:
         """Every `parts`-th row of a batch from row `part` on; if there is none, the batch without loss."""
         source, target = pair
         sentences, shape = plan.sentences(number), plan.shape(number)
@@ -224,7 +224,7 @@ class BatchStream:
             source, target, sentences = source.take(rows), target.take(rows), sentences[rows]
         return self._lay_out(source, target, shape, sentences)
 
-    def _pair(self, plan: EpochPlan, number: int) -> tuple[Ragged, Ragged]:
+    def _pair(self, plan: EpochPlan, number: int) -> tuple[Side, Side]:
         sentences = plan.sentences(number)
         source, target = (self.pairs.gather(sentences, side) for side in range(2))
         if self._resampler is None:
@@ -292,7 +292,6 @@ def held_out_batches(corpus: Corpus, tokens_per_batch: int, max_length: int | No
         rows = max(1, int(fitting_rows(longest[order[start : start + 1]].astype(np.int64), tokens_per_batch)[0]))
         sentences = order[start : start + rows]
         shape = BatchShape(len(sentences), int(source[sentences].max()), int(target[sentences].max()))
-        pair = [gather([side], np.zeros(1, np.int64), sentences) for side in corpus.sides]
-        batches.append(pad(pair[0], pair[1], shape, sentences))
+        batches.append(pad(corpus.source.take(sentences), corpus.target.take(sentences), shape, sentences))
         start += rows
     return batches

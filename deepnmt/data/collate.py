@@ -122,69 +122,17 @@ def _fill(values: Tensor, size: int, rest: int) -> Tensor:
 AnyBatch = Batch | PackedBatch
 
 
-@dataclass(frozen=True)
-class Ragged:
-    """Sentences end to end, without eos."""
-
-    values: npt.NDArray[np.integer]
-    lengths: Array
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    @property
-    def tokens(self) -> int:
-        """eos counted."""
-        return len(self.values) + len(self.lengths)
-
-    def rows(self) -> list[npt.NDArray[np.integer]]:
-        return np.split(self.values, np.cumsum(self.lengths)[:-1]) if len(self) else []
-
-    def take(self, rows: slice | Array) -> "Ragged":
-        starts = np.cumsum(self.lengths) - self.lengths
-        return Ragged(self.values[_ranges(starts[rows], self.lengths[rows])], self.lengths[rows])
-
-    @classmethod
-    def of(cls, rows: Sequence[Sequence[int] | npt.NDArray[np.integer]]) -> "Ragged":
-        arrays = [np.asarray(row, np.int64) for row in rows]
-        lengths = np.array([len(array) for array in arrays], np.int64)
-        return cls(np.concatenate([np.empty(0, np.int64), *arrays]), lengths)
-
-
-def gather(sides: Sequence[Side], bases: Array, sentences: npt.NDArray[np.integer]) -> Ragged:
-    """The ids of sentences, numbered through one side of all corpora; corpus i begins at number bases[i]."""
-    if len(sides) == 1:
-        return _gather_one(sides[0], sentences)
-    owners = np.searchsorted(bases, sentences, "right") - 1
-    parts = [_gather_one(sides[i], sentences[owners == i] - bases[i]) for i in np.unique(owners)]
-    values, lengths = ([getattr(part, name) for part in parts] for name in ("values", "lengths"))
-    by_owner = Ragged(np.concatenate(values), np.concatenate(lengths))
-    return by_owner.take(np.argsort(np.argsort(owners, kind="stable")))
-
-
-def _gather_one(side: Side, sentences: npt.NDArray[np.integer]) -> Ragged:
-    starts = side.offsets[sentences]
-    lengths = side.offsets[sentences + 1] - starts
-    return Ragged(side.ids[_ranges(starts, lengths)], lengths)
-
-
-def _ranges(starts: Array, lengths: Array) -> Array:
-    """lengths[0] consecutive numbers from starts[0] on, then lengths[1] from starts[1] on, and so on."""
-    before = np.cumsum(lengths) - lengths
-    return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
-
-
-def pad(source: Ragged, target: Ragged, shape: BatchShape, sentences: npt.NDArray[np.integer]) -> Batch:
+def pad(source: Side, target: Side, shape: BatchShape, sentences: npt.NDArray[np.integer]) -> Batch:
     rows = np.arange(len(source))
     starts, sizes = (rows * shape.source, rows * shape.target), (len(rows) * shape.source, len(rows) * shape.target)
     source_ids, inputs, outputs = (ids.view(len(rows), -1) for ids in _lay_out(source, target, starts, sizes))
     return Batch(source_ids, inputs, outputs, source.tokens, target.tokens, sentences)
 
 
-def pack(source: Ragged, target: Ragged, shape: BatchShape, sentences: npt.NDArray[np.integer]) -> PackedBatch:
+def pack(source: Side, target: Side, shape: BatchShape, sentences: npt.NDArray[np.integer]) -> PackedBatch:
     starts, offsets = [], []
     for side in (source, target):
-        starts.append(np.cumsum(side.lengths + 1) - side.lengths - 1)
+        starts.append(side.offsets[:-1] + np.arange(len(side)))
         offsets.append(np.full(shape.rows + 1, side.tokens, np.int32))
         offsets[-1][: len(side)] = starts[-1]
     source_ids, inputs, outputs = _lay_out(source, target, starts, (shape.source, shape.target))
@@ -195,14 +143,14 @@ def pack(source: Ragged, target: Ragged, shape: BatchShape, sentences: npt.NDArr
 
 
 def _lay_out(
-    source: Ragged, target: Ragged, starts: Sequence[Array], sizes: tuple[int, int]
+    source: Side, target: Side, starts: Sequence[Array], sizes: tuple[int, int]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Source, target input and target output in arrays of these sizes; each sentence begins at its start."""
-    source_places, target_places = _ranges(starts[0], source.lengths), _ranges(starts[1], target.lengths)
+    target_places = target.places(starts[1])
     return (
-        _place(source.values, source_places, starts[0] + source.lengths, sizes[0]),
-        _place(target.values, target_places + 1, starts[1], sizes[1]),
-        _place(target.values, target_places, starts[1] + target.lengths, sizes[1]),
+        _place(source.ids, source.places(starts[0]), starts[0] + source.lengths, sizes[0]),
+        _place(target.ids, target_places + 1, starts[1], sizes[1]),
+        _place(target.ids, target_places, starts[1] + target.lengths, sizes[1]),
     )
 
 

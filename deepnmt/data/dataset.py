@@ -28,12 +28,10 @@ ARRAYS = ("ids", "offsets")
 AGAIN = "prepare the dataset again"
 OFFSET = np.dtype("<i8")
 
-Integers = npt.NDArray[np.integer[Any]]
-Ids = npt.NDArray[np.unsignedinteger[Any]]
+Ids = npt.NDArray[np.integer[Any]]
 Offsets = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.int32]
 Text = tuple[list[str], list[str]]
-Flat = tuple[Integers, Integers]  # all ids end to end, length of each sentence
 
 
 def train_file_name(name: str) -> str:
@@ -41,79 +39,9 @@ def train_file_name(name: str) -> str:
     return f"train.{name}"
 
 
-class CorpusWriter:
-    """Writes a corpus chunk by chunk in constant memory; an exception inside the block removes its files."""
-
-    def __init__(self, folder: Path, name: str, vocab_sizes: tuple[int, int]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.pairs = 0
-        self._description = folder / f"{name}.json"
-        self._sides = {
-            side: _SideWriter(f"{folder / name}.{side}", size) for side, size in zip(SIDES, vocab_sizes, strict=True)
-        }
-
-    def append(self, source: Flat, target: Flat) -> None:
-        """Add a chunk of pairs, given as (all ids end to end, length of each sentence) per side."""
-        if len(source[1]) != len(target[1]):
-            raise ValueError(f"{len(source[1])} source sentences but {len(target[1])} target sentences")
-        for side, flat in zip(self._sides.values(), (source, target), strict=True):
-            side.append(*flat)
-        self.pairs += len(source[1])
-
-    def counts(self) -> dict[str, int]:
-        return {"pairs": self.pairs, **{f"{name}_tokens": side.tokens for name, side in self._sides.items()}}
-
-    def __enter__(self) -> "CorpusWriter":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        for side in self._sides.values():
-            side.close(keep=kind is None)
-        if kind is None:
-            sides = {name: side.describe() for name, side in self._sides.items()}
-            write_json(self._description, {"pairs": self.pairs, **sides})
-
-
-class _SideWriter:
-    """The ids and offsets of one side, with running checksums."""
-
-    def __init__(self, stem: str, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
-        self.dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
-        self.tokens = 0
-        self._paths = {kind: Path(f"{stem}.{kind}") for kind in ARRAYS}
-        self._files = {kind: path.open("wb") for kind, path in self._paths.items()}
-        self._checksums = dict.fromkeys(ARRAYS, 0)
-        self._write("offsets", np.zeros(1, OFFSET))
-
-    def append(self, ids: Integers, lengths: Integers) -> None:
-        if ids.size != lengths.sum():
-            raise ValueError(f"{ids.size} ids for sentences of {lengths.sum()} in all")
-        if ids.size and not 0 <= ids.min() <= ids.max() < self.vocab_size:
-            raise ValueError(f"ids from {ids.min()} to {ids.max()} in a vocabulary of {self.vocab_size}")
-        self._write("ids", ids.astype(self.dtype))
-        self._write("offsets", (self.tokens + np.cumsum(lengths, dtype=np.int64)).astype(OFFSET))
-        self.tokens += ids.size
-
-    def _write(self, kind: str, array: npt.NDArray[Any]) -> None:
-        content = array.tobytes()
-        self._files[kind].write(content)
-        self._checksums[kind] = zlib.crc32(content, self._checksums[kind])
-
-    def describe(self) -> dict[str, Any]:
-        checksums = {f"{kind}_crc32": checksum for kind, checksum in self._checksums.items()}
-        return {"tokens": self.tokens, "dtype": self.dtype.name, **checksums}
-
-    def close(self, keep: bool) -> None:
-        for kind, file in self._files.items():
-            file.close()
-            if not keep:
-                self._paths[kind].unlink()
-
-
 @dataclass(frozen=True)
 class Side:
-    """One language of a corpus: sentence i is ids[offsets[i]:offsets[i + 1]]."""
+    """Sentences of one language end to end, without eos: sentence i is ids[offsets[i]:offsets[i + 1]]."""
 
     ids: Ids
     offsets: Offsets
@@ -128,9 +56,14 @@ class Side:
         return cls(ids, offsets, stem)
 
     @classmethod
-    def of(cls, sentences: Iterable[Sequence[int]]) -> "Side":
+    def of(cls, sentences: Iterable[Sequence[int] | Ids]) -> "Side":
         arrays = [np.asarray(sentence, np.uint32) for sentence in sentences]
-        return cls(np.concatenate([np.empty(0, np.uint32), *arrays]), np.cumsum([0, *map(len, arrays)], dtype=np.int64))
+        return cls.joined(np.concatenate([np.empty(0, np.uint32), *arrays]), list(map(len, arrays)))
+
+    @classmethod
+    def joined(cls, ids: Ids, lengths: Sequence[int] | Ids) -> "Side":
+        """All ids end to end, and the length of each sentence."""
+        return cls(ids, np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -145,6 +78,82 @@ class Side:
         if lengths.size and lengths.min() < 0:
             raise InputError(f"{self.name}.offsets is damaged: its offsets do not ascend; {AGAIN}")
         return lengths
+
+    @property
+    def tokens(self) -> int:
+        """The number of ids, eos counted."""
+        return len(self.ids) + len(self)
+
+    def places(self, starts: Offsets) -> Offsets:
+        """The place of each id in an array where sentence i begins at starts[i]."""
+        return np.repeat(starts - self.offsets[:-1], self.lengths) + np.arange(len(self.ids))
+
+    def take(self, sentences: slice | Ids) -> "Side":
+        """These sentences in this order, copied without a loop over them."""
+        starts = self.offsets[:-1][sentences]
+        lengths = self.offsets[1:][sentences] - starts
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        return Side(self.ids[np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])], offsets)
+
+
+class CorpusWriter:
+    """Writes a corpus chunk by chunk in constant memory, and its description last."""
+
+    def __init__(self, folder: Path, name: str, vocab_sizes: tuple[int, int]) -> None:
+        self.pairs = 0
+        self._description = folder / f"{name}.json"
+        self._sides = {
+            side: _SideWriter(f"{folder / name}.{side}", size) for side, size in zip(SIDES, vocab_sizes, strict=True)
+        }
+
+    def append(self, source: Side, target: Side) -> None:
+        for writer, side in zip(self._sides.values(), (source, target), strict=True):
+            writer.append(side)
+        self.pairs += len(source)
+
+    def counts(self) -> dict[str, int]:
+        return {"pairs": self.pairs, **{f"{name}_tokens": side.tokens for name, side in self._sides.items()}}
+
+    def __enter__(self) -> "CorpusWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        described = {name: side.close() for name, side in self._sides.items()}
+        if kind is None:
+            write_json(self._description, {"pairs": self.pairs, **described})
+
+
+class _SideWriter:
+    """The ids and offsets of one side, with running checksums."""
+
+    def __init__(self, stem: str, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+        self.tokens = 0
+        paths = {kind: Path(f"{stem}.{kind}") for kind in ARRAYS}
+        self._files = {kind: path.open("wb") for kind, path in paths.items()}
+        self._checksums = dict.fromkeys(ARRAYS, 0)
+        self._write("offsets", np.zeros(1, OFFSET))
+
+    def append(self, side: Side) -> None:
+        ids = side.ids
+        if ids.size and not 0 <= ids.min() <= ids.max() < self.vocab_size:
+            raise ValueError(f"ids from {ids.min()} to {ids.max()} in a vocabulary of {self.vocab_size}")
+        self._write("ids", ids.astype(self.dtype))
+        self._write("offsets", (self.tokens + side.offsets[1:]).astype(OFFSET))
+        self.tokens += ids.size
+
+    def _write(self, kind: str, array: npt.NDArray[Any]) -> None:
+        content = array.tobytes()
+        self._files[kind].write(content)
+        self._checksums[kind] = zlib.crc32(content, self._checksums[kind])
+
+    def close(self) -> dict[str, Any]:
+        """Close the files, and return their description."""
+        for file in self._files.values():
+            file.close()
+        checksums = {f"{kind}_crc32": checksum for kind, checksum in self._checksums.items()}
+        return {"tokens": self.tokens, "dtype": self.dtype.name, **checksums}
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,10 @@ import numpy.typing as npt
 
 from deepnmt.data.buckets import Buckets
 from deepnmt.data.corpus_mixture import Sentences, random_bits, shuffled
+from deepnmt.data.dataset import Lengths
 
 PACKED_MULTIPLE = 128  # sizes of packed batches are multiples of a tile of the matrix units
 SPARE_DEVIATIONS = 6  # slots of a packed batch beyond the expected number of sentences
-
-Lengths = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)

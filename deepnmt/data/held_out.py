@@ -67,7 +67,7 @@ class HeldOut:
             writer.append(source, target)
         for side, lines in zip(SIDES, self.text, strict=True):
             write_text(folder / f"{self.split}.{side}.txt", joined(lines))
-        lengths = np.maximum(source[1], target[1])
+        lengths = np.maximum(source.lengths, target.lengths)
         if settings.length_unit == "words":
             lengths = np.array([max(len(s.split()), len(t.split())) for s, t in zip(*self.words, strict=True)])
         for i in np.flatnonzero(lengths > (settings.max_length or np.inf)):

@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from deepnmt.data.cleaning import Judge, Keys, ReasonCounts, keys
-from deepnmt.data.dataset import Flat
+from deepnmt.data.dataset import Side
 from deepnmt.data.parallel import RawChunk
 from deepnmt.data.prepare_settings import CleaningSettings
-from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
+from deepnmt.data.tokenizer import Preprocessor, TokenizerPair
+from deepnmt.data.vocabulary import UNK
 
 Numbers = npt.NDArray[np.uint32]
 
@@ -107,8 +108,8 @@ class WordCounter:
 class EncodedChunk:
     """The ids of the pairs of a chunk that are not too long, and counts of the others."""
 
-    source: Flat
-    target: Flat
+    source: Side
+    target: Side
     dropped: ReasonCounts
     unknown: tuple[int, int]
     pairs_read: int
@@ -138,14 +139,13 @@ class Encoder:
             flatten(source, self.tokenizers.source.opening(self.tag or "")),
             flatten(target, self.tokenizers.target.opening()),
         )
-        unknown = (int((sides[0][0] == Tokenizer.unk_id).sum()), int((sides[1][0] == Tokenizer.unk_id).sum()))
+        unknown = (int((sides[0].ids == UNK).sum()), int((sides[1].ids == UNK).sum()))
         return EncodedChunk(*sides, dropped, unknown, len(chunk.numbers))
 
 
-def flatten(encoded: list[bytes], opening: Sequence[int] = ()) -> Flat:
-    """The ids of all lines end to end, each after the ids of `opening`; and the length of each line."""
+def flatten(encoded: list[bytes], opening: Sequence[int] = ()) -> Side:
+    """The ids of all lines, each after the ids of `opening`."""
     if opening:
         prefix = array("I", opening).tobytes()
         encoded = [prefix + ids for ids in encoded]
-    lengths = np.fromiter(map(len, encoded), np.int64, len(encoded)) // 4
-    return np.frombuffer(b"".join(encoded), np.uint32), lengths
+    return Side.joined(np.frombuffer(b"".join(encoded), np.uint32), [len(ids) // 4 for ids in encoded])

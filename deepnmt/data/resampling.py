@@ -6,9 +6,9 @@ import numpy as np
 import numpy.typing as npt
 
 from deepnmt.data.bpe_dropout import Keys, sentence_keys
-from deepnmt.data.collate import Ragged
 from deepnmt.data.corpus_mixture import Sentences, random_bits
-from deepnmt.data.epoch_plan import EpochPlan, Lengths
+from deepnmt.data.dataset import Lengths, Side
+from deepnmt.data.epoch_plan import EpochPlan
 
 Row = Sequence[int] | npt.NDArray[np.integer]
 Resample = Callable[[list[list[int]], Keys], Sequence[Row]]
@@ -23,7 +23,7 @@ class Resampler:
     def __init__(self, functions: tuple[Resample, ...], seed: int, is_packed: bool) -> None:
         self.functions, self.seed, self.is_packed = functions, seed, is_packed
 
-    def stretched(self, lengths: Lengths, sample: Ragged, sentences: Sentences, side: int) -> Lengths:
+    def stretched(self, lengths: Lengths, sample: Side, sentences: Sentences, side: int) -> Lengths:
         """The lengths (eos counted) to plan with, estimated from a sample of the sentences.
 
         A length l grows to g l on average, with a deviation proportional to sqrt(l), since merges are skipped
@@ -39,8 +39,8 @@ class Resampler:
         return np.ceil(mean * lengths + spread * np.sqrt(lengths)).astype(np.int32)
 
     def apply(
-        self, pair: tuple[Ragged, Ragged], plan: EpochPlan, batch: int, longest: tuple[int, int]
-    ) -> tuple[Ragged, Ragged]:
+        self, pair: tuple[Side, Side], plan: EpochPlan, batch: int, longest: tuple[int, int]
+    ) -> tuple[Side, Side]:
         """The new segmentations of a batch that fit its shape and are no longer than `longest`; else the usual ones."""
         shape, sentences = plan.shape(batch), plan.sentences(batch)
         source, target = (
@@ -49,19 +49,19 @@ class Resampler:
         )
         return source, target
 
-    def _segment(self, ids: Ragged, sentences: Sentences, side: int, *key: int) -> list[Row]:
+    def _segment(self, ids: Side, sentences: Sentences, side: int, *key: int) -> list[Row]:
         common = int(random_bits(self.seed, "resample", side, *key).random_raw())
-        return list(self.functions[side]([row.tolist() for row in ids.rows()], sentence_keys(common, sentences)))
+        rows = [ids[i].tolist() for i in range(len(ids))]
+        return list(self.functions[side](rows, sentence_keys(common, sentences)))
 
-    def _fit(self, usual: Ragged, new: list[Row], room: int, longest: int) -> Ragged:
-        rows = usual.rows()
+    def _fit(self, usual: Side, new: list[Row], room: int, longest: int) -> Side:
         if not self.is_packed:
-            return Ragged.of([row if len(row) < room else rows[i] for i, row in enumerate(new)])
-        new = [row if len(row) < longest else rows[i] for i, row in enumerate(new)]
+            return Side.of([row if len(row) < room else usual[i] for i, row in enumerate(new)])
+        new = [row if len(row) < longest else usual[i] for i, row in enumerate(new)]
         excess = sum(map(len, new)) + len(new) - room
         for i in reversed(range(len(new))):
             if excess <= 0:
                 break
-            excess -= max(0, len(new[i]) - len(rows[i]))
-            new[i] = min(new[i], rows[i], key=len)
-        return Ragged.of(new)
+            excess -= max(0, len(new[i]) - len(usual[i]))
+            new[i] = min(new[i], usual[i], key=len)
+        return Side.of(new)

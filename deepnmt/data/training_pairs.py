@@ -5,10 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from deepnmt.data.collate import Ragged, gather
 from deepnmt.data.corpus_mixture import Sentences
-from deepnmt.data.dataset import Corpus
-from deepnmt.data.epoch_plan import Lengths
+from deepnmt.data.dataset import Corpus, Lengths, Side
 from deepnmt.errors import InputError
 
 
@@ -34,8 +32,15 @@ class TrainingPairs:
         numbers: Sentences = np.arange(len(self.usable), dtype=np.uint32 if len(self.usable) < 1 << 32 else np.int64)
         return [numbers[part][self.usable[part]] for part in self.parts]
 
-    def gather(self, sentences: Sentences, side: int) -> Ragged:
-        return gather([corpus.sides[side] for corpus in self.corpora.values()], self._bases, sentences)
+    def gather(self, sentences: Sentences, side: int) -> Side:
+        """The ids of these sentences."""
+        sides = [corpus.sides[side] for corpus in self.corpora.values()]
+        if len(sides) == 1:
+            return sides[0].take(sentences)
+        owners = np.searchsorted(self._bases, sentences, "right") - 1
+        parts = [sides[i].take(sentences[owners == i] - self._bases[i]) for i in np.unique(owners)]
+        ids, lengths = (np.concatenate([getattr(part, name) for part in parts]) for name in ("ids", "lengths"))
+        return Side.joined(ids, lengths).take(np.argsort(np.argsort(owners, kind="stable")))
 
     def report(self) -> str | None:
         """One sentence about the skipped pairs, or None."""

@@ -2,11 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
 
 SUBJECTS = [
     ("the dog", "der Hund"),
@@ -39,9 +35,3 @@ def write_pairs(folder: Path, name: str, pairs: list[tuple[str, str]]) -> tuple[
 
 def count_words(lines: list[str]) -> Counter[str]:
     return Counter(word for line in lines for word in line.split())
-
-
-def flat(sentences: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """All ids end to end, and the length of each sentence."""
-    ids = [number for sentence in sentences for number in sentence]
-    return np.array(ids, np.int64), np.array(list(map(len, sentences)), np.int64)

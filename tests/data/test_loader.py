@@ -4,10 +4,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from grammar import flat
 
 from deepnmt.data.batching import BatchingConfig, BatchStream, Update
-from deepnmt.data.dataset import Corpus, CorpusWriter
+from deepnmt.data.dataset import Corpus, CorpusWriter, Side
 from deepnmt.data.loader import Loader
 
 
@@ -15,7 +14,7 @@ def make_stream(folder: Path, layout: str, size: int = 60) -> BatchStream:
     rng = np.random.default_rng(0)
     sides = [[rng.integers(4, 100, rng.integers(0, 20)).tolist() for _ in range(size)] for _ in range(2)]
     with CorpusWriter(folder, "text", (100, 100)) as writer:
-        writer.append(flat(sides[0]), flat(sides[1]))
+        writer.append(Side.of(sides[0]), Side.of(sides[1]))
     config = BatchingConfig(tokens_per_batch=64, layout=layout)  # type: ignore[arg-type]
     return BatchStream({"text": Corpus.open(folder, "text")}, config, seed=1, tokens_per_update=128)
 
