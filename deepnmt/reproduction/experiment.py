@@ -24,6 +24,7 @@ class Arm:
     paper: dict[str, float] = field(default_factory=dict)  # parameters (millions), bleu, ppl, speed (tokens/s)
     depth: int | None = None  # of the encoder, if not the recipe's; its position in a plot over depth
     line: str = ""  # its line in that plot
+    family: str = ""  # its charts of training, if the experiment has several; without one it is in all of them
     setting: Literal["scale", "base"] = "scale"  # at a small scale, `base` halves batch and learning rate
     only: Literal["", "full", "small"] = ""  # the scales that run it
 

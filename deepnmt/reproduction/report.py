@@ -1,17 +1,22 @@
 """The report of one experiment: our results and the paper's in tables, claims and charts."""
 
 import math
+import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from deepnmt.analysis.charts import Axes, Series, line_chart
 from deepnmt.analysis.weights import ConnectionWeights, draw
+from deepnmt.evaluation.seeds import SAMPLES, surviving
 from deepnmt.reproduction.document import Block, bullets, chart, code, heading, paragraph, table
 from deepnmt.reproduction.experiment import Claim, Experiment
-from deepnmt.reproduction.results import FAILED, ArmResult, Figure, by_arm
+from deepnmt.reproduction.results import FAILED, ArmResult, Figure, by_arm, on_shared_seeds
 from deepnmt.reproduction.scales import SCALES
 
 Arms = Sequence[ArmResult]
+FAR_BEHIND = 0.4  # nats: a chart that shows more cannot show the differences between the others
 
 
 def report(content: Mapping[str, Any], experiment: Experiment) -> list[Block]:
@@ -19,7 +24,8 @@ def report(content: Mapping[str, Any], experiment: Experiment) -> list[Block]:
     blocks: list[Block] = [paragraph(experiment.about), paragraph(_setting(content, arms))]
     blocks += [heading("Results"), _main_table(arms, experiment), *_notes(arms, experiment)]
     if experiment.claims:
-        judged = [f"{claim.text}: {_judge(claim, arms, experiment)}" for claim in experiment.claims]
+        p_values = content.get("p_values", {})
+        judged = [f"{claim.text}: {_judge(claim, arms, experiment, p_values)}" for claim in experiment.claims]
         blocks += [heading(experiment.claims_title), bullets(judged)]
     if charts := [*_depth_charts(arms, experiment), *_training_charts(arms, experiment), *_weights(arms, experiment)]:
         blocks += [heading("Charts"), *charts]
@@ -27,7 +33,7 @@ def report(content: Mapping[str, Any], experiment: Experiment) -> list[Block]:
         metrics = list(dict.fromkeys(metric for of, metric, _ in _scores(arms) if of == test))
         rows = [[arm.arm.label, *(_text(arm.score(metric, test)) for metric in metrics)] for arm in arms]
         blocks += [heading(f"All scores on {test}"), table(["model", *metrics], rows)]
-    if failures := [f"{arm.arm.label}: {reason}" for arm in arms for reason in dict.fromkeys(arm.failures)]:
+    if failures := [_failures(arm) for arm in arms if arm.failures]:
         blocks += [heading("Failed runs"), bullets(failures)]
     return [*blocks, *_provenance(content, arms)]
 
@@ -43,7 +49,7 @@ def _scores(arms: Arms) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
 
 def _setting(content: Mapping[str, Any], arms: Arms) -> str:
     fixed = content["fixed"]
-    seeds = sorted({len(arm.trained) for arm in arms if arm.trained} or {1})
+    seeds = sorted({arm.num_seeds for arm in arms if arm.num_seeds} or {1})
     counted = f"{seeds[-1]} seed{'s' if seeds[-1] != 1 else ''}"
     counted = counted if len(seeds) == 1 else f"{seeds[0]} to {counted}"
     got = ""
@@ -80,19 +86,21 @@ def _cells(result: ArmResult, reference: ArmResult, arms: Arms, experiment: Expe
     metric, paper, number = experiment.metric, result.arm.paper, result.number
     given = {key for arm in arms for key in arm.arm.paper}
     cells = {"model": result.arm.label}
-    if len({len(arm.trained) for arm in arms if arm.trained}) > 1:
-        cells["seeds"] = str(len(result.trained) or "")
+    if len({arm.num_seeds for arm in arms if arm.num_seeds}) > 1:
+        cells["seeds"] = str(result.num_seeds or "")
     cells["parameters"] = _millions(number("train", "parameters") or number("speed", "parameters"))
     if "parameters" in given:
         cells["paper"] = _paper(paper.get("parameters"), "g") + "M" * ("parameters" in paper)
     if "scores" in experiment.measures:
         title = next((score["name"] for _, name, score in _scores(arms) if name == metric), metric)
         cells[title] = _score(result, metric)
-        ours, theirs = result.score(metric), reference.score(metric)
-        difference = f"{ours.mean - theirs.mean:+.2f}" if ours and theirs else ""
+        compared = None if result.has_failed else on_shared_seeds(result, reference, metric)
+        difference = f"{compared[0].mean - compared[1].mean:+.2f}" if compared else ""
         cells["Δ"] = "reference" if result is reference else difference
         if experiment.shows_significance:
-            cells["p"] = "" if result.p_value is None else f"{result.p_value:.3f}"
+            cells["ahead"] = _ahead(*compared) if compared and result is not reference else ""
+            star = " *" if result.arm.label in _surviving(arms) else ""
+            cells["p"] = "" if result.p_value is None or result.has_failed else f"{result.p_value:.4f}{star}"
         if "bleu" in given:
             cells["paper BLEU"] = _paper(paper.get("bleu"))
             gap = paper.get("bleu", math.nan) - reference.arm.paper.get("bleu", math.nan)
@@ -136,8 +144,25 @@ def _paper(value: float | None, form: str = "") -> str:
 def _score(result: ArmResult, metric: str) -> str:
     if result.has_failed:
         return FAILED
-    some = f" ({len(result.failures)} of {len(result.runs)} failed)" if result.failures else ""
+    some = f" ({len(result.failures)} of {result.num_seeds} failed)" if result.failures else ""
     return _text(result.score(metric)) + some
+
+
+def _ahead(ours: Figure, theirs: Figure) -> str:
+    """In how many of the seeds that both have."""
+    higher = sum(x > y for x, y in zip(ours.values, theirs.values, strict=True))
+    return f"{higher} of {len(ours.values)}"
+
+
+def _surviving(arms: Arms) -> set[str]:
+    """The arms whose difference from the reference is significant among all those of the table."""
+    return surviving({arm.arm.label: arm.p_value for arm in arms if arm.p_value is not None and not arm.has_failed})
+
+
+def _failures(arm: ArmResult) -> str:
+    """The first reason, without its advice, and how many seeds failed."""
+    reason, _, _ = arm.failures[0].partition("; try ")
+    return f"{arm.arm.label} ({len(arm.failures)} of {arm.num_seeds} seeds): {reason}"
 
 
 def _notes(arms: Arms, experiment: Experiment) -> Iterator[Block]:
@@ -146,10 +171,20 @@ def _notes(arms: Arms, experiment: Experiment) -> Iterator[Block]:
     scored = [
         of_test for arm in arms for run in arm.runs if run["decode"] for of_test in (run["scores"] or {}).values()
     ]
-    if any(arm.p_value is not None for arm in arms):
+    compared = [arm for arm in arms if arm.p_value is not None and not arm.has_failed]
+    if compared:
+        kept = [arm.arm.label for arm in compared if arm.arm.label in _surviving(arms)]
         yield paragraph(
-            "p comes from a paired bootstrap against the first arm of the group: 1,000 resamples of the sentences, on "
-            "which every seed of both arms is scored; the means over seeds are compared."
+            "Δ, `ahead` (the seeds in which an arm scores higher) and p are about the seeds that both arms have. p is "
+            f"sacreBLEU's of a paired bootstrap with {SAMPLES:,} resamples of the sentences of every test set, on the "
+            "means over seeds: one-sided for a clear difference, and about the choice of sentences, not of seeds. "
+            f"With {len(compared)} comparisons some are below 0.05 by chance; a star marks those that Holm-Bonferroni "
+            f"leaves at 0.05: {', '.join(kept) or 'none'}."
+        )
+    parallel = max((trained["parallel"] for arm in arms for trained in arm.trained), default=1)
+    if parallel > 1 and experiment.trains:
+        yield paragraph(
+            f"Minutes and tokens/s are those of up to {parallel} concurrent runs per device: no comparison of models."
         )
     if any(arm.cost for arm in arms):
         yield paragraph("Costs alone are those of a model twice as wide on an idle GPU (`benchmarks/depth.py`).")
@@ -160,7 +195,7 @@ def _notes(arms: Arms, experiment: Experiment) -> Iterator[Block]:
         )
 
 
-def _judge(claim: Claim, arms: Arms, experiment: Experiment) -> str:
+def _judge(claim: Claim, arms: Arms, experiment: Experiment, p_values: Mapping[str, float]) -> str:
     by_label = {arm.arm.label: arm for arm in arms}
     if claim.fails:
         result = by_label.get(claim.fails)
@@ -173,7 +208,8 @@ def _judge(claim: Claim, arms: Arms, experiment: Experiment) -> str:
     if better.has_failed and worse.has_failed:
         return "both failed"
     if better.has_failed or worse.has_failed:
-        return f"{_verdict(worse.has_failed)}, the other failed to train"
+        failed = better if better.has_failed else worse
+        return f"{_verdict(worse.has_failed)}: {failed.arm.label} failed to train"
     ours, theirs, sign = _compared(better, worse, experiment)
     if ours is None or theirs is None:
         return "not run"
@@ -184,7 +220,11 @@ def _judge(claim: Claim, arms: Arms, experiment: Experiment) -> str:
     doubt = ", within two standard errors: not settled" if abs(difference) < 2 * noise else ""
     if len(ours.values) < 2 or len(theirs.values) < 2:
         doubt = ", one seed: no spread known"
-    return f"{_verdict(difference > 0)} ({ours.mean:.2f} against {theirs.mean:.2f}{doubt})"
+    verdict = _verdict(difference > 0)
+    if (p := p_values.get(claim.text)) is not None:
+        doubt = f", {len(ours.values)} seed{'s' * (len(ours.values) > 1)}, p {p:.4f}"
+        verdict = verdict if p < 0.05 else "**not settled**"
+    return f"{verdict} ({ours.mean:.2f} against {theirs.mean:.2f}{doubt})"
 
 
 def _verdict(holds: bool) -> str:
@@ -197,8 +237,8 @@ def _compared(better: ArmResult, worse: ArmResult, experiment: Experiment) -> tu
         return better.number("speed", "tokens_per_second"), worse.number("speed", "tokens_per_second"), 1
     if experiment.shows_perplexity and any("ppl" in arm.arm.paper for arm in (better, worse)):
         return better.number("train", "valid", "ppl"), worse.number("train", "valid", "ppl"), -1
-    metric = experiment.metric if better.score(experiment.metric) and worse.score(experiment.metric) else "bleu"
-    return better.score(metric), worse.score(metric), 1
+    shared = on_shared_seeds(better, worse, experiment.metric) or on_shared_seeds(better, worse, "bleu")
+    return (*shared, 1) if shared else (None, None, 1)
 
 
 def _depth_charts(arms: Arms, experiment: Experiment) -> Iterator[Block]:
@@ -232,12 +272,15 @@ def _training_charts(arms: Arms, experiment: Experiment) -> Iterator[Block]:
         yield from _charts_of(arms, experiment)
         return
     for group in dict.fromkeys(arm.arm.group for arm in arms):
-        yield from _charts_of([arm for arm in arms if arm.arm.group == group], experiment, group)
+        own = [arm for arm in arms if arm.arm.group == group]
+        for family in [f for f in dict.fromkeys(arm.arm.family for arm in own) if f] or [""]:
+            where = ", ".join(filter(None, (group, family)))
+            yield from _charts_of([arm for arm in own if arm.arm.family in ("", family)], experiment, where)
 
 
-def _charts_of(arms: Arms, experiment: Experiment, group: str = "") -> Iterator[Block]:
+def _charts_of(arms: Arms, experiment: Experiment, where: str = "") -> Iterator[Block]:
     """For the first seed: gradients by layer and over time, and the validation loss."""
-    file, where = (f"-{group.replace(' ', '-')}", f", {group}") if group else ("", "")
+    file, of = "-".join(["", *re.findall(r"\w+", where)]), f", {where}" if where else ""
     found = {arm.arm.label: _first(arm, "gradients") for arm in arms}
     depth = max((len(lines[-1]["norms"]) for lines in found.values() if lines), default=0)
     if experiment.shows_gradients and depth:
@@ -248,22 +291,40 @@ def _charts_of(arms: Arms, experiment: Experiment, group: str = "") -> Iterator[
             if lines and len(lines[-1]["norms"]) > 1:
                 points = [(g["step"], g["norms"][0] / g["norms"][-1]) for g in lines if g["norms"][-1]]
                 shares.append(Series(label, points))
-        title = f"Gradient of each encoder layer, {depth} layers, at the last logged update"
+        title = f"Gradient of each encoder layer at the last logged update{of or f', {depth} layers'}"
         axes = Axes(title, "encoder layer", "gradient norm", log_y=True)
         yield chart(f"gradients{file}", line_chart(by_layer, axes), title)
-        title = f"Gradient of the lowest over the top encoder layer{where}"
+        title = f"Gradient of the lowest over the top encoder layer{of}"
         axes = Axes(title, "update", "ratio", log_y=True)
-        about = f"Share of the gradient that reaches the lowest encoder layer during training{where}"
+        about = f"Share of the gradient that reaches the lowest encoder layer during training{of}"
         yield chart(f"gradient-share{file}", line_chart(shares, axes), about)
     curves = [
         Series(arm.arm.label, [(x, y) for x, y in points if abs(y) < 1e6])  # neither diverged nor NaN
         for arm in arms
         if (points := _first(arm, "valid_curve"))
     ]
-    if any(curve.points for curve in curves):
-        axes = Axes(f"Validation loss{where}", "update", "nats per subword")
-        drawn = line_chart([curve for curve in curves if curve.points], axes)
-        yield chart(f"validation{file}", drawn, f"Validation loss over the updates, first seed{where}")
+    curves = [curve for curve in curves if curve.points]
+    if curves and experiment.charts_by_group:
+        yield _behind(curves, f"validation{file}", of)
+    elif curves:
+        axes = Axes(f"Validation loss{of}", "update", "nats per subword")
+        yield chart(f"validation{file}", line_chart(curves, axes), f"Validation loss over the updates, first seed{of}")
+
+
+def _behind(curves: Sequence[Series], file: str, where: str) -> Block:
+    """Of many arms: the validation loss above the first one's, best at the end first; without those far behind."""
+    reference = dict(curves[0].points)
+    apart = [Series(c.name, [(x, y - reference[x]) for x, y in c.points if x in reference]) for c in curves]
+    apart.sort(key=lambda curve: curve.points[-1][1] if curve.points else math.inf)
+    shown = [curve for curve in apart if curve.points and curve.points[-1][1] < FAR_BEHIND]
+    far = [curve.name for curve in apart if curve not in shown]
+    shown = [
+        Series(f"{curve.name} ({curve.points[-1][1]:+.3f})", [(x, y) for x, y in curve.points if y < FAR_BEHIND])
+        for curve in shown
+    ]
+    title = f"Validation loss above that of {curves[0].name}{where}"
+    about = f"{title}; first seed" + (f"; behind by more than {FAR_BEHIND:g}: {', '.join(far)}" if far else "")
+    return chart(file, line_chart(shown, Axes(title, "update", "nats per subword")), about)
 
 
 def _first(arm: ArmResult, name: str) -> list[Any]:
@@ -281,13 +342,21 @@ def _weights(arms: Arms, experiment: Experiment) -> Iterator[Block]:
 def _provenance(content: Mapping[str, Any], arms: Arms) -> Iterator[Block]:
     runs = [run for arm in arms for run in arm.runs if run["train"]]
     machines = {", ".join(f"{k} {v}" for k, v in run["train"]["machine"].items()) for run in runs}
-    parallel = max((run["train"]["parallel"] for run in runs), default=1)
     searches = {(run["decode"]["beam"], run["decode"]["length_penalty"]) for run in runs if run["decode"]}
     items = [f"data: `{content['fixed']['data']}`", *(f"machine: {machine}" for machine in sorted(machines))]
-    if parallel > 1:
-        items.append(f"up to {parallel} concurrent runs per device, which affects speeds and times")
     items += [f"decoding: beam {beam}, length penalty {alpha:g}" for beam, alpha in sorted(searches)]
-    yield from (heading("Setup"), bullets(items), code("\n".join(content["commands"])))
+    yield from (heading("Setup"), bullets(items), code("\n".join(dict.fromkeys(map(_repeatable, content["commands"])))))
     if signatures := {metric: score["signature"] for _, metric, score in _scores(arms)}:
         yield paragraph("Score signatures:")
         yield bullets([f"{name}: `{text}`" for name, text in sorted(signatures.items())])
+
+
+def _repeatable(command: str) -> str:
+    """With names instead of the absolute paths of the machine that ran it."""
+    names = {"--data": "DATASET", "--out": "STUDY"}
+    words = shlex.split(command)
+    shown = [
+        names.get(before, f"TEXT/{Path(word).name}") if Path(word).is_absolute() else word
+        for before, word in zip(["", *words], words, strict=False)
+    ]
+    return shlex.join(shown)

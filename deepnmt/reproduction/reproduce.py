@@ -67,7 +67,7 @@ def report_again(folder: Path, *, with_scores: bool) -> None:
 def describe_all() -> str:
     """List the experiments and the scales."""
     experiments = (f"  {name:<15} {found.title} ({len(found.arms)} arms)" for name, found in EXPERIMENTS.items())
-    scales = (f"  {name:<15} {scale.about}" for name, scale in SCALES.items())
+    scales = (f"  {name:<15} {scale.about} (seeds: {scale.seeds})" for name, scale in SCALES.items())
     return "\n".join(["experiments:", *experiments, "scales:", *scales])
 
 

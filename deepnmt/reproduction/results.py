@@ -100,6 +100,12 @@ class ArmResult:
         return [run["train"] for run in self.runs if run["train"]]
 
     @property
+    def num_seeds(self) -> int:
+        """The seeds that the figures are about: scored or failed; or else trained."""
+        finished = [run for run in self.runs if self._failure(run) or run["scores"]]
+        return len(finished or self.trained)
+
+    @property
     def failures(self) -> list[str]:
         """The reasons why runs failed: the error of training, or a score near zero."""
         return [reason for run in self.runs if (reason := self._failure(run))]
@@ -115,26 +121,47 @@ class ArmResult:
         """True if most of its seeds failed."""
         return 2 * len(self.failures) > len(self.trained) > 0
 
+    @property
+    def successes(self) -> dict[int, Mapping[str, Any]]:
+        """The runs that were started and have not failed, by seed."""
+        started = [run for run in self.runs if run["train"] or run["speed"]]
+        return {run["seed"]: run for run in started if not self._failure(run)}
+
+    def by_seed(self, metric: str, test: str | None = None) -> dict[int, float]:
+        """The score of each successful seed, on one test set or averaged over all."""
+        found = {}
+        for seed, run in self.successes.items():
+            scores = (run["scores"] or {}).items()
+            values = [
+                of_test[metric]["value"] for name, of_test in scores if metric in of_test and test in (None, name)
+            ]
+            if values:
+                found[seed] = statistics.fmean(values)
+        return found
+
     def score(self, metric: str, test: str | None = None) -> Figure | None:
-        """The score over the successful seeds, on one test set or averaged over all."""
-        values = []
-        for run in self.runs:
-            scores = (run["scores"] or {}).items() if not self._failure(run) else ()
-            found = [of_test[metric]["value"] for name, of_test in scores if metric in of_test and test in (None, name)]
-            if found:
-                values.append(statistics.fmean(found))
-        return Figure(tuple(values)) if values else None
+        found = self.by_seed(metric, test)
+        return Figure(tuple(found.values())) if found else None
 
     def number(self, step: str, *path: str) -> Figure | None:
-        """A number from a step's file, over seeds."""
+        """A number from a step's file, over the successful seeds; over all if none was successful."""
         values = []
-        for run in self.runs:
+        for run in self.successes.values() or self.runs:
             value: Any = run[step]
             for key in path:
                 value = value.get(key) if isinstance(value, Mapping) else None
             if isinstance(value, int | float):
                 values.append(float(value))
         return Figure(tuple(values)) if values else None
+
+
+def on_shared_seeds(ours: ArmResult, theirs: ArmResult, metric: str) -> tuple[Figure, Figure] | None:
+    """The scores of two arms over the seeds that both have, seed by seed."""
+    first, second = ours.by_seed(metric), theirs.by_seed(metric)
+    seeds = sorted(first.keys() & second.keys())
+    if not seeds:
+        return None
+    return Figure(tuple(first[seed] for seed in seeds)), Figure(tuple(second[seed] for seed in seeds))
 
 
 def by_arm(content: Mapping[str, Any], experiment: Experiment) -> list[ArmResult]:

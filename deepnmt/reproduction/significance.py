@@ -1,49 +1,68 @@
-"""Whether an arm differs from the first of its group by more than the choice of test sentences explains."""
+"""Whether two arms differ by more than the choice of test sentences explains."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator
+
+import numpy as np
 
 from deepnmt.evaluation.metrics import Languages
-from deepnmt.evaluation.seeds import SeedScores, seeds_p_value
+from deepnmt.evaluation.seeds import Values, bootstrap_bleu, p_value
 from deepnmt.files import write_json
 from deepnmt.progress import progress
-from deepnmt.reproduction.experiment import EXPERIMENTS
+from deepnmt.reproduction.experiment import EXPERIMENTS, Experiment
 from deepnmt.reproduction.results import RESULTS, ArmResult, by_arm, read_results
 from deepnmt.reproduction.study import HYPOTHESES, Study, TestSet
 from deepnmt.text import read_lines
-
-METRIC = "bleu"
 
 
 def add_p_values(study: Study, name: str) -> None:
     """Write into the experiment's results what the translations of its runs say; without these it stays as it is."""
     content = read_results(study, name)
-    arms, tests = by_arm(content, EXPERIMENTS[name]), study.tests()
+    experiment, tests = EXPERIMENTS[name], study.tests()
+    arms = by_arm(content, experiment)
     translated = {arm.arm.label: _translated(study, arm, tests) for arm in arms}
-    if not any(translated.values()):
+    folders = {folder for seeds in translated.values() for folder in seeds.values()}
+    if not folders:
         return
     languages = Languages(*content["languages"])
-
-    def scores(label: str, seeds: Sequence[int], test: TestSet) -> SeedScores:
-        paths = [study.runs / translated[label][seed] / HYPOTHESES / f"{test.name}.txt" for seed in seeds]
-        return SeedScores([read_lines(path) for path in paths], test.references, languages, METRIC)
+    scores: dict[str, Values] = {}
+    with progress("resample", total=len(folders), unit="runs") as shown:
+        for folder in sorted(folders):
+            of_tests = [
+                bootstrap_bleu(
+                    read_lines(study.runs / folder / HYPOTHESES / f"{test.name}.txt"),
+                    test.references,
+                    languages,
+                    number,
+                )
+                for number, test in enumerate(tests)
+            ]
+            scores[folder] = np.mean(of_tests, axis=0)
+            shown.advance()
 
     p_values = {}
-    with progress("significance", total=len(arms), unit="arms") as shown:
-        for arm in arms:
-            label = arm.arm.label
-            reference = next(other.arm.label for other in arms if other.arm.group == arm.arm.group)
-            seeds = sorted(translated[label].keys() & translated[reference].keys())
-            if seeds and label != reference:
-                p_values[label] = seeds_p_value(
-                    [(scores(reference, seeds, test), scores(label, seeds, test)) for test in tests]
-                )
-            shown.advance()
+    for key, ours, theirs in _comparisons(arms, experiment):
+        seeds = translated[ours].keys() & translated[theirs].keys()
+        if seeds:
+            apart = [scores[translated[ours][seed]] - scores[translated[theirs][seed]] for seed in sorted(seeds)]
+            p_values[key] = p_value(np.mean(apart, axis=0))
     write_json(study.folder / name / RESULTS, {**content, "p_values": p_values})
 
 
-def _translated(study: Study, arm: ArmResult, tests: Sequence[TestSet]) -> dict[int, str]:
-    """The runs that have translated every test set, by seed."""
-    folders = {run["seed"]: run["run"] for run in arm.runs}
+def _comparisons(arms: list[ArmResult], experiment: Experiment) -> Iterator[tuple[str, str, str]]:
+    """Every arm with the first of its group, and the arms of every claim; each with its name in the results."""
+    labels = [arm.arm.label for arm in arms]
+    for arm in arms:
+        reference = next(other.arm.label for other in arms if other.arm.group == arm.arm.group)
+        if arm.arm.label != reference:
+            yield arm.arm.label, arm.arm.label, reference
+    for claim in experiment.claims:
+        if claim.better in labels and claim.worse in labels:
+            yield claim.text, claim.better, claim.worse
+
+
+def _translated(study: Study, arm: ArmResult, tests: list[TestSet]) -> dict[int, str]:
+    """The successful runs that have translated every test set, by seed."""
+    folders = {seed: run["run"] for seed, run in arm.successes.items()}
     return {
         seed: folder
         for seed, folder in folders.items()

@@ -104,7 +104,7 @@ def test_costs_and_significance_stand_beside_the_scores(tmp_path):
     write_json(tmp_path / "two" / "results.json", content)
     refresh(study, "two")
     plain, dlcl = main_table(report(read_results(study, "two"), two_arms.TWO))
-    assert (plain["p"], dlcl["p"]) == ("", "0.012")
+    assert (plain["p"], dlcl["p"]) == ("", "0.0123 *")
     assert (plain["ms a step alone"], plain["ms over pre"]) == ("11.00", "1.00")
     assert (dlcl["ms over pre"], dlcl["GiB alone"], dlcl["GiB over pre"]) == ("1.20", "3.00", "1.50")
 
@@ -114,8 +114,24 @@ def test_an_experiment_of_many_arms_has_charts_of_each_group():
     experiment = replace(two_arms.TWO, arms=arms, charts_by_group=True)
     blocks = report(content_of([run_of("plain", 1, 40.0), run_of("DLCL", 1, 42.0)]), experiment)
     files = {name: svg for block in blocks for name, svg in block.files.items()}
-    assert ">plain<" in files["validation-group-plain.svg"] and ">DLCL<" not in files["validation-group-plain.svg"]
+    drawn = files["gradients-group-plain.svg"]
+    assert ">plain<" in drawn and ">DLCL<" not in drawn
     assert "gradients-group-DLCL.svg" in files and "validation.svg" not in files
+
+
+def test_families_have_charts_of_their_own_relative_to_the_reference():
+    first = replace(two_arms.TWO.arms[0], group="g")
+    others = [replace(first, label=label, family=family) for label, family in (("a", "x"), ("b", "y"), ("far", "y"))]
+    runs = [run_of(arm.label, 1, 40.0) for arm in (first, *others)]
+    runs[2]["train"]["valid_curve"] = [[10, 5.5], [20, 4.1]]
+    runs[3]["train"]["valid_curve"] = [[10, 5.0], [20, 4.5]]
+    experiment = replace(two_arms.TWO, arms=(first, *others), claims=(), charts_by_group=True)
+    blocks = report(content_of(runs), experiment)
+    files = {name: svg for block in blocks for name, svg in block.files.items()}
+    drawn = files["validation-g-y.svg"]
+    assert ">plain (+0.000)<" in drawn and ">b (+0.100)<" in drawn and ">far" not in drawn
+    assert ">a (+0.000)<" in files["validation-g-x.svg"]
+    assert "behind by more than 0.4: far" in text(blocks)
 
 
 def test_arms_with_unlike_numbers_of_seeds_say_so(blocks):
@@ -124,6 +140,28 @@ def test_arms_with_unlike_numbers_of_seeds_say_so(blocks):
     built = blocks([run_of("plain", 1, 40.0), run_of("plain", 2, 41.0), run_of("DLCL", 1, 42.0)])
     assert [row["seeds"] for row in main_table(built)] == ["2", "1"]
     assert "1 to 2 seeds" in text(built)
+
+
+def test_arms_are_compared_on_the_seeds_that_both_have(blocks):
+    built = blocks([run_of("plain", 1, 40.0), run_of("plain", 2, 44.0), run_of("DLCL", 1, 41.0)])
+    plain, dlcl = main_table(built)
+    assert plain["compound_bleu"] == "42.00 ± 2.83"
+    assert (dlcl["Δ"], dlcl["ahead"]) == ("+1.00", "1 of 1")
+    assert claims(built)[0].startswith("plain is better than DLCL: **does not hold** (40.00 against 41.00")
+    apart = blocks([run_of("plain", 1, 40.0), run_of("DLCL", 2, 41.0)])
+    assert main_table(apart)[1]["Δ"] == "" and claims(apart)[0].endswith("not run")
+
+
+def test_p_values_decide_claims_and_are_corrected_for_their_number():
+    runs = [run_of(arm, seed, bleu) for arm, bleu in (("plain", 42.0), ("DLCL", 41.0)) for seed in (1, 2)]
+    said = {}
+    for p in (0.03, 0.2):
+        content = content_of(runs) | {"p_values": {"DLCL": p, "plain is better than DLCL": p}}
+        said[p] = report(content, two_arms.TWO)
+    assert claims(said[0.03])[0] == "plain is better than DLCL: **holds** (42.00 against 41.00, 2 seeds, p 0.0300)"
+    assert claims(said[0.2])[0].endswith("**not settled** (42.00 against 41.00, 2 seeds, p 0.2000)")
+    assert [main_table(said[p])[1]["p"] for p in (0.03, 0.2)] == ["0.0300 *", "0.2000"]
+    assert "With 1 comparisons" in text(said[0.2]) and "leaves at 0.05: none." in text(said[0.2])
 
 
 def test_a_mean_over_test_sets_is_called_one(blocks):
@@ -156,23 +194,36 @@ def test_claims_are_judged_and_doubt_is_told(blocks):
 
 
 def test_a_run_that_diverged_is_a_result(blocks):
-    runs = [run_of("plain", 1, 40.0), run_of("DLCL", 1, status="failed", reason="diverged at step 5: try less")]
+    runs = [run_of("plain", 1, 40.0), run_of("DLCL", 1, status="failed", reason="diverged at step 5; try less")]
     built = blocks(runs)
     assert main_table(built)[1]["compound_bleu"] == "failed"
     assert "DLCL fails to train: **holds** (1 of 1 seeds failed)" in claims(built)
-    assert claims(built)[0].endswith("**holds**, the other failed to train")
-    assert ["DLCL: diverged at step 5: try less"] in lists(built)
+    assert claims(built)[0].endswith("**holds**: DLCL failed to train")
+    other = blocks([run_of("plain", 1, status="failed", reason="diverged"), run_of("DLCL", 1, 40.0)])
+    assert claims(other)[0].endswith("**does not hold**: plain failed to train")
+    assert ["DLCL (1 of 1 seeds): diverged at step 5"] in lists(built)
 
 
 def test_a_score_of_nothing_is_a_failure(blocks):
     built = blocks([run_of("plain", 1, 40.0), run_of("DLCL", 1, 0.3)])
     assert main_table(built)[1]["compound_bleu"] == "failed"
-    assert ["DLCL: BLEU 0.30"] in lists(built)
+    assert ["DLCL (1 of 1 seeds): BLEU 0.30"] in lists(built)
 
 
 def test_a_seed_that_failed_is_counted_beside_the_others(blocks):
     seeds = [run_of("DLCL", 1, 40.0), run_of("DLCL", 2, 42.0), run_of("DLCL", 3, status="failed", reason="diverged")]
-    assert main_table(blocks(seeds))[1]["compound_bleu"] == "41.00 ± 1.41 (1 of 3 failed)"
+    row = main_table(blocks(seeds))[1]
+    assert row["compound_bleu"] == "41.00 ± 1.41 (1 of 3 failed)"
+    assert row["valid ppl"] == "9.50 ± 0.71", "of the seeds that trained"
+
+
+def test_a_seed_that_is_not_trained_yet_is_not_counted(blocks):
+    waiting = run_of("DLCL", 3) | {"train": None}
+    seeds = [run_of("DLCL", 1, 40.0), run_of("DLCL", 2, status="failed", reason="diverged"), waiting]
+    row = main_table(blocks([run_of("plain", 1, 40.0), *seeds]))[1]
+    assert (row["seeds"], row["compound_bleu"]) == ("2", "40.00 (1 of 2 failed)")
+    row = main_table(blocks([run_of("plain", 1, 40.0), seeds[1], waiting]))[1]
+    assert (row["compound_bleu"], row["parameters"]) == ("failed", "2.50M")
 
 
 def test_what_is_missing_is_said(blocks):
@@ -191,6 +242,16 @@ def test_where_it_comes_from_is_told(blocks, tmp_path):
     for text in ((tmp_path / "report.md").read_text(), (tmp_path / "report.html").read_text()):
         for needed in ("deepnmt reproduce two", "compound_bleu|sig", "device H200", "beam 4", "concurrent runs"):
             assert needed in text
+
+
+def test_the_command_can_be_repeated_elsewhere():
+    content = content_of([run_of("plain", 1, 40.0)])
+    for machine in ("/dev/shm/a", "/tmp/b"):
+        tests = f"--test news {machine}/news.en.xz {machine}/news.de.xz"
+        content["commands"].append(f"deepnmt reproduce two --data {machine}/d --out {machine}/o {tests} --arms '* 30L'")
+    shown = [block.markdown for block in report(content, two_arms.TWO) if block.markdown.startswith("```")]
+    repeatable = "--data DATASET --out STUDY --test news TEXT/news.en.xz TEXT/news.de.xz --arms '* 30L'"
+    assert shown == [f"```\ndeepnmt reproduce two\ndeepnmt reproduce two {repeatable}\n```"]
 
 
 def test_the_page_is_whole_and_loads_nothing(blocks, tmp_path):
