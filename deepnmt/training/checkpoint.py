@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 
 from deepnmt.config import Recipe
 from deepnmt.errors import InputError
@@ -111,6 +110,8 @@ class Checkpoints:
             fill(state.ema.shadow, read_tensors(averaged), averaged)
         optimizer = optimizer_tensors(state.model, state.optimizer)
         if (path / SHARDS).exists():
+            from torch.distributed.checkpoint.state_dict_loader import load as load_shards
+
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # it is, and that is meant
                 load_shards(optimizer, checkpoint_id=path / SHARDS, no_dist=self.world.size == 1)

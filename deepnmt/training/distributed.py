@@ -14,18 +14,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.rendezvous import rendezvous
 from torch.utils.hooks import RemovableHandle
 
 from deepnmt.devices import choose_device
 from deepnmt.errors import InputError, RunError
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -316,6 +318,8 @@ def _device(name: str | None, local_rank: int) -> torch.device:
 
 def shard(module: nn.Module, dtype: torch.dtype) -> None:
     """FSDP2: shard a module over the ranks in place, layer by layer, then the rest."""
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+
     policy = MixedPrecisionPolicy(param_dtype=None if dtype is torch.float32 else dtype, reduce_dtype=torch.float32)
     for part in module.modules():
         # Called on its own, outside its layer's forward pass: keys and values are projected once per source.
@@ -335,22 +339,21 @@ def shard(module: nn.Module, dtype: torch.dtype) -> None:
 
 def await_gradients(module: nn.Module, wanted: bool) -> None:
     """Set whether the next backward pass of a sharded module ends with the exchange of gradients."""
-    if isinstance(module, FSDPModule):
+    if is_sharded(module):
         module.set_requires_gradient_sync(wanted)
 
 
-def is_sharded(module: nn.Module) -> bool:
-    return isinstance(module, FSDPModule)
+def is_sharded(module: nn.Module) -> "TypeGuard[FSDPModule]":
+    return hasattr(module, "reshard")  # its class takes most of a second to import
 
 
 @contextmanager
 def in_one_piece(module: nn.Module) -> Iterator[None]:
     """Inside, all methods of a sharded module work, not just its forward pass; every rank must call the same ones."""
-    if not isinstance(module, FSDPModule):
-        yield
-        return
-    module.unshard()
+    if is_sharded(module):
+        module.unshard()
     try:
         yield
     finally:
-        module.reshard()
+        if is_sharded(module):
+            module.reshard()

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from deepnmt.training.adam import KernelAdam, begun
 from deepnmt.training.config import TrainingConfig
@@ -34,7 +33,7 @@ def build_optimizer(model: nn.Module, config: TrainingConfig, world: World) -> t
         {"params": [p for name, p in rest.items() if name not in decayed], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    is_sharded = any(isinstance(p, DTensor) for p in trained.values())
+    is_sharded = any(hasattr(p, "full_tensor") for p in trained.values())
     adam = partial(
         KernelAdam if world.device.type == "cuda" and not is_sharded else torch.optim.Adam,
         fused=True,
@@ -133,7 +132,8 @@ class Ema:
 
 def whole(tensor: Tensor) -> Tensor:
     """A sharded tensor in one piece (every rank must call this); any other unchanged."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    in_one_piece: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return in_one_piece
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.distributed.checkpoint
 from ranks import run_ranks
 from safetensors.torch import load_file
 from small import BATCHING, CONFIG_MODEL, TRAINING, corpus, open_job, run_to_end, without_dropout
