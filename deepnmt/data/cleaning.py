@@ -145,9 +145,10 @@ class SeenKeys:
 
     def add(self, batch: Keys) -> npt.NDArray[np.bool_]:
         """Add keys; return True for each that is new to the set and to the batch so far."""
-        is_first = np.zeros(len(batch), bool)
-        is_first[np.unique(batch, return_index=True)[1]] = True
-        fresh = is_first & ~self.contains(batch)
+        fresh = np.zeros(len(batch), bool)
+        fresh[np.unique(batch, return_index=True)[1]] = True
+        for run in self._runs:
+            fresh &= run[np.searchsorted(run, batch) % len(run)] != batch
         run = np.sort(batch[fresh])
         while self._runs and len(self._runs[-1]) <= 2 * len(run):
             run = np.concatenate([self._runs.pop(), run])
@@ -155,9 +156,3 @@ class SeenKeys:
         if len(run):
             self._runs.append(run)
         return fresh
-
-    def contains(self, batch: Keys) -> npt.NDArray[np.bool_]:
-        found = np.zeros(len(batch), bool)
-        for run in self._runs:
-            found |= run[np.searchsorted(run, batch) % len(run)] == batch
-        return found

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deepnmt.data.cleaning import Judge, Keys, ReasonCounts, SeenKeys, keys
+from deepnmt.data.cleaning import Judge, Keys, ReasonCounts, keys
 from deepnmt.data.dataset import SIDES, CorpusWriter
 from deepnmt.data.parallel import ParallelFile, parallel_chunks
 from deepnmt.data.passes import flatten
@@ -49,13 +49,11 @@ class HeldOut:
             [preprocessors[0].split(rest) for _, rest in tagged],
             [preprocessors[1].split(line) for line in self.text[1]],
         )
-        self.seen = (SeenKeys(), SeenKeys())
-        for seen, lines in zip(self.seen, self.words, strict=True):
-            seen.add(keys(line.encode("utf-8") for line in lines if line))
+        self.keys = [keys(line.encode("utf-8") for line in lines if line) for lines in self.words]
 
     def overlaps(self, source: Keys, target: Keys) -> npt.NDArray[np.bool_]:
         """True for training pairs that share a source or a target with this set."""
-        return self.seen[0].contains(source) | self.seen[1].contains(target)
+        return np.isin(source, self.keys[0]) | np.isin(target, self.keys[1])
 
     def write(self, folder: Path, tokenizers: TokenizerPair, settings: CleaningSettings) -> dict[str, Any]:
         """Store ids and text; returns the entry of dataset.json."""

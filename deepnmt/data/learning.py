@@ -27,7 +27,7 @@ _TRAINING_THREADS = 16  # fixed: the sums of a unigram model depend on it in the
 def learn(words: Sequence[Words], settings: SubwordSettings) -> Sequence[Subwords]:
     """Learn the SentencePiece models of both sides, or one for both if joint."""
     if settings.joint:
-        return 2 * [_learn_one(_total(words), settings, settings.vocab_size[0])]
+        return 2 * [_learn_one(Counter(words[0]) + Counter(words[1]), settings, settings.vocab_size[0])]
     return [_learn_one(words[i], settings, settings.vocab_size[i]) for i in (0, -1)]
 
 
@@ -111,16 +111,10 @@ def from_codes(codes: Sequence[Codes], words: Sequence[Words], settings: Subword
     if settings.joint:
         if codes[0].lines != codes[1].lines:
             raise InputError("a joint vocabulary needs the same codes on both sides; use joint = false (--separate)")
-        return 2 * [SubwordNmt(codes[0], vocabulary(_total(counts), settings.min_frequency))]
+        return 2 * [SubwordNmt(codes[0], vocabulary(counts[0] + counts[1], settings.min_frequency))]
     return [
         SubwordNmt(one, vocabulary(counted, settings.min_frequency)) for one, counted in zip(codes, counts, strict=True)
     ]
-
-
-def _total(counts: Sequence[Words]) -> Words:
-    total = Counter(counts[0])
-    total.update(counts[1])
-    return total
 
 
 def given(paths: Sequence[Path], preprocessors: Sequence[Preprocessor], tags: tuple[str, ...]) -> TokenizerPair:

@@ -21,11 +21,11 @@ Numbers = npt.NDArray[np.uint32]
 
 @dataclass(frozen=True)
 class CleanChunk:
-    """The kept pairs of a chunk, preprocessed, one per line; and counts of the dropped ones."""
+    """The kept pairs of a chunk, preprocessed; and counts of the dropped ones."""
 
     file: str
     numbers: Numbers
-    text: tuple[bytes, bytes]
+    lines: tuple[list[bytes], list[bytes]]
     keys: tuple[Keys, Keys]
     dropped: ReasonCounts
     pairs_read: int
@@ -51,9 +51,8 @@ class Cleaner:
             numbers.append(number)
             source.append(source_text.encode("utf-8"))
             target.append(target_text.encode("utf-8"))
-        joined = b"".join(line + b"\n" for line in source), b"".join(line + b"\n" for line in target)
-        kept = np.array(numbers, np.uint32)
-        return CleanChunk(str(chunk.file.source), kept, joined, (keys(source), keys(target)), dropped, len(chunk))
+        kept, hashed = np.array(numbers, np.uint32), (keys(source), keys(target))
+        return CleanChunk(str(chunk.file.source), kept, (source, target), hashed, dropped, len(chunk))
 
     def _clean(self, columns: list[bytes]) -> tuple[str | None, str, str]:
         """The reason to drop a pair, or None; and its text or words."""

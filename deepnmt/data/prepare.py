@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from deepnmt import __version__
 from deepnmt.data import learning
@@ -22,11 +23,11 @@ from deepnmt.data.cleaning import ReasonCounts, SeenKeys, pair_keys
 from deepnmt.data.dataset import DATASET_FORMAT, CorpusWriter, Dataset, train_file_name
 from deepnmt.data.held_out import HeldOut
 from deepnmt.data.parallel import ParallelFile, parallel_chunks
-from deepnmt.data.passes import CleanChunk, Cleaner, Encoder, Numbers, SpoolChunk, WordCounter
+from deepnmt.data.passes import CleanChunk, Cleaner, Encoder, SpoolChunk, WordCounter
 from deepnmt.data.prepare_settings import REASONS, PrepareSettings
 from deepnmt.data.subword_nmt import Codes
 from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
-from deepnmt.data.worker_pool import WorkerPool, apart
+from deepnmt.data.worker_pool import WorkerPool
 from deepnmt.devices import available_cores
 from deepnmt.errors import InputError, RunError
 from deepnmt.files import check_out, replacing, write_json
@@ -153,11 +154,11 @@ class _Preparation:
                 for chunk in self.workers.in_order(Cleaner, (self.settings, self.preprocessors), chunks):
                     dropped.merge(chunk.dropped)
                     self.read[corpus.name] += chunk.pairs_read
-                    numbers, text = self._without_repetitions(chunk, seen, held_out, dropped)
-                    if len(numbers):
+                    rows = self._without_repetitions(chunk, seen, held_out, dropped)
+                    if len(rows):
                         path = spool / f"{corpus.name}-{len(kept[corpus.name])}"
-                        path.write_bytes(b"".join(text))
-                        kept[corpus.name].append(SpoolChunk(path, chunk.file, numbers))
+                        path.write_bytes(b"".join(side[i] + b"\n" for side in chunk.lines for i in rows))
+                        kept[corpus.name].append(SpoolChunk(path, chunk.file, chunk.numbers[rows]))
                     shown.advance(chunk.pairs_read)
                 if not kept[corpus.name]:
                     raise InputError(_nothing_left(corpus, dropped))
@@ -165,22 +166,18 @@ class _Preparation:
 
     def _without_repetitions(
         self, chunk: CleanChunk, seen: SeenKeys, held_out: list[HeldOut], dropped: ReasonCounts
-    ) -> tuple[Numbers, tuple[bytes, bytes]]:
-        """Remove pairs that overlap with held-out sets or were seen before."""
+    ) -> npt.NDArray[np.int64]:
+        """The pairs of a chunk that do not overlap with held-out sets and were not seen before."""
         reasons = np.full(len(chunk.numbers), "", "U9")
         if "overlap" not in self.settings.keep:
             for one in held_out:
                 reasons[one.overlaps(*chunk.keys)] = "overlap"
         if "duplicate" not in self.settings.keep:
             reasons[~seen.add(pair_keys(*chunk.keys)) & (reasons == "")] = "duplicate"
-        if not reasons.any():
-            return chunk.numbers, chunk.text
-        source, target = (side.splitlines(keepends=True) for side in chunk.text)
         for i in np.flatnonzero(reasons):
-            texts = (side[i].decode("utf-8").removesuffix("\n") for side in (source, target))
+            texts = (side[i].decode("utf-8") for side in chunk.lines)
             dropped.add(str(reasons[i]), f"{chunk.file}:{chunk.numbers[i]}", *texts)
-        kept = np.flatnonzero(reasons == "")
-        return chunk.numbers[kept], (b"".join(source[i] for i in kept), b"".join(target[i] for i in kept))
+        return np.flatnonzero(reasons == "")
 
     def _learn(self, chunks: Chunks) -> TokenizerPair:
         """Second pass: count words, and learn subwords from the counts."""
@@ -189,11 +186,9 @@ class _Preparation:
         self.tokenizer_meta = {"given": False, "learnt_from_pairs": lines, "different_words": different}
         if self.codes:
             subwords = learning.from_codes(self.codes, words, self.settings)
-        elif self.workers.num_workers == 1:
-            subwords = learning.learn(words, self.settings)
         else:
             with progress("learning subwords", sum(different), unit="words") as shown:
-                subwords = apart(learning.learn, words, self.settings, waiting=lambda: shown.advance(0))
+                subwords = self.workers.call(learning.learn, words, self.settings, waiting=lambda: shown.advance(0))
                 shown.advance(sum(different))
         return TokenizerPair(*(Tokenizer(*side, self.tags) for side in zip(subwords, self.preprocessors, strict=True)))
 

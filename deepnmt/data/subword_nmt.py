@@ -94,7 +94,7 @@ def _merge(symbols: list[str], positions: set[int]) -> list[str]:
     return merged
 
 
-def count_symbols(codes: Codes, words: Mapping[str, int]) -> dict[str, int]:
+def count_symbols(codes: Codes, words: Mapping[str, int]) -> Counter[str]:
     """How often each symbol occurs in a text with these words."""
     counts: Counter[str] = Counter()
     for word, count in words.items():

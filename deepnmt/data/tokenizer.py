@@ -9,7 +9,7 @@ import unicodedata
 from array import array
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -28,7 +28,7 @@ from deepnmt.settings import did_you_mean
 TOKENIZER_FORMAT = 1
 AS_IT_IS = "sentencepiece"  # no normalisation before that of the SentencePiece model
 NORMALIZATIONS = (*get_args(Normalization), AS_IT_IS)
-
+_SURROGATES = re.compile("[\ud800-\udfff]")  # Python allows them and UTF-8 does not
 
 SUBWORDS: dict[str, type[Subwords]] = {kind.kind: kind for kind in (SentencePieces, ListedPieces, SubwordNmt)}
 
@@ -52,46 +52,34 @@ class Preprocessor:
             if getattr(self, name) not in choices:
                 raise InputError(f"{name} = {getattr(self, name)!r} is unknown; choose from {', '.join(choices)}")
 
-    @cached_property
-    def _words(self) -> Moses | Jieba:
-        return PRETOKENIZERS[self.pretokenizer](self.language)
-
     def split(self, text: str) -> str:
         """The normalised line, with single spaces between words."""
         text = self._canonical(text)
         if self.pretokenizer == "none":
             return text
-        text = self._words.split(text)
+        text = _words(self.pretokenizer, self.language).split(text)
         return text if self.normalization == AS_IT_IS else clean_spaces(text)
 
     def join(self, text: str) -> str:
         """Readable text from words between spaces."""
         text = clean_spaces(text)
-        return text if self.pretokenizer == "none" else clean_spaces(self._words.join(text))
+        if self.pretokenizer == "none":
+            return text
+        return clean_spaces(_words(self.pretokenizer, self.language).join(text))
 
     def _canonical(self, text: str) -> str:
         if not text.isascii():
-            text = _without_surrogates(text)
+            text = _SURROGATES.sub("\ufffd", text)
             if self.normalization in ("nfc", "nfkc"):
                 text = unicodedata.normalize("NFC" if self.normalization == "nfc" else "NFKC", text)
         if self.lowercase:
             text = text.lower()
         return text if self.normalization == AS_IT_IS else clean_spaces(text)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Preprocessor, tuple(self.state().values())  # without the loaded word tokeniser
 
-    def state(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def _without_surrogates(text: str) -> str:
-    """Replace surrogates, which Python allows and UTF-8 does not, by U+FFFD."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return re.sub("[\ud800-\udfff]", "\ufffd", text)
-    return text
+@cache
+def _words(pretokenizer: str, language: str) -> Moses | Jieba:
+    return PRETOKENIZERS[pretokenizer](language)
 
 
 def split_tag(text: str, tags: Container[str]) -> tuple[str, str]:
@@ -212,7 +200,7 @@ class Tokenizer:
         return {
             "format": TOKENIZER_FORMAT,
             "kind": self.subwords.kind,
-            **self.preprocessor.state(),
+            **asdict(self.preprocessor),
             "tags": list(self.tags),
             **({"languages": asdict(self.languages), "begin": self.begin} if self.languages else {}),
             **self.subwords.state(),

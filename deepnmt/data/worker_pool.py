@@ -57,12 +57,30 @@ class WorkerPool:
                 for future in flying:
                     future.cancel()
 
+    def call(self, function: Callable[..., Result], *arguments: Any, waiting: Callable[[], None]) -> Result:
+        """Run a long call of a C++ library in a worker, so that Ctrl-C ends it at once.
+
+        `waiting` is called several times a second until it ends.
+        """
+        if self._pool is None:
+            return function(*arguments)
+        future = self._pool.submit(function, *arguments)
+        while not wait([future], timeout=0.2).done:
+            waiting()
+        try:
+            return future.result()
+        except BrokenProcessPool as error:
+            raise RunError(_DIED) from error
+
     def __enter__(self) -> "WorkerPool":
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        if self._pool is None:
+            return
+        for process in list((self._pool._processes or {}).values()) if kind else ():
+            process.terminate()  # or the pool would wait for the current calls to end
+        self._pool.shutdown(cancel_futures=True)
 
 
 def _ignore_interrupts() -> None:
@@ -78,22 +96,3 @@ def _function(stored: str) -> Any:
 
 def _work(stored: str, task: Any) -> Any:
     return _function(stored)(task)
-
-
-def apart(function: Callable[..., Result], *arguments: Any, waiting: Callable[[], None]) -> Result:
-    """Run a long call of a C++ library in a separate process, so that Ctrl-C ends it at once.
-
-    `waiting` is called several times a second until it ends.
-    """
-    with ProcessPoolExecutor(1, _context, _ignore_interrupts) as pool:
-        future = pool.submit(function, *arguments)
-        try:
-            while not wait([future], timeout=0.2).done:
-                waiting()
-            return future.result()
-        except BrokenProcessPool as error:
-            raise RunError(_DIED) from error
-        except BaseException:
-            for process in list(pool._processes.values()):  # leaving the block would wait for the call to end
-                process.terminate()
-            raise

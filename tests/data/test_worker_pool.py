@@ -1,9 +1,10 @@
 import os
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 
 import pytest
 
-from deepnmt.data.worker_pool import WorkerPool, apart
+from deepnmt.data.worker_pool import WorkerPool
 from deepnmt.errors import InputError, RunError
 
 
@@ -61,33 +62,18 @@ def divide(first: int, second: int) -> float:
     return first / second
 
 
-@pytest.mark.parametrize(
-    ("second", "outcome"), [(4, None), (0, ZeroDivisionError), (99, RunError)], ids=["result", "exception", "death"]
-)
-def test_a_call_in_a_process_of_its_own_gives_its_result_or_its_error(
-    second: int, outcome: type[Exception] | None
-) -> None:
-    def call() -> float:
-        return apart(divide, 2, second, waiting=lambda: None)
-
-    if outcome is None:
-        assert call() == 0.5
-    else:
+@pytest.mark.parametrize(("second", "outcome"), [(0, ZeroDivisionError), (99, RunError)], ids=["exception", "death"])
+def test_a_call_in_a_worker_gives_its_result_or_its_error(second: int, outcome: type[Exception]) -> None:
+    with WorkerPool(2) as workers:
+        assert workers.call(divide, 2, 4, waiting=lambda: None) == 0.5
         with pytest.raises(outcome):
-            call()
+            workers.call(divide, 2, second, waiting=lambda: None)
 
 
 def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-def sleep_forever() -> None:
-    import time
-
-    time.sleep(1000)
-
-
-def test_an_interrupt_ends_the_other_process_at_once() -> None:
-    function: Callable[[], None] = sleep_forever
-    with pytest.raises(KeyboardInterrupt):
-        apart(function, waiting=interrupt)
+def test_an_interrupt_ends_a_call_at_once() -> None:
+    with pytest.raises(KeyboardInterrupt), WorkerPool(2) as workers:
+        workers.call(time.sleep, 1000, waiting=interrupt)

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -191,7 +192,7 @@ def _description(model: Transformer, tokenizers: TokenizerPair) -> dict[str, Any
         "past": {"layers": stack.num_layers, "heads": stack.num_heads, "head_dim": stack.dim // stack.num_heads},
         "max_positions": longest(config),
         "tokenizers": {
-            side: {"subwords": tokenizer.subwords.kind, "tags": list(tokenizer.tags)} | tokenizer.preprocessor.state()
+            side: {"subwords": tokenizer.subwords.kind, "tags": list(tokenizer.tags)} | asdict(tokenizer.preprocessor)
             for side, tokenizer in sides.items()
         },
     }
