@@ -18,15 +18,19 @@ from deepnmt.model.kernels.mixture import PositionTape
 TILE = 1024  # elements of a tile, read by one warp
 
 
+@triton.jit
+def _tile(count, dim, R: tl.constexpr, D: tl.constexpr):
+    """This program's positions and whether each exists, its elements likewise, and the size of an output."""
+    positions, columns = tl.program_id(0) * R + tl.arange(0, R), tl.arange(0, D)
+    exists = positions < count
+    place = positions[:, None].to(tl.int64) * dim + columns[None, :]
+    return positions, exists, place, exists[:, None] & (columns < dim)[None, :], tl.cast(count, tl.int64) * dim
+
+
 @triton.jit(do_not_specialize=["count", "row"])
 def _mix(History, W, Kept, Out, count, dim, row, num_rows, R: tl.constexpr, D: tl.constexpr):
     """Out = sum_{k <= row} W[:, k] * History[k]; W is kept for the gathering: (rows, rows, positions)"""
-    positions = tl.program_id(0) * R + tl.arange(0, R)
-    columns = tl.arange(0, D)
-    exists = positions < count
-    inside = exists[:, None] & (columns < dim)[None, :]
-    place = positions[:, None].to(tl.int64) * dim + columns[None, :]
-    size = tl.cast(count, tl.int64) * dim
+    positions, exists, place, inside, size = _tile(count, dim, R, D)
     kept = Kept + tl.cast(row, tl.int64) * num_rows * count + positions
     mixed = tl.zeros((R, D), tl.float32)
     for k in tl.range(0, row + 1, loop_unroll_factor=4):
@@ -39,12 +43,7 @@ def _mix(History, W, Kept, Out, count, dim, row, num_rows, R: tl.constexpr, D: t
 @triton.jit(do_not_specialize=["count", "row"])
 def _weigh(History, G, Gradients, dW, count, dim, row, R: tl.constexpr, D: tl.constexpr):
     """dW[:, k] = G . History[k] for k <= row; and G goes to Gradients[row]."""
-    positions = tl.program_id(0) * R + tl.arange(0, R)
-    columns = tl.arange(0, D)
-    exists = positions < count
-    inside = exists[:, None] & (columns < dim)[None, :]
-    place = positions[:, None].to(tl.int64) * dim + columns[None, :]
-    size = tl.cast(count, tl.int64) * dim
+    positions, exists, place, inside, size = _tile(count, dim, R, D)
     given = tl.load(G + place, mask=inside, other=0.0)
     tl.store(Gradients + row * size + place, given, mask=inside)
     gradient = given.to(tl.float32)
@@ -58,12 +57,7 @@ def _gather(
     Gradients, Kept, Given, dY, count, dim, depth, num_rows, GIVEN: tl.constexpr, R: tl.constexpr, D: tl.constexpr
 ):
     """dY = sum_{l >= depth} W_l[:, depth] * g_l, and what came another way"""
-    positions = tl.program_id(0) * R + tl.arange(0, R)
-    columns = tl.arange(0, D)
-    exists = positions < count
-    inside = exists[:, None] & (columns < dim)[None, :]
-    place = positions[:, None].to(tl.int64) * dim + columns[None, :]
-    size = tl.cast(count, tl.int64) * dim
+    positions, exists, place, inside, size = _tile(count, dim, R, D)
     gathered = tl.zeros((R, D), tl.float32)
     if GIVEN:
         gathered = tl.load(Given + place, mask=inside, other=0.0).to(tl.float32)
