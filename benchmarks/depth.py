@@ -3,8 +3,9 @@
     python benchmarks/depth.py --json results/beyond/cost.json
 
 Arms with the same layers share a process and its compiled layers. The processes compile side by side; then each takes
-the steps of its arms while the others wait, so it has the GPU to itself. The reference is timed first and last. The
-file is written anew after every row, and arms that are in it are not measured again: a run that is cut short continues.
+the steps of its arms while the others wait, so it has the GPU to itself. The most interesting arms come first, with the
+reference before and after them. The file is written anew after every row, and arms that are in it are not measured
+again: a run that is cut short, or ended by --seconds, continues.
 """
 
 import argparse
@@ -32,8 +33,18 @@ from deepnmt.reproduction.steps import share_compiled_layers
 from deepnmt.training.memory import free_memory
 
 ARMS = {arm.label: arm for arm in EXPERIMENTS["beyond"].arms}
+FIRST = (
+    "DLCL",
+    "sparse-dlcl",
+    "denseformer",
+    "dynamic-dense",
+    "dynamic-dlcl",
+    "attention-residual-blocks",
+    "hyper",
+    "scaled",
+)
 READY = "ready"
-VOCABULARY = ["model.source_vocab_size=32768", "model.target_vocab_size=32768"]
+VOCABULARY = ["model.source_vocab_size=16384", "model.target_vocab_size=16384"]
 WHAT = "whole training steps (forward, backward, fused Adam) in bf16, recorded, with sentence lengths like Europarl's"
 
 
@@ -64,15 +75,24 @@ def main() -> None:
             arguments.json.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
 
 
-def groups_of(reference: str, done: set[str], arguments: argparse.Namespace) -> list[list[str]]:
-    """The arms that are left, those with the same layers together, the reference's group first."""
-    groups: dict[str, list[str]] = {layers_of(recipe_of(reference, arguments)): []}
-    for label, arm in ARMS.items():
-        chosen = any(fnmatchcase(label, pattern) for pattern in arguments.arms)
-        if arm.depth == arguments.depth and chosen and label not in done | {reference}:
+def groups_of(reference: str, done: set[str], arguments: argparse.Namespace) -> list[list[list[str]]]:
+    """The arms that are left, those with the same layers together: first those of FIRST, then the others."""
+    left = [
+        label
+        for label, arm in ARMS.items()
+        if arm.depth == arguments.depth
+        and any(fnmatchcase(label, pattern) for pattern in arguments.arms)
+        and label not in done | {reference}
+    ]
+    first = [label for name in FIRST if (label := f"{name} {arguments.depth}L") in left]
+    rounds = []
+    for labels in ([reference, *first], [label for label in left if label not in first]):
+        groups: dict[str, list[str]] = {}
+        for label in labels:
             groups.setdefault(layers_of(recipe_of(label, arguments)), []).append(label)
-    first, *others = groups.values()
-    return [[reference, *first, reference], *others]
+        rounds.append(list(groups.values()))
+    rounds[0][0].append(reference)
+    return rounds
 
 
 def layers_of(recipe: Recipe) -> str:
@@ -87,11 +107,13 @@ def recipe_of(label: str, arguments: argparse.Namespace) -> Recipe:
     return load_recipe(ARMS[label].recipe, [*ARMS[label].overrides, *changes])
 
 
-def rows_of(groups: list[list[str]], arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def rows_of(rounds: list[list[list[str]]], arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Start some, wait until each is ready or has failed, then let them measure in turn."""
-    deadline = time.monotonic() + arguments.seconds
-    for start in range(0, len(groups), arguments.at_once):
-        children = [Child(labels, arguments) for labels in groups[start : start + arguments.at_once]]
+    deadline, at_once = time.monotonic() + arguments.seconds, arguments.at_once
+    for groups in [whole[i : i + at_once] for whole in rounds for i in range(0, len(whole), at_once)]:
+        if time.monotonic() > deadline:
+            return
+        children = [Child(labels, arguments) for labels in groups]
         try:
             for child in children:
                 child.next_line(deadline)

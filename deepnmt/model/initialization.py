@@ -48,20 +48,29 @@ def starts_from_data(model: nn.Module) -> bool:
 
 @torch.no_grad()
 def branch_variances(model: nn.Module, forward: Callable[[], object]) -> list[list[float]]:
-    """The variance of every branch after its dropout, in the encoder and in the decoder, in one pass over data.
+    """The variance of the input of a stack, then of every branch after its dropout: of the encoder and of the decoder.
 
-    Over all positions and dimensions, padding included, as the authors of Admin measure it.
+    Measured in one pass over data, over all positions and dimensions, padding included, as in the code of Admin's
+    authors.
     """
     variances: list[list[Tensor]] = []
     hooks = []
     for stack in _sublayers(model):
         found: list[Tensor] = []
         variances.append(found)
+        hooks.append(stack[0][0].register_forward_pre_hook(_measure_input_into(found)))
         hooks += [sublayer.dropout.register_forward_hook(_measure_into(found)) for sublayer, _ in stack]
     forward()
     for hook in hooks:
         hook.remove()
     return [torch.stack(found).tolist() for found in variances]
+
+
+def _measure_input_into(found: list[Tensor]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+    def measure(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        found.append(inputs[0].float().var(correction=0))
+
+    return measure
 
 
 def _measure_into(found: list[Tensor]) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
@@ -73,9 +82,9 @@ def _measure_into(found: list[Tensor]) -> Callable[[nn.Module, tuple[Tensor, ...
 
 @torch.no_grad()
 def start_from(model: nn.Module, variances: list[list[float]]) -> None:
-    """Complete the initialisation of schemes that need the variances of the branches below."""
+    """Complete the initialisation of schemes that need the variances below a sub-layer."""
     for stack, found in zip(_sublayers(model), variances, strict=True):
-        for number, (sublayer, _) in enumerate(stack):
+        for number, (sublayer, _) in enumerate(stack, start=1):
             sublayer.start_from(found[:number])
 
 

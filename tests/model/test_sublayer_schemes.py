@@ -255,7 +255,7 @@ def test_mix_rounds_the_share_of_post_norm_layers_down():
 
 
 def test_admin_starts_with_the_root_of_the_variance_below():
-    """Found by one pass with all weights at one; the encoder and the decoder apart."""
+    """That of the stack's input and of the branches, found by one pass with all weights at one; each stack apart."""
     torch.manual_seed(0)
     model = Transformer(tiny_config(norm="admin")).double()
     (source,), (target,) = sentences(6), sentences(5, seed=2)
@@ -268,16 +268,17 @@ def test_admin_starts_with_the_root_of_the_variance_below():
 
         return rule
 
-    memory = plain_stack(model.encoder, embedded(model.source_embedding, source), post(False))
-    plain_stack(model.decoder, embedded(model.target_embedding, target), post(True), memory)
+    inputs = embedded(model.source_embedding, source), embedded(model.target_embedding, target)
+    memory = plain_stack(model.encoder, inputs[0], post(False))
+    plain_stack(model.decoder, inputs[1], post(True), memory)
     assert starts_from_data(model) and not starts_from_data(Transformer(tiny_config()))
     start_from(model, branch_variances(model, lambda: model(source[None], target[None])))
 
     for decoder, stack in ((False, model.encoder), (True, model.decoder)):
         units = [unit for layer in stack.layers for unit, _ in layer.sublayers()]
         for number, unit in enumerate(units):
-            below = [branch.var(correction=0).item() for branch in branches[decoder][:number]]
-            expected = math.sqrt(sum(below)) if below else 1.0
+            below = [part.var(correction=0).item() for part in (inputs[decoder], *branches[decoder][:number])]
+            expected = math.sqrt(sum(below)) if number else 1.0
             torch.testing.assert_close(unit.weight, torch.full_like(unit.weight, expected))
             assert unit.weight.requires_grad == (number > 0)
         assert len(units) == len(branches[decoder])

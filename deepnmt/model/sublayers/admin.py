@@ -17,8 +17,9 @@ class AdminConfig(SublayerConfig):
 class Admin(Sublayer):
     """LN(w_i * x + F_i(x)), w_i a learned vector (Liu et al. 2020, https://arxiv.org/abs/2004.08249).
 
-    Before the first step, with every w at one, a pass in training mode measures the variance of each branch of a stack;
-    then w_i is initialised as sqrt(sum_{j<i} Var F_j). The first, w_1, stays one.
+    Before the first step, with every w at one, a pass in training mode measures the variances of the stack's input x_0
+    and of its branches; then w_i is initialised as sqrt(Var x_0 + sum_{j<i} Var F_j). The first, w_1, stays one. The
+    paper's formula does not name the input; its authors' code adds it, and without it the lowest w are below one.
     """
 
     Config = AdminConfig
@@ -37,7 +38,7 @@ class Admin(Sublayer):
         return self.norm((self.weight * x).to(x.dtype) + self.dropout(function(x)))
 
     def start_from(self, variances_below: list[float]) -> None:
-        if variances_below:
+        if len(variances_below) > 1:
             self.weight.fill_(sum(variances_below) ** 0.5)
 
     def fold_into(self, plain: Sublayer, function: Function, below: Sublayer | None) -> None:

@@ -76,7 +76,7 @@ class Sublayer(nn.Module):
         """Change the initialisation of the function, if that is part of the scheme."""
 
     def start_from(self, variances_below: list[float]) -> None:
-        """Initialise from the variances of the branches below, measured in a pass over data."""
+        """Initialise from the variances of the stack's input and of the branches below, found in a pass over data."""
 
     def fold_into(self, plain: "Sublayer", function: Function, below: "Sublayer | None") -> None:
         """Make a plain scheme with the same weights equivalent to this one, by changing it, its function, or the plain
