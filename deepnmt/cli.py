@@ -2,12 +2,14 @@
 
 import argparse
 import os
+import platform
 import sys
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import NoReturn, Protocol, cast
 
 from deepnmt import __version__
 from deepnmt.errors import InputError, RunError
+from deepnmt.settings import did_you_mean
 
 COMMANDS = {
     "demo": "train a small model on a real corpus and try it, in minutes",
@@ -78,9 +80,15 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, Command]:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="deepnmt COMMAND [arguments]",
     )
-    parser.add_argument("--version", action="version", version=f"deepnmt {__version__}")
-    parser.add_argument("command", choices=list(COMMANDS), metavar="COMMAND", help=argparse.SUPPRESS)
-    name = parser.parse_args(argv[:1] or ["--help"]).command
+    parser.add_argument("--version", action="store_true", help="show the versions of deepnmt, Python and torch, and exit")
+    parser.add_argument("command", nargs="?", metavar="COMMAND", help=argparse.SUPPRESS)
+    asked = parser.parse_args(argv[:1] or ["--help"])
+    if asked.version:
+        print(_versions())
+        raise SystemExit
+    name = asked.command
+    if name not in COMMANDS:
+        parser.error(f"unknown command {name}{did_you_mean(name, COMMANDS)}")
 
     command = cast(Command, import_module(f"deepnmt.commands.{name}"))
     own = _Parser(
@@ -90,4 +98,14 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, Command]:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_arguments(own)
-    return own.parse_intermixed_args(argv[1:]), command  # an override may follow an option
+    arguments, unknown = own.parse_known_intermixed_args(argv[1:])  # an override may follow an option
+    if unknown:
+        options = (option for action in own._actions for option in action.option_strings)
+        own.error(f"unknown argument {unknown[0]}{did_you_mean(unknown[0], options)}")
+    return arguments, command
+
+
+def _versions() -> str:
+    """What a bug report needs, without importing torch."""
+    torch, system = metadata.version("torch"), f"{platform.system()} {platform.machine()}"
+    return f"deepnmt {__version__} (Python {platform.python_version()}, torch {torch}, {system})"

@@ -84,7 +84,7 @@ def find_recipe(name: str) -> Path:
     if preset.is_file() and path.parent in (Path(), Path("recipes")):
         return preset
     nearest = did_you_mean(path.name, preset_names())
-    raise InputError(f"{name} is neither a recipe file (.toml) nor a preset{nearest}; `deepnmt presets` lists them")
+    raise InputError(f"{name} is neither a recipe file (.toml) nor one of the presets (`deepnmt presets`){nearest}")
 
 
 def preset_names() -> list[str]:

@@ -6,7 +6,7 @@ import json
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -23,7 +23,9 @@ def from_table(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
     fields = {field.name: field for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
     for name in table:
         if name not in fields:
-            raise InputError(f"unknown setting {_dotted(where, name)}{did_you_mean(name, fields)}")
+            deeper = " or ".join(_inside(cls, name, where))
+            nearest = f"; did you mean {deeper}?" if deeper else did_you_mean(name, fields)
+            raise InputError(f"unknown setting {_dotted(where, name)}{nearest}")
     hints = typing.get_type_hints(cls)
     values = {
         name: _value(hints[name], fields[name].metadata, value, _dotted(where, name)) for name, value in table.items()
@@ -36,6 +38,16 @@ def from_table(cls: type[T], table: Mapping[str, Any], where: str = "") -> T:
         return cls(**values)
     except ValueError as error:
         raise InputError(f"{where}: {error}" if where else str(error)) from error
+
+
+def _inside(cls: type[Any], name: str, where: str) -> Iterator[str]:
+    """The full names of the settings called `name` in the sections of `cls`."""
+    for section, hint in typing.get_type_hints(cls).items():
+        if dataclasses.is_dataclass(hint):
+            inner = _dotted(where, section)
+            if name in (field.name for field in dataclasses.fields(hint)):
+                yield _dotted(inner, name)
+            yield from _inside(typing.cast(type[Any], hint), name, inner)
 
 
 def to_table(settings: Any) -> dict[str, Any]:
@@ -127,7 +139,7 @@ def _variant(variants: Mapping[str, type[Any]], value: Any, where: str) -> Any:
 def _choice(choices: tuple[Any, ...], value: Any, where: str) -> Any:
     if value in choices:
         return value
-    raise InputError(f"{where} is {value!r}{did_you_mean(value, choices)}; one of {', '.join(map(str, choices))}")
+    raise InputError(f"{where} is {value!r}, not one of {', '.join(map(str, choices))}{did_you_mean(value, choices)}")
 
 
 def _sequence(args: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:

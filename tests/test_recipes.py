@@ -133,8 +133,10 @@ class TestOverrides:
         [
             ("model.num_encoder_layer=6", "unknown setting model.num_encoder_layer"),
             ("model.encoder.num_layer=6", "unknown setting model.encoder.num_layer; did you mean num_layers?"),
+            ("lr=1", "unknown setting lr; did you mean training.lr?"),
+            ("dim=8", "unknown setting dim; did you mean model.encoder.dim or model.decoder.dim?"),
             ("modle.norm=pre", "unknown setting modle; did you mean model?"),
-            ("model.norm=per", "model.norm is 'per'; did you mean pre?; one of pre, post"),
+            ("model.norm=per", "model.norm is 'per', not one of pre, post; did you mean pre?"),
             ("model.encoder.num_layers=six", "model.encoder.num_layers must be a whole number, not 'six'"),
             ("model.encoder.num_layers=0", "model.encoder: num_layers = 0 must be at least 1"),
             ("model.encoder.num_heads=7", "model.encoder: num_heads = 7 does not divide dim = 512"),
@@ -151,7 +153,7 @@ class TestOverrides:
             ),
             (
                 "model.encoder.connection.kind=dlc",
-                "model.encoder.connection.kind is 'dlc'; did you mean dlcl?; one of " + ", ".join(CONNECTIONS),
+                f"model.encoder.connection.kind is 'dlc', not one of {', '.join(CONNECTIONS)}; did you mean dlcl?",
             ),
             ("model.encoder.connection.groups=2", "model.encoder.connection.kind is missing: one of residual"),
             ("model.encoder=3", "model.encoder is a section, not a value: 3"),
@@ -220,7 +222,7 @@ class TestFiles:
 
     def test_an_unknown_name_is_answered_with_the_nearest_preset(self):
         with raises(
-            InputError, match=r"^en-de-pre-dlcl-30 is neither .* nor a preset; did you mean en-de-pre-dlcl-30l\?;"
+            InputError, match=r"^en-de-pre-dlcl-30 is neither .* presets`\); did you mean en-de-pre-dlcl-30l\?$"
         ):
             load_recipe("en-de-pre-dlcl-30")
         with raises(InputError, match=r"^elsewhere/en-de-pre-base\.toml is neither"):

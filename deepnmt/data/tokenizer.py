@@ -257,10 +257,8 @@ class TokenizerPair:
             return self
         for code, known, side in zip((source, target), self.languages, ("source", "target"), strict=True):
             if code not in known:
-                raise InputError(
-                    f"the model has no {side} language {code!r}{did_you_mean(code, known)}"
-                    + (f"; it has {', '.join(known)}" if len(known) < 10 else "")
-                )
+                listed = f" (it has {', '.join(known)})" if len(known) < 10 else ""
+                raise InputError(f"the model has no {side} language {code!r}{listed}{did_you_mean(code, known)}")
         announced = {"source": source, "target": target}
         sides = (
             side.for_language(language, announced[side.languages.of] if side.languages else None)

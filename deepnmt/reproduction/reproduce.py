@@ -75,7 +75,7 @@ def _planned(request: Request) -> tuple[Setup, dict[str, Experiment], Budget, li
     experiments = choose(request.experiments, request.arms)
     if request.scale not in SCALES:
         nearest = did_you_mean(request.scale, SCALES)
-        raise InputError(f"unknown scale {request.scale!r}{nearest}; one of {', '.join(SCALES)}")
+        raise InputError(f"unknown scale {request.scale!r}{nearest} (one of {', '.join(SCALES)})")
     scale = SCALES[request.scale]
     if request.data is None:
         raise InputError("--data is missing: name a DATASET written by `deepnmt prepare`")

@@ -64,7 +64,7 @@ def choose(names: Sequence[str], arms: Sequence[str] = ()) -> dict[str, Experime
     for name in names:
         if name not in known:
             nearest = did_you_mean(name, EXPERIMENTS)
-            raise InputError(f"unknown experiment {name!r}{nearest}; one of {', '.join(EXPERIMENTS)}")
+            raise InputError(f"unknown experiment {name!r}{nearest} (one of {', '.join(EXPERIMENTS)})")
     chosen = {known[name]: EXPERIMENTS[known[name]] for name in names}
     labels = [arm.label for experiment in chosen.values() for arm in experiment.arms]
     for pattern in arms:

@@ -97,8 +97,8 @@ def test_the_command_chooses_and_refuses_languages(folder, tmp_path, capsys):
         ([], "deepnmt: the model has 3 target languages; choose one with --target-lang\n"),
         (
             ["--source-lang", "eng_Latn", "--target-lang", "deu_Lat"],
-            "deepnmt: the model has no target language 'deu_Lat'; did you mean deu_Latn?; it has eng_Latn, deu_Latn, "
-            "jpn_Jpan\n",
+            "deepnmt: the model has no target language 'deu_Lat' (it has eng_Latn, deu_Latn, jpn_Jpan); "
+            "did you mean deu_Latn?\n",
         ),
     ):
         assert main([*command, *languages]) == 2

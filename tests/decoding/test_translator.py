@@ -270,7 +270,7 @@ def test_an_ensemble_of_strangers_is_refused_by_name(digits_model, tmp_path):
         ({"bean": 4}, "unknown setting bean; did you mean beam?"),
         ({"beam": "four"}, "beam must be a whole number, not 'four'"),
         ({"beam": 2, "nbest": 3}, "nbest must be between 1 and the beam"),
-        ({"penalty_form": "gnmd"}, "penalty_form is 'gnmd'; did you mean gnmt"),
+        ({"penalty_form": "gnmd"}, "penalty_form is 'gnmd', not one of length, gnmt; did you mean gnmt?"),
         ({"min_length": 9, "max_length": 4}, "min_length = 9 is more than max_length = 4"),
         ({"top_p": 2.0}, "top_p must be"),
         ({"max_source_length": 0}, "max_source_length = 0 must be at least 2"),

@@ -214,7 +214,7 @@ def test_impossible_settings_are_refused_before_anything_is_written(tmp_path, mo
         (["--target", "en"], "--target en"),
         (["--minutes", "0"], "--minutes 0 must be above 0"),
         (["--device", "cuda"], "device cuda: torch sees no GPU"),
-        (["--recipe", "nosuch"], "nosuch is neither a recipe file (.toml) nor a preset"),
+        (["--recipe", "nosuch"], "nosuch is neither a recipe file (.toml) nor one of the presets"),
     ]:
         assert main(["demo", *words]) == 2
         assert message in capsys.readouterr().err
