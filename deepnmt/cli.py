@@ -80,7 +80,9 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, Command]:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="deepnmt COMMAND [arguments]",
     )
-    parser.add_argument("--version", action="store_true", help="show the versions of deepnmt, Python and torch, and exit")
+    parser.add_argument(
+        "--version", action="store_true", help="show the versions of deepnmt, Python and torch, and exit"
+    )
     parser.add_argument("command", nargs="?", metavar="COMMAND", help=argparse.SUPPRESS)
     asked = parser.parse_args(argv[:1] or ["--help"])
     if asked.version:

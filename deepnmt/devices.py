@@ -61,8 +61,10 @@ def _why_unused() -> str | None:
 def device_name(device: str) -> str:
     import torch
 
-    on_gpu = torch.device(device).type == "cuda"
-    return torch.cuda.get_device_name(device) if on_gpu else f"CPU with {torch.get_num_threads()} threads"
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"CPU with {threads} thread{'s' if threads > 1 else ''}"
 
 
 def available_cores() -> int:

@@ -66,7 +66,7 @@ class Run:
 
 def train(
     recipe: str | Path | Recipe | None,
-    data: str | Path | Dataset,
+    data: str | Path | Dataset | None,
     out: str | Path,
     *,
     overrides: Overrides = (),
@@ -76,8 +76,9 @@ def train(
 ) -> Run:
     """Train a model on a DATASET and write the RUN folder `out`; `Run.model` is the result.
 
-    recipe: a TOML file, the name of a bundled preset, or a `Recipe`. With None and `from_model`, a recipe for
-        fine-tuning with the settings of that model.
+    recipe: a TOML file, the name of a bundled preset, or a `Recipe`. With None, a resumed run keeps its own, and
+        `from_model` gets a recipe for fine-tuning with the settings of that model.
+    data: a DATASET folder, or the result of `prepare`. With None, a resumed run keeps its own.
     overrides: settings that override the recipe's: {"training.max_steps": 1000} or ["training.max_steps=1000"].
     resume: resume the run in `out`; start it if there is none. The result is bit for bit the same as without the
         interruption.
@@ -87,9 +88,13 @@ def train(
     Progress goes to standard error. SIGTERM makes the run save a checkpoint and return; Ctrl-C also raises
     KeyboardInterrupt after saving. Under torchrun, every rank calls this function.
     """
+    start, stored = None if from_model is None else Path(from_model), Path(out) / folder.RECIPE
+    if resume and stored.is_file():
+        recipe, data = recipe or stored, data or folder.read_about(Path(out))["data"]
+    if data is None:
+        raise InputError(f"--data is missing, and {out} holds no run to resume")
     dataset = data if isinstance(data, Dataset) else Dataset.open(Path(data))
     dataset.verify()
-    start = None if from_model is None else Path(from_model)
     if recipe is None:
         if start is None:
             raise InputError("give a recipe, or a model to fine-tune (--from MODEL)")

@@ -7,11 +7,12 @@ import sys
 from deepnmt.commands.options import OVERRIDES, RECIPE, add_options
 
 EXAMPLE = """deepnmt train en-de-pre-dlcl-30l training.seed=2 --data DATASET --out RUN
+  deepnmt train --resume --out RUN                                               resume an interrupted run
   deepnmt train --from MODEL training.max_steps=500 --data DATASET --out RUN     fine-tune a model"""
 OPTIONS = {
-    "--data DATASET": "folder written by `deepnmt prepare`",
+    "--data DATASET": "folder written by `deepnmt prepare`; optional with --resume",
     "--out RUN": "run folder to write",
-    "--resume": "resume the run in --out; start it if there is none",
+    "--resume": "resume the run in --out with its recipe and data; start it if there is none",
     "--tokens-per-update N": "short for training.tokens_per_update=N",
     "--device cpu|cuda": "device to train on (default: cuda if available)",
 }
@@ -19,8 +20,8 @@ OPTIONS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     (recipe,) = RECIPE.values()
-    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help=f"{recipe}; optional with --from")
-    add_options(parser, OVERRIDES | OPTIONS, "--data", "--out")
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help=f"{recipe}; optional with --resume and --from")
+    add_options(parser, OVERRIDES | OPTIONS, "--out")
     parser.add_argument("--from", dest="from_model", metavar="MODEL", help="model folder to fine-tune")
 
 
@@ -28,6 +29,7 @@ def run(arguments: argparse.Namespace) -> None:
     from deepnmt.api.train import train
 
     options = vars(arguments)
+    options.setdefault("data", None)
     if "=" in (arguments.recipe or ""):  # no recipe: the first of the overrides
         arguments.overrides.insert(0, arguments.recipe)
         arguments.recipe = None

@@ -18,6 +18,7 @@ from deepnmt.data.collate import AnyBatch, Batch, PackedBatch
 from deepnmt.data.dataset import Dataset
 from deepnmt.data.loader import Loader
 from deepnmt.data.vocabulary import UNK
+from deepnmt.devices import device_name
 from deepnmt.errors import InputError, RunError
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.connections import CONNECTIONS
@@ -94,6 +95,7 @@ def open_run(
                 held.enter_context(hold_lock(out))
                 folder.check_folder(out, resume=False)  # again, now that nobody else can write
             folder.write_folder(out, recipe, dataset.folder, start)
+            say_how_it_starts(recipe, state.step, engine)
             say_what_is_new(dataset, stream, newest, state.measure)
         held.callback(checkpoints.wait)  # a thread may still be writing when the lock would be released
         world.agree(None)
@@ -157,6 +159,15 @@ def check_start(start: Path, model: ModelConfig, dataset: Dataset) -> None:
                 f"{start} has model.{name} = {stored[name]}, but the recipe has {wanted.get(name, 'none')}: use the "
                 "recipe.toml of the run that made the model, or change the setting"
             )
+
+
+def say_how_it_starts(recipe: Recipe, step: int, engine: EagerEngine) -> None:
+    """What is trained, on what and for how long."""
+    size = sum(parameter.numel() for parameter in engine.parameters)
+    start = f"resuming from step {step:,}" if step else "training"
+    ranks = f"{engine.world.size} x " if engine.world.size > 1 else ""
+    length = f"{recipe.training.max_steps:,} steps of {recipe.training.tokens_per_update:,} target tokens"
+    say(f"{start}: {size:,} parameters, {length}, on {ranks}{device_name(str(engine.world.device))}")
 
 
 def say_what_is_new(dataset: Dataset, stream: BatchStream, newest: Path | None, measure: str) -> None:

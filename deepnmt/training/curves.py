@@ -26,6 +26,9 @@ class Sink:
     def write(self, line: Mapping[str, Any]) -> None:
         raise NotImplementedError
 
+    def tick(self, step: int) -> None:
+        """A step is done; called at every step."""
+
     def rewind(self, step: int, lines: int | None) -> None:
         """Forget what came after a checkpoint of this step, saved when the log had this many lines."""
 
@@ -45,6 +48,10 @@ class Curves:
     def write(self, kind: str, step: int, **values: Any) -> None:
         for sink in self.sinks:
             sink.write({"kind": kind, "step": step, **values})
+
+    def tick(self, step: int) -> None:
+        for sink in self.sinks:
+            sink.tick(step)
 
     @property
     def lines(self) -> int:

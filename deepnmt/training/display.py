@@ -8,13 +8,19 @@ from typing import Any
 
 from deepnmt.training.curves import Sink
 
+QUIET_SECONDS = 20.0
+
 
 class Display(Sink):
-    """On a terminal, training lines update a bar and all others are printed above it."""
+    """On a terminal, training lines update a bar and all others are printed above it.
+
+    Between two lines of the log, a slow run shows its steps.
+    """
 
     def __init__(self, step: int, max_steps: int) -> None:
         self.max_steps, self.is_first = max_steps, True
         self._count_from(step)
+        self.shown = self.started
         self.bar = open_bar(step, max_steps) if sys.stderr.isatty() else None
 
     def write(self, line: Mapping[str, Any]) -> None:
@@ -29,9 +35,21 @@ class Display(Sink):
             self.bar.update(self.bar.task_ids[0], completed=line["step"], description=text)
         else:
             self.bar.console.print(describe(line, self.max_steps, left), highlight=False, markup=False)
+        self.shown = time.monotonic()
         if self.is_first:  # compiling, which happens once, must not count in the estimate
             self.is_first = False
             self._count_from(line["step"])
+
+    def tick(self, step: int) -> None:
+        if time.monotonic() - self.shown < QUIET_SECONDS or (left := self._left(step)) is None:
+            return
+        self.shown = time.monotonic()
+        seconds = (self.shown - self.started) / (step - self.first_step)
+        text = f"{step:,}/{self.max_steps:,}  {seconds:.1f} s per step  eta {left}"
+        if self.bar is None:
+            print(f"step {text}", file=sys.stderr, flush=True)
+        else:
+            self.bar.update(self.bar.task_ids[0], completed=step, description=text)
 
     def rewind(self, step: int, lines: int | None) -> None:
         self._count_from(step)

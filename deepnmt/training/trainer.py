@@ -70,6 +70,7 @@ def _train(state: TrainingState, updates: Loader, job: Job) -> str:
             _stop_if_diverged(state, job)
         if state.step % config.log_every == 0:
             log(state, update, norms, job)
+        job.curves.tick(state.step)
         if state.step % config.validate_every == 0:
             validate(state, job)
         if update.is_last_of_epoch and config.save_epochs and config.keep_epochs:
@@ -198,7 +199,7 @@ def is_save_due(state: TrainingState, config: TrainingConfig) -> bool:
 def _ending(state: TrainingState, job: Job) -> str | None:
     config = job.config
     if state.step >= config.max_steps:
-        return f"all {config.max_steps:,} steps are done"
+        return f"all {state.step:,} steps are done"
     if config.max_epochs is not None and state.data is not None and state.data["epoch"] >= config.max_epochs:
         return f"all {config.max_epochs:,} epochs are done"
     if config.patience is not None and state.stale >= config.patience:

@@ -132,7 +132,8 @@ def test_refusals(inspect, tmp_path):
     for arguments, message in [
         (
             ["size", "en-de-pre-bas"],
-            "en-de-pre-bas is neither a recipe file (.toml) nor one of the presets (`deepnmt presets`); did you mean en-de-pre-base?",
+            "en-de-pre-bas is neither a recipe file (.toml) nor one of the presets (`deepnmt presets`); "
+            "did you mean en-de-pre-base?",
         ),
         (["size", tmp_path], f"{tmp_path} is not a MODEL folder: it has no meta.json"),
         (

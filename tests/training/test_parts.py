@@ -275,13 +275,22 @@ def test_display_estimates_the_time_left_and_the_live_one_draws_a_bar(capsys, mo
 
 
 def test_the_time_left_forgets_what_was_compiled_before_the_first_line(capsys, monkeypatch):
-    now = iter([0.0, 100.0, 100.0, 101.0])
+    now = iter([0.0, 100.0, 100.0, 100.0, 101.0, 101.0])
     monkeypatch.setattr("deepnmt.training.display.time.monotonic", lambda: next(now))
     shown = Display(step=0, max_steps=1000)
     shown.write(LINE | {"step": 100})
     assert "eta 0:15:00" in capsys.readouterr().err
     shown.write(LINE | {"step": 200})
     assert "eta 0:00:08" in capsys.readouterr().err
+
+
+def test_a_slow_run_shows_its_steps_before_the_first_line(capsys, monkeypatch):
+    now = iter([0.0, 9.0, 30.0, 30.0, 30.0, 31.0])
+    monkeypatch.setattr("deepnmt.training.display.time.monotonic", lambda: next(now))
+    shown = Display(step=4, max_steps=1000)
+    for step in (5, 6, 7):
+        shown.tick(step)
+    assert capsys.readouterr().err == "step 6/1,000  15.0 s per step  eta 4:08:30\n"
 
 
 def test_wandb_that_is_not_installed_is_named(tmp_path, monkeypatch):

@@ -158,6 +158,8 @@ def test_run_is_refused_twice_and_a_finished_one_resumes_to_its_end(place, capsy
     assert main([*arguments(place, "run"), "--resume"]) == 0
     assert "all 60 steps are done" in capsys.readouterr().err
     assert curves(place / "run") == before
+    assert main(["train", "--resume", "--out", str(place / "nothing")]) == 2
+    assert "--data is missing, and" in capsys.readouterr().err
 
 
 def test_a_model_is_trained_further(place):
@@ -175,7 +177,7 @@ def test_a_model_is_trained_further(place):
 
     kill_after(place, "further-killed", 5, *model)
     assert not (place / "further-killed" / "checkpoints").exists()
-    assert main([*arguments(place, "further-killed", *model[2:]), "--resume"]) == 0
+    assert main(["train", "--resume", "--out", str(place / "further-killed")]) == 0
     assert curves(place / "further-killed") == curves(place / "further")
     assert weights(place / "further-killed", "model") == weights(place / "further", "model")
 
