@@ -85,7 +85,8 @@ def _pair_files(
 ) -> tuple[ParallelFile, ...]:
     sources, targets = _listed(source), _listed(target)
     if len(sources) != len(targets):
-        raise InputError(f"{prefix}source has {len(sources)} files but {prefix}target has {len(targets)}")
+        files = "1 file" if len(sources) == 1 else f"{len(sources)} files"
+        raise InputError(f"{prefix}source has {files} but {prefix}target has {len(targets)}")
     pairs = [*zip(sources, targets, strict=True), *zip(_listed(tsv))]
     memories = (ParallelFile(Path(path), languages=languages) for path in _listed(memory))
     return (*(ParallelFile(*map(Path, pair)) for pair in pairs), *memories)

@@ -82,6 +82,8 @@ def translate_file(
     folders = [Path(folder) for folder in ([model] if isinstance(model, str | Path) else model)]
     files = [Path(path) for path in (given, prefixes) if path is not None]
     _check_paths(folders, files, target)
+    if given and prefixes and (counts := [count_lines(path) for path in files])[0] != counts[1]:
+        raise InputError(f"{prefixes} has {counts[1]:,} lines but {given} has {counts[0]:,}; it needs one for each")
     translator = Translator(folders, device, precision).for_languages(source_lang, target_lang)
     size = chunk_lines(chunk, translator.device.type)
     form = LineFormat(

@@ -1,7 +1,7 @@
 """`deepnmt prepare`: the options of data preparation, and the summary it prints."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,8 +121,8 @@ def show_summary(meta: dict[str, Any], out: Path) -> None:
         for reason in (meta[split] or {}).get("noted", {}).values():
             kept = "1 pair" if reason["count"] == 1 else f"{reason['count']:,} pairs"
             print(f"{split}: {kept} kept although {reason['meaning']}")
-    if meta["valid"] is None:
-        print("There is no validation set, so training cannot choose the best checkpoint.")
+    for line in _advice(meta):
+        print(line)
     sizes = f"{meta['source_vocab_size']:,} symbols"
     if not meta["shared_vocabulary"]:
         sizes = f"{sizes} (source) and {meta['target_vocab_size']:,} (target)"
@@ -130,4 +130,21 @@ def show_summary(meta: dict[str, Any], out: Path) -> None:
     print(f"{'Shared vocabulary' if meta['shared_vocabulary'] else 'Vocabularies'}: {sizes}. ", end="")
     print(f"{pairs:,} pairs in {seconds:,.1f} s, {2 * pairs / seconds:,.0f} sentences/s.")
     print(f"Examples of dropped pairs: {out / 'dataset.json'}")
-    print(f"Next: deepnmt train RECIPE.toml --data {out} --out RUN")
+    print(f"Next: deepnmt train RECIPE --data {out} --out RUN     (`deepnmt presets` lists recipes)")
+
+
+def _advice(meta: dict[str, Any]) -> Iterator[str]:
+    """What to change in a dataset that trains badly."""
+    for corpus in meta["train"]:
+        invalid = meta["cleaning"][corpus["name"]].get("utf8", {"count": 0})["count"]
+        if invalid > corpus["pairs_read"] / 100:
+            remedy = "if a file is Latin-1, convert it with `iconv -f LATIN1 -t UTF-8`"
+            yield f"{corpus['name']}: many pairs are not valid UTF-8; {remedy}."
+    asked, found = meta["settings"]["vocab_size"], (meta["source_vocab_size"], meta["target_vocab_size"])
+    is_learned = not (meta["tokenizer"]["given"] or meta["settings"]["codes"])
+    if is_learned and meta["settings"]["min_frequency"] > 1 and min(found) < 0.5 * min(asked):
+        # Whole words take the occurrences of their parts, which then are too rare to stay.
+        fitting = " ".join(str(round(size, -2)) for size in dict.fromkeys(found))
+        yield f"The text is too small for this --vocab-size, so rare words are split finely; try --vocab-size {fitting}."
+    if meta["valid"] is None:
+        yield "There is no validation set, so training cannot choose the best checkpoint; hold out some pairs for it."
