@@ -145,6 +145,6 @@ def _advice(meta: dict[str, Any]) -> Iterator[str]:
     if is_learned and meta["settings"]["min_frequency"] > 1 and min(found) < 0.5 * min(asked):
         # Whole words take the occurrences of their parts, which then are too rare to stay.
         fitting = " ".join(str(round(size, -2)) for size in dict.fromkeys(found))
-        yield f"The text is too small for this --vocab-size, so rare words are split finely; try --vocab-size {fitting}."
+        yield f"The text is small for this --vocab-size, so rare words are split finely; try --vocab-size {fitting}."
     if meta["valid"] is None:
         yield "There is no validation set, so training cannot choose the best checkpoint; hold out some pairs for it."

@@ -420,7 +420,7 @@ def test_the_summary_says_what_was_kept_dropped_and_what_to_do_next(
         assert part in shown.out
     assert f"Next: deepnmt train RECIPE --data {out} --out RUN" in shown.out.replace("\n", "")
     assert "cleaning: 51 pairs" in shown.err
-    assert "UTF-8" not in shown.out and "too small" not in shown.out
+    assert "UTF-8" not in shown.out and "is small" not in shown.out
 
     train[1].write_bytes(train[1].read_bytes() + "schön\n".encode("latin-1"))
     train[0].write_text(train[0].read_text() + "nice\n")
@@ -428,7 +428,7 @@ def test_the_summary_says_what_was_kept_dropped_and_what_to_do_next(
     assert main(["prepare", "--source", str(train[0]), "--target", str(train[1]), *large]) == 0
     shown = capsys.readouterr()
     assert "train: many pairs are not valid UTF-8; if a file is Latin-1, convert it with `iconv" in shown.out
-    assert "The text is too small for this --vocab-size, so rare words are split finely; try --vocab-size " in shown.out
+    assert "The text is small for this --vocab-size, so rare words are split finely; try --vocab-size " in shown.out
 
 
 def test_help_does_not_wait_for_torch(capsys: pytest.CaptureFixture[str]) -> None:
