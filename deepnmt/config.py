@@ -24,9 +24,8 @@ class Recipe:
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
 
     def __post_init__(self) -> None:
-        stacks = (("encoder", self.model.encoder), ("decoder", self.model.decoder))
         for setting in ("layer_dropout", "sublayer_dropout"):
-            for name, stack in stacks:
+            for name, stack in self.model.stacks.items():
                 if getattr(stack, setting) and self.training.parallel == "fsdp":
                     raise ValueError(
                         f"model.{name}.{setting} makes ranks skip different layers, which does not work with "

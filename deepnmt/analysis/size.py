@@ -57,7 +57,7 @@ def describe(config: ModelConfig) -> str:
     stacks = (
         f"{name:<8} {_count(stack.num_layers, 'layer')}, {_kinds(config, stack)}, width {stack.dim}, "
         f"ffn {stack.ffn_dim}, {_count(stack.num_heads, 'head')}"
-        for name, stack in (("encoder", config.encoder), ("decoder", config.decoder))
+        for name, stack in config.stacks.items()
     )
     return "\n".join([f"{config.norm}-norm", *stacks])
 

@@ -6,7 +6,7 @@ removes finished sentences and fills their slots with waiting ones; sentences ar
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -42,10 +42,10 @@ Results = list[tuple[int, list[Found]]]  # the number of a sentence and its n be
 def can_fuse(model: Transformer) -> bool:
     """Do the kernels support the decoder step of this model? If not, the plain search is used."""
     stack = model.config.decoder
-    head_dim = stack.dim // stack.num_heads
     known = model.config.norm_kind == "layer" and model.config.sublayer_of(stack).kind in ("pre", "post")
     known = known and model.decoder.connection.step_mixture() is not None
-    return known and head_dim >= 16 and head_dim & (head_dim - 1) == 0 and find_spec("triton") is not None
+    is_power_of_two = stack.head_dim & (stack.head_dim - 1) == 0
+    return known and stack.head_dim >= 16 and is_power_of_two and find_spec("triton") is not None
 
 
 class CannotFuseError(Exception):
@@ -207,9 +207,7 @@ class SlotSearch:
         return self._recorded_encoder(size, min(_rounded(width, 16), self.shape.source_length))
 
     def _tensor(self, content: list[int] | list[list[int]]) -> Tensor:
-        if self.device.type != "cuda":
-            return torch.tensor(content)
-        return torch.tensor(content, pin_memory=True).to(self.device, non_blocking=True)
+        return torch.tensor(content, pin_memory=self.device.type == "cuda").to(self.device, non_blocking=True)
 
 
 class _Leaving:
@@ -218,7 +216,8 @@ class _Leaving:
     def __init__(self, numbers: list[int], fused: "FusedStep", slots: Tensor) -> None:
         self.numbers, self.eos = numbers, fused.eos
         state = fused.state
-        self.parts = [_to_host(part[slots]) for part in (state.ended_said, state.ended_log_probs, state.ended_scores)]
+        ended = state.ended_said, state.ended_log_probs, state.ended_scores
+        self.parts = [part[slots].to("cpu", non_blocking=True) for part in ended]  # into pinned memory
         self.arrived = torch.cuda.Event() if slots.is_cuda else None
         if self.arrived is not None:
             self.arrived.record()
@@ -260,19 +259,10 @@ def encode(prepared: PreparedModel, source: Tensor) -> Tensor:
     return torch.stack([part for layer in memory for part in layer]).unflatten(0, (len(memory), 2))
 
 
-def _to_host(part: Tensor) -> Tensor:
-    if not part.is_cuda:
-        return part
-    host = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
-    return host.copy_(part, non_blocking=True)
-
-
 def _covers(shape: SlotShape, wanted: SlotShape) -> bool:
     """Can a recording of `shape` serve in place of one of `wanted`?"""
-    same = (shape.sentences, shape.config, shape.banned, shape.min_length) == (
-        wanted.sentences, wanted.config, wanted.banned, wanted.min_length
-    )  # fmt: skip
-    return same and shape.source_length >= wanted.source_length and shape.target_length >= wanted.target_length
+    is_longer = shape.source_length >= wanted.source_length and shape.target_length >= wanted.target_length
+    return is_longer and shape == replace(wanted, source_length=shape.source_length, target_length=shape.target_length)
 
 
 def _rounded(length: int, step: int = STEPS_OF_LENGTH) -> int:

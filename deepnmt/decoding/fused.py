@@ -27,7 +27,7 @@ class FusedStep:
         self.layers = [layer for layer in model.decoder.layers if isinstance(layer, DecoderLayer)]
         self.state = BeamState.empty(shape.sentences, shape.target_length, config, weight.device)
         each = (stack.num_layers, 2, shape.sentences)
-        heads = (stack.num_heads, stack.dim // stack.num_heads)
+        heads = (stack.num_heads, stack.head_dim)
         self.slots = weight.new_empty(*each, shape.target_length, config.beam, *heads)
         self.memory = weight.new_zeros(*each, shape.source_length, *heads)
         self.source_lengths = torch.ones(shape.sentences, dtype=torch.int32, device=weight.device)
@@ -40,9 +40,7 @@ class FusedStep:
         allowed[[eos, *shape.banned]] = 0
         self.allowed = allowed
         embedding = model.target_embedding
-        last = shape.target_length
-        if model.config.positions == "learned":
-            last = min(last, model.config.max_positions)
+        last = min(shape.target_length, model.config.position_limit or shape.target_length)
         places = torch.arange(last, device=weight.device)
         self.positions = weight.new_zeros(last, stack.dim)
         if embedding.positions is not None:

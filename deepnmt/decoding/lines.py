@@ -8,7 +8,7 @@ from deepnmt.progress import say
 MAX_WARNINGS = 20
 _LINE_BREAKS = re.compile("[\t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]+")
 
-Warn = Callable[[int, str], None]  # about the line of this index
+Warn = Callable[[int, str], None]  # the number of a line or text, from zero, and the message
 
 
 class LineWarnings:

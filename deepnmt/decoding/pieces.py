@@ -1,6 +1,6 @@
 """Texts as ids to translate, long ones in several pieces, and the results as hypotheses of the texts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -10,14 +10,13 @@ from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.data.vocabulary import EOS, PAD
 from deepnmt.decoding.alignment import Alignment, align_words, attention
 from deepnmt.decoding.config import TranslationConfig
+from deepnmt.decoding.lines import Warn
 from deepnmt.decoding.penalties import penalty_table
 from deepnmt.decoding.placeholders import lacks_placeholders, restore_placeholders
 from deepnmt.decoding.search import Found
 from deepnmt.decoding.splitting import join_translations, split_long
 from deepnmt.errors import InputError
 from deepnmt.model.transformer import Transformer
-
-Warn = Callable[[int, str], None]  # the number of the text, from zero, and the message
 
 
 @dataclass(frozen=True)
@@ -91,9 +90,9 @@ def cut_texts(
     return pieces
 
 
-def padded(sources: Sequence[list[int]], device: torch.device) -> torch.Tensor:
+def padded(sources: Sequence[list[int]], pad_id: int = PAD, device: torch.device | str = "cpu") -> torch.Tensor:
     width = max(map(len, sources))
-    return torch.tensor([ids + [PAD] * (width - len(ids)) for ids in sources], device=device)
+    return torch.tensor([ids + [pad_id] * (width - len(ids)) for ids in sources], device=device)
 
 
 def keep_found(
@@ -115,7 +114,7 @@ def keep_found(
                 wanted.append((piece, rank, best.symbols))
     for start in range(0, len(wanted), len(batch)):
         rows = wanted[start : start + len(batch)]
-        source = padded([piece.sources[0] for piece, _, _ in rows], model.output_weight.device)
+        source = padded([piece.sources[0] for piece, _, _ in rows], device=model.output_weight.device)
         weights = attention(model, source, [symbols for _, _, symbols in rows], EOS)
         for (piece, rank, symbols), matrix in zip(rows, weights, strict=True):
             text = piece.hypotheses[rank].text

@@ -1,5 +1,6 @@
 """Raw text in, raw text out: models, their tokenisers and a search joined into one object."""
 
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -14,8 +15,9 @@ from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
 from deepnmt.decoding.config import TranslationConfig
 from deepnmt.decoding.continuous import CannotFuseError, ContinuousSearches, can_fuse
 from deepnmt.decoding.ensemble import Ensemble, EnsembleState
+from deepnmt.decoding.lines import Warn
 from deepnmt.decoding.pieces import Hypothesis as Hypothesis
-from deepnmt.decoding.pieces import Piece, Warn, cut_texts, join_pieces, keep_found, padded
+from deepnmt.decoding.pieces import Piece, cut_texts, join_pieces, keep_found, padded
 from deepnmt.decoding.prepared import PreparedModel, prepare
 from deepnmt.decoding.rules import Rules, prefix_table
 from deepnmt.decoding.sampling import Paths, random_numbers
@@ -73,10 +75,7 @@ class Translator:
     def _use(self, prepared: list[PreparedModel]) -> None:
         self.prepared, self.models = prepared, [each.model for each in prepared]
         self.device = self.models[0].output_weight.device
-        # The length of the longest sequence that every model has positions for.
-        self.max_positions = min(
-            (m.config.max_positions for m in self.models if m.config.positions == "learned"), default=2**31
-        )
+        self.max_positions = min(model.config.position_limit or sys.maxsize for model in self.models)
         fusible = self.device.type == "cuda" and len(prepared) == 1 and can_fuse(self.models[0])
         self.continuous = ContinuousSearches(prepared[0]) if fusible else None
 
@@ -197,7 +196,7 @@ class Translator:
     def _search(self, batch: list[Piece], config: TranslationConfig) -> list[list[Found]]:
         rules = self._rules(batch, config, self.device)
         count = config.nbest if config.sampling else config.beam
-        sources = [padded(part, self.device) for part in zip(*(piece.sources for piece in batch), strict=True)]
+        sources = [padded(part, device=self.device) for part in zip(*(piece.sources for piece in batch), strict=True)]
         parts = [model.start(ids, count, rules.total) for model, ids in zip(self.prepared, sources, strict=True)]
         step: Any = self.prepared[0].step if len(parts) == 1 else Ensemble([model.step for model in self.prepared])
         state: Any = parts[0] if len(parts) == 1 else EnsembleState(parts)

@@ -75,12 +75,6 @@ class ModelConfig:
                 raise ValueError(f"{name} = {getattr(self, name)} must be larger than pad_id = {self.pad_id}")
         if self.start_id is not None and not 0 <= self.start_id < self.target_vocab_size:
             raise ValueError(f"start_id = {self.start_id} is not in the target vocabulary")
-        for name, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
-            if self.positions == "rotary" and stack.head_dim % 2:
-                raise ValueError(
-                    f'positions = "rotary" needs heads of even width, but {name}.dim = {stack.dim} and '
-                    f"{name}.num_heads = {stack.num_heads}"
-                )
         if self.share_embeddings and self.source_vocab_size != self.target_vocab_size:
             raise ValueError(
                 f"share_embeddings = true needs one vocabulary, but source_vocab_size = {self.source_vocab_size} "
@@ -91,13 +85,32 @@ class ModelConfig:
                 f"share_embeddings = true needs one width, but encoder.dim = {self.encoder.dim} "
                 f"and decoder.dim = {self.decoder.dim}"
             )
-        for name, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
+        for name, stack in self.stacks.items():
+            if self.positions == "rotary" and stack.head_dim % 2:
+                raise ValueError(
+                    f'positions = "rotary" needs heads of even width, but {name}.dim = {stack.dim} and '
+                    f"{name}.num_heads = {stack.num_heads}"
+                )
             sublayer = self.sublayer_of(stack).kind
             if CONNECTIONS[stack.connection.kind].needs_branches and SUBLAYERS[sublayer].placement == "post":
                 raise ValueError(
                     f"{name}.connection.kind = {stack.connection.kind} needs layers that add to their input, which "
                     f"sub-layers of kind {sublayer} do not; pre does"
                 )
+
+    @property
+    def stacks(self) -> dict[str, StackConfig]:
+        return {"encoder": self.encoder, "decoder": self.decoder}
+
+    @property
+    def position_limit(self) -> int | None:
+        """The length of the longest sequence with positions; None: no limit."""
+        return self.max_positions if self.positions == "learned" else None
+
+    @property
+    def position_offset(self) -> int:
+        """The number of the first position; in the authors' code the one after the padding's id."""
+        return self.pad_id + 1 if self.first_position is None else self.first_position
 
     def sublayer_of(self, stack: StackConfig) -> SublayerConfig:
         """The scheme around the sub-layers of a stack."""

@@ -75,10 +75,12 @@ def place_of(config: ModelConfig, is_decoder: bool, number: int) -> Place:
 class Layer(nn.Module):
     """Attention and feed-forward, each with its scheme around it; of the encoder or of the decoder."""
 
-    def __init__(self, config: ModelConfig, number: int, is_decoder: bool) -> None:
+    is_decoder: bool
+
+    def __init__(self, config: ModelConfig, number: int) -> None:
         """number: from 1"""
         super().__init__()
-        self.is_decoder = is_decoder
+        is_decoder = self.is_decoder
         stack = config.decoder if is_decoder else config.encoder
         scheme = config.sublayer_of(stack)
         around, place = SUBLAYERS[scheme.kind], place_of(config, is_decoder, number)
@@ -114,8 +116,7 @@ class Layer(nn.Module):
 
 
 class EncoderLayer(Layer):
-    def __init__(self, config: ModelConfig, number: int) -> None:
-        super().__init__(config, number, is_decoder=False)
+    is_decoder = False
 
     def forward(self, x: Tensor, visibility: Visibility) -> Tensor:
         """x: (..., dim) -> (..., dim)"""
@@ -124,8 +125,7 @@ class EncoderLayer(Layer):
 
 
 class DecoderLayer(Layer):
-    def __init__(self, config: ModelConfig, number: int) -> None:
-        super().__init__(config, number, is_decoder=True)
+    is_decoder = True
 
     def forward(self, x: Tensor, visibility: Visibility, memory: KeysValues, memory_visibility: Visibility) -> Tensor:
         """x: (..., dim) -> (..., dim); memory: the keys and values made of the encoder's result."""

@@ -1,7 +1,7 @@
 """Ids of many sentences in one tensor, and which positions attend to which."""
 
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -124,7 +124,7 @@ class PackedSequences:
 
     def _seen(self, other: "PackedSequences", causal: bool) -> Visibility:
         if self.ids.is_cuda:
-            return PackedVisibility(VisibleRanges(*self.bounds_in(other), *other.bounds_in(self)), causal)
+            return PackedVisibility([*self.bounds_in(other), *other.bounds_in(self)], causal)
         return Rows(self.offsets, other.offsets, len(self.ids), len(other.ids), causal)
 
 
@@ -137,24 +137,15 @@ def plain_bounds(own: Tensor, other: Tensor, count: int) -> tuple[Tensor, Tensor
     return (place - own[sentence]) * used, limits[sentence] * used, limits[sentence + 1] * used
 
 
-class VisibleRanges(NamedTuple):
-    """Query i sees the keys start[i] <= j < end[i], and key j is seen by the queries back_start[j] <= i < back_end[j].
+class PackedVisibility(Visibility):
+    """On a GPU. `attend_padded` is the plain twin.
 
-    All int32. A query that sees nothing (the unused tail) attends to zero.
+    ranges: four int32 tensors. Query i sees the keys start[i] <= j < end[i], and key j is seen by the queries
+    back_start[j] <= i < back_end[j]. A query that sees nothing (the unused tail) attends to zero.
     """
 
-    start: Tensor
-    end: Tensor
-    back_start: Tensor
-    back_end: Tensor
-
-
-class PackedVisibility(Visibility):
-    """On a GPU. `attend_padded` is the plain twin."""
-
-    def __init__(self, ranges: VisibleRanges, causal: bool) -> None:
-        self.ranges = ranges
-        self.causal = causal
+    def __init__(self, ranges: list[Tensor], causal: bool) -> None:
+        self.ranges, self.causal = ranges, causal
 
     def attend(self, query: Tensor, seen: KeysValues, dropout: float) -> Tensor:
         return self._attend([query, *seen], dropout)[0]
@@ -173,5 +164,5 @@ class PackedVisibility(Visibility):
         from deepnmt.model.kernels.packed_attention_triton import packed_attention
 
         seed = fresh_seed(parts[0].device)
-        attended, _, shares = packed_attention(parts, bias, list(self.ranges), seed, self.causal, dropout, sharing)
+        attended, _, shares = packed_attention(parts, bias, self.ranges, seed, self.causal, dropout, sharing)
         return attended, shares

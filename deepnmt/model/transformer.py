@@ -209,10 +209,9 @@ class Transformer(nn.Module):
         return sequences
 
     def _check_length(self, length: int) -> None:
-        if self.config.positions == "learned" and length > self.config.max_positions:
-            raise ValueError(
-                f"a sentence of {length} tokens is longer than max_positions = {self.config.max_positions}"
-            )
+        limit = self.config.position_limit
+        if limit is not None and length > limit:
+            raise ValueError(f"a sentence of {length} tokens is longer than max_positions = {limit}")
 
 
 def _cached(part: Tensor) -> Tensor:
@@ -223,17 +222,16 @@ def _cached(part: Tensor) -> Tensor:
 
 
 def _embedding(config: ModelConfig, tokens: nn.Embedding, start_id: int | None = None) -> Embedding:
-    first_position = config.pad_id + 1 if config.first_position is None else config.first_position
     positions: nn.Module | None = None  # rotary and relative ones are self-attention's
     if config.positions == "learned":
-        positions = LearnedPositions(config.max_positions + first_position, tokens.embedding_dim)
+        positions = LearnedPositions(config.max_positions + config.position_offset, tokens.embedding_dim)
     elif config.positions.startswith("sinusoidal"):
         positions = SinusoidalPositions(tokens.embedding_dim, reaches_last=config.positions == "sinusoidal")
     return Embedding(
         tokens,
         positions,
         scale=math.sqrt(tokens.embedding_dim) if config.scale_embeddings else 1.0,
-        first_position=first_position,
+        first_position=config.position_offset,
         dropout=config.dropout,
         start_id=start_id,
     )

@@ -4,14 +4,12 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
 
 from deepnmt.decoding.config import DecodingConfig
-from deepnmt.decoding.translator import Hypothesis
+from deepnmt.decoding.translator import Hypothesis, Translator
 from deepnmt.devices import return_memory
 from deepnmt.serving.answers import Hypotheses
 from deepnmt.serving.limits import Limits
@@ -20,12 +18,6 @@ from deepnmt.serving.sentences import MAX_SENTENCE
 
 logger = logging.getLogger("deepnmt.serving")
 IDLE = 5.0  # seconds without work: a model that fails is probed, and unused memory is returned to the system
-
-
-class TranslatesTexts(Protocol):
-    def translate_nbest(self, texts: Sequence[str], **settings: Any) -> list[list[Hypothesis]]: ...
-
-    def for_languages(self, source: str, target: str) -> "TranslatesTexts": ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +61,7 @@ class BatchQueue:
     while it is busy, the next batch accumulates.
     """
 
-    def __init__(self, translator: TranslatesTexts, name: str, limits: Limits, metrics: Metrics) -> None:
+    def __init__(self, translator: Translator, name: str, limits: Limits, metrics: Metrics) -> None:
         self.translator, self.name, self.limits, self.metrics = translator, name, limits, metrics
         self._waiting: list[_Job] = []
         self._changed = threading.Condition()

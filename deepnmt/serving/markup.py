@@ -113,16 +113,14 @@ class Passage:
             return False
         return element.is_opaque or not (element.start <= start and element.end >= end)
 
-    def written(self, hypotheses: Sequence[Hypothesis], language: str) -> str:
-        """The passage with these translations of its sentences."""
-        if self.is_copied:
-            return self.raw
+    def written(self, hypotheses: Iterator[Hypothesis], language: str) -> str:
+        """The passage with the next translations, which are those of its sentences."""
         first = len(self.raw) - len(self.raw.lstrip(" \t\n\r\f"))
         parts = [self.raw[:first]]
         parts += [tag for _, tag in self.between[0]]
         gaps = fitted_gaps(self.sentences, language)
-        for k, (sentence, hypothesis) in enumerate(zip(self.sentences, hypotheses, strict=True)):
-            parts.append(with_elements(sentence.text, self.inside[k], hypothesis))
+        for k, sentence in enumerate(self.sentences):
+            parts.append(with_elements(sentence.text, self.inside[k], next(hypotheses)))
             at = 0
             for place, tag in self.between[k + 1]:
                 place = min(max(place, at), len(gaps[k]))
@@ -143,25 +141,21 @@ class MarkupText:
                 run.append(token)
                 continue
             if run:
-                self.parts.append(Passage(run))
+                passage = Passage(run)
+                self.parts.append(passage.raw if passage.is_copied else passage)
                 run = []
             self.parts.append(token.raw)
-        self._passages = [part for part in self.parts if isinstance(part, Passage) and not part.is_copied]
 
     @property
     def sentences(self) -> list[tuple[str, bool]]:
         """The sentences to translate, and whether alignments are needed to put tags back."""
         return [
             (sentence.text, bool(elements))
-            for passage in self._passages
+            for passage in self.parts
+            if isinstance(passage, Passage)
             for sentence, elements in zip(passage.sentences, passage.inside, strict=True)
         ]
 
     def written(self, hypotheses: Sequence[Hypothesis], language: str) -> str:
         remaining = iter(hypotheses)
-        return "".join(
-            part if isinstance(part, str) else part.written(self._own(part, remaining), language) for part in self.parts
-        )
-
-    def _own(self, passage: Passage, remaining: Iterator[Hypothesis]) -> list[Hypothesis]:
-        return [] if passage.is_copied else [next(remaining) for _ in passage.sentences]
+        return "".join(part if isinstance(part, str) else part.written(remaining, language) for part in self.parts)

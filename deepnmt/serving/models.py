@@ -6,7 +6,6 @@ from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from sys import getsizeof
-from typing import Any
 
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.decoding.translator import Hypothesis, Translator
@@ -47,7 +46,7 @@ class Cache:
 
 
 class ServedModel:
-    """A translator with a queue and a cache. `translator` needs only `Translator.translate_nbest` and its `defaults`.
+    """A translator with a queue and a cache.
 
     `choices` are all source and all target languages of a model that has several; `source` and `target` are a pair of
     them.
@@ -57,7 +56,7 @@ class ServedModel:
         self,
         name: str,
         languages: tuple[str, str],
-        translator: Any,
+        translator: Translator,
         limits: Limits,
         metrics: Metrics,
         choices: tuple[list[str], list[str]] | None = None,
@@ -141,10 +140,7 @@ class Models(list[ServedModel]):
             for source in sources:
                 others = [target for target in targets if target != source or not model.is_multilingual]
                 table[source] = [*dict.fromkeys([*table.get(source, []), *others])]
-        for model in self:
-            for target in model.choices[1]:
-                table.setdefault(target, [])
-        return table
+        return table | {target: [] for model in self for target in model.choices[1] if target not in table}
 
     def close(self) -> None:
         for model in self:

@@ -1,7 +1,6 @@
 """Requests and answers, as the OpenAPI description shows them to clients."""
 
 import math
-from difflib import get_close_matches
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -11,6 +10,7 @@ from deepnmt.model.transformer import Transformer
 from deepnmt.serving.batch_queue import Failure
 from deepnmt.serving.limits import Limits, RefusedError
 from deepnmt.serving.models import shortened
+from deepnmt.settings import did_you_mean
 
 Texts = str | list[str]
 Shape = TypeVar("Shape", bound=BaseModel)
@@ -175,16 +175,12 @@ def checked(shape: type[Shape], fields: dict[str, Any], status: int, limits: Lim
         error = invalid.errors(include_url=False, include_input=False)[0]
         name = str(error["loc"][0]) if error["loc"] else "body"
         if error["type"] == "extra_forbidden":
-            raise RefusedError(status, _unknown(shortened(name), list(shape.model_fields))) from None
+            hint = did_you_mean(shortened(name), shape.model_fields) or f"; known: {', '.join(shape.model_fields)}"
+            raise RefusedError(status, f"unknown field {shortened(name)!r}{hint}") from None
         if name in ("text", "q") and error["type"] != "missing":
             raise RefusedError(status, f"{name} must be a string or a list of strings") from None
         wrong = f"must be {error['msg'].removeprefix('Input should be ')}"
         raise RefusedError(status, f"{name} {'is missing' if error['type'] == 'missing' else wrong}") from None
-
-
-def _unknown(name: str, known: list[str]) -> str:
-    close = get_close_matches(name, known, n=1)
-    return f"unknown field {name!r}; " + (f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}")
 
 
 def checked_texts(texts: Texts, limits: Limits) -> list[str]:

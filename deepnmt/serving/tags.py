@@ -165,12 +165,10 @@ class _Placement:
         if boundary is None:
             return inside[0]
         at = self.words[boundary][0] if boundary < len(self.words) else len(self.text)
-        if any(start < at < end for start, end in self._taken(inside)):
+        others = [span for span in self.spans if inside[0] <= span[0] and span[1] <= inside[1] and span != inside]
+        if any(start < at < end for start, end in others):
             at = inside[0]
         return min(max(at, inside[0]), inside[1])
-
-    def _taken(self, inside: Span) -> list[Span]:
-        return [span for span in self.spans if inside[0] <= span[0] and span[1] <= inside[1] and span != inside]
 
 
 def _overlap(span: Span, other: Span) -> float:

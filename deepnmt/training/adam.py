@@ -8,8 +8,8 @@ from torch import Tensor
 
 
 class KernelAdam(torch.optim.Adam):
-    """Adam or AdamW. Like torch's fused ones, `step` divides gradients by `grad_scale`, and does nothing where
-    `found_inf`; both are on the device. The learning rate may be too."""
+    """Adam or AdamW. Like torch's fused versions, `step` divides the gradients by `grad_scale` and does nothing if
+    `found_inf` is 1. Both are tensors on the device; the learning rate may be one too."""
 
     grad_scale: Tensor | None = None
     found_inf: Tensor | None = None
@@ -45,7 +45,7 @@ class KernelAdam(torch.optim.Adam):
         return [parameters, [p.grad for p in parameters if p.grad is not None], *kinds]
 
     def _joined_steps(self, parameters: list[Tensor]) -> Tensor:
-        """The counts of all parameters in one tensor, of which their own become views: one operation counts them."""
+        """One tensor of all step counts; those in the state become views of it, so that one operation updates them."""
         steps = torch.stack([self.state[p]["step"] for p in parameters])
         for parameter, step in zip(parameters, steps.unbind(), strict=True):
             self.state[parameter]["step"] = step

@@ -20,6 +20,7 @@ from deepnmt.data.loader import Loader
 from deepnmt.data.vocabulary import UNK
 from deepnmt.devices import device_name
 from deepnmt.errors import InputError, RunError
+from deepnmt.files import read_json
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.connections import CONNECTIONS
 from deepnmt.model.growing import with_depth
@@ -30,9 +31,9 @@ from deepnmt.model.transformer import Transformer
 from deepnmt.progress import say
 from deepnmt.settings import to_table
 from deepnmt.training import folder
-from deepnmt.training.checkpoint import STATE, Checkpoints, read_json, read_state
+from deepnmt.training.checkpoint import STATE, Checkpoints, read_state
 from deepnmt.training.config import TrainingConfig
-from deepnmt.training.curves import Curves, JsonLines, Sink, TensorBoard, WeightsAndBiases, require_wandb
+from deepnmt.training.curves import Curves, JsonLines, TensorBoard, WeightsAndBiases, require_wandb
 from deepnmt.training.diagnosis import Diagnosis
 from deepnmt.training.display import Display
 from deepnmt.training.distributed import World, is_sharded, shard
@@ -230,8 +231,8 @@ def open_stream(recipe: Recipe, dataset: Dataset, world: World, position: Stream
         world_size=world.size,
         state=position,
     )
-    limit = recipe.model.max_positions
-    if recipe.model.positions == "learned" and max(stream.longest) > limit:
+    limit = recipe.model.position_limit
+    if limit is not None and max(stream.longest) > limit:
         raise InputError(
             f"{dataset.folder} has training pairs of up to {max(stream.longest):,} tokens, but model.max_positions = "
             f"{limit}; set batching.max_length = {limit - 1} to skip those that are longer"
@@ -248,23 +249,22 @@ def open_updates(stream: BatchStream, world: World, position: StreamState | None
 @contextmanager
 def open_curves(recipe: Recipe, out: Path, state: TrainingState, world: World) -> Iterator[Curves]:
     """The curves of the run, continued from its state; only the main rank writes any."""
-    if not world.is_main:
-        yield Curves([])
-        return
-    config = recipe.training
-    sinks: list[Sink] = [JsonLines(out, state.step, state.log_lines)]
-    if config.tensorboard:
-        try:
-            sinks.append(TensorBoard(out, state.step))
-        except ImportError:
-            say("no TensorBoard curves: pip install 'deepnmt[tensorboard]'")
-    if config.wandb_project is not None:
-        sinks.append(WeightsAndBiases(out, config.wandb_project, to_table(config)))
-    curves = Curves([*sinks, Display(state.step, config.max_steps)])
+    curves, config = Curves(), recipe.training
+    if world.is_main:
+        curves.append(JsonLines(out, state.step, state.log_lines))
+        if config.tensorboard:
+            try:
+                curves.append(TensorBoard(out, state.step))
+            except ImportError:
+                say("no TensorBoard curves: pip install 'deepnmt[tensorboard]'")
+        if config.wandb_project is not None:
+            curves.append(WeightsAndBiases(out, config.wandb_project, to_table(config)))
+        curves.append(Display(state.step, config.max_steps))
     try:
         yield curves
     finally:
-        curves.close()
+        for sink in curves:
+            sink.close()
 
 
 def build_diagnosis(recipe: Recipe, dataset: Dataset) -> Diagnosis:
@@ -316,9 +316,8 @@ def _trial(recipe: Recipe, dataset: Dataset, world: World) -> tuple[TrainingStat
     """What `_fits` tries with: the model and its optimiser, and sentences of the mean and the greatest length."""
     state, engine = build_training(recipe, world, recipe.model)
     sizes = [corpus.target.lengths + 1 for corpus in dataset.train.values() if len(corpus)]
-    longest = min(max(int(size.max()) for size in sizes), (recipe.batching.max_length or sys.maxsize) + 1)
-    if recipe.model.positions == "learned":
-        longest = min(longest, recipe.model.max_positions)
+    limits = (recipe.batching.max_length or sys.maxsize) + 1, recipe.model.position_limit or sys.maxsize
+    longest = min(max(int(size.max()) for size in sizes), *limits)
     plain = EagerEngine(engine.objective, world)
     return state, plain, recipe.batching.layout, {min(int(sizes[0].mean()), longest), longest}
 

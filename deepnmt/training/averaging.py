@@ -43,7 +43,7 @@ def last_checkpoints(run: Path, count: int, kind: str | None = None) -> list[Pat
 
 def best_checkpoints(run: Path, count: int) -> list[Path]:
     """The checkpoints with the best validation scores, best first."""
-    by_step = {step_of(path): path for path in all_checkpoints(run)}  # an epoch's and a step's may be the same
+    by_step = {step_of(path): path for path in all_checkpoints(run)}  # an epoch may end at a step that is saved
     scored = best_first(by_step.values())
     if len(scored) < count:
         raise InputError(
@@ -77,8 +77,8 @@ def all_checkpoints(run: Path) -> list[Path]:
 
 
 def write_average(run: Path, paths: Sequence[Path], out: Path, meta: dict[str, Any] | None = None) -> None:
-    """A MODEL folder with the mean of these checkpoints of a run, its tokenisers, and where it comes from."""
-    TokenizerPair.load(run)  # refuses a run without them before anything is written
+    """Write a MODEL folder with the mean of these checkpoints, the tokenisers of their run, and a record of both."""
+    TokenizerPair.load(run)  # raises for a run without them before anything is written
     weights = average_weights(paths)
     newest = max(paths, key=step_of)
     described = {
@@ -95,9 +95,9 @@ def write_average(run: Path, paths: Sequence[Path], out: Path, meta: dict[str, A
 
 
 def export_model(run: Path, config: TrainingConfig) -> str:
-    """Write RUN/model as the recipe asks; returns what it is made of."""
+    """Write RUN/model according to `training.export`; return a phrase that says which checkpoints it is from."""
     paths = all_checkpoints(run)
-    last = load_config(max(paths, key=age))  # a growing model is another one at each depth
+    last = load_config(max(paths, key=age))  # checkpoints of a model that grows differ in depth
     epochs = [path for path in paths if path.name.startswith("epoch") and load_config(path) == last]
     best = best_first(paths)
     if config.export == "average" and len(epochs) > 1:
@@ -115,6 +115,6 @@ def export_model(run: Path, config: TrainingConfig) -> str:
 
 
 def read_decoding(run: Path) -> dict[str, Any] | None:
-    """How the run's recipe decodes: the default for whatever translates with its model."""
+    """The [decoding] section of the run's recipe: the default settings for translating with its model."""
     recipe = run / RECIPE
     return tomllib.loads(recipe.read_text(encoding="utf-8")).get("decoding") if recipe.is_file() else None

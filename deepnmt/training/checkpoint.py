@@ -2,11 +2,10 @@
 
 RUN/checkpoints/step-00001000 and epoch-00003 are MODEL folders (config.json, model.safetensors, meta.json) that also
 hold what resuming needs: optimizer.safetensors, ema.safetensors, state.json, and manifest.json with the checksum of
-every file. They are the same for a sharded model. A folder is written aside and renamed, so a named one is complete.
+every file. A sharded model writes the same files. A folder is renamed from a temporary name once complete.
 Training waits only until its tensors are copied; a thread writes them and removes old checkpoints.
 """
 
-import json
 import math
 import shutil
 import warnings
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from deepnmt.config import Recipe
 from deepnmt.errors import InputError
-from deepnmt.files import replacing, sha256, write_json
+from deepnmt.files import read_json, replacing, sha256, write_json
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.storage import WEIGHTS, fill, read_tensors, weights, write_model, write_tensors
 from deepnmt.progress import say
@@ -31,7 +30,7 @@ from deepnmt.training.optimizer import optimizer_tensors, whole
 from deepnmt.training.state import TrainingState
 
 EMA, OPTIMIZER = "ema.safetensors", "optimizer.safetensors"
-SHARDS = "shards"  # in the place of OPTIMIZER in older sharded runs
+SHARDS = "shards"  # instead of OPTIMIZER in older sharded runs
 STATE, MANIFEST = "state.json", "manifest.json"
 
 
@@ -75,13 +74,13 @@ class Checkpoints:
         self._retain()
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is written; raises what went wrong."""
+        """Wait until the last checkpoint is written; raise the error if that failed."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
 
     def finish(self) -> None:
-        """Wait for the files, and remove what a kill left behind that is not to be kept."""
+        """Wait for the files, and remove surplus checkpoints that a kill left behind."""
         self.wait()
         if self.world.is_main and self.all():
             self._retain()
@@ -113,7 +112,7 @@ class Checkpoints:
             from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 
             with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # it is, and that is meant
+                warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # on purpose
                 load_shards(optimizer, checkpoint_id=path / SHARDS, no_dist=self.world.size == 1)
         else:
             fill(optimizer, read_tensors(path / OPTIMIZER), path / OPTIMIZER)
@@ -169,7 +168,7 @@ def read_state(path: Path) -> dict[str, Any]:
     """The run's part of state.json; empty if it cannot be read, which `find_damage` explains."""
     try:
         state: dict[str, Any] = read_json(path / STATE)["run"]
-    except (OSError, ValueError, KeyError):
+    except (InputError, KeyError):
         return {}
     return state
 
@@ -180,17 +179,13 @@ def find_damage(path: Path) -> str | None:
         for name, checksum in read_json(path / MANIFEST)["sha256"].items():
             if sha256(path / name) != checksum:
                 return f"the checksum of {name} differs"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, InputError, KeyError, TypeError, AttributeError):
         return "it is not complete"
     return None
 
 
-def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The weights a checkpoint is used with: the moving average where there is one."""
+    """The weights to translate with: the moving average if there is one."""
     damage = find_damage(path)
     if damage is not None:
         raise InputError(f"{path} is damaged ({damage})")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from deepnmt.errors import InputError
-from deepnmt.files import replacing
+from deepnmt.files import write_text
 from deepnmt.heatmap import Colours
 
 LOG = "log.jsonl"
@@ -19,7 +19,7 @@ NOT_CURVES = {"kind", "step", "layers", "samples", "signatures"}
 
 
 class Sink:
-    """Takes lines of the log. A line has `kind`, `step`, and the values of that kind."""
+    """Receives the lines of the log. A line has `kind`, `step`, and the values of that kind."""
 
     lines = 0  # of log.jsonl; other sinks count none
 
@@ -39,39 +39,24 @@ class Sink:
         pass
 
 
-class Curves:
+class Curves(list[Sink]):
     """All sinks of a run; only the main rank has any. log.jsonl is the first: others read it when they rewind."""
 
-    def __init__(self, sinks: list[Sink]) -> None:
-        self.sinks = sinks
-
     def write(self, kind: str, step: int, **values: Any) -> None:
-        for sink in self.sinks:
+        for sink in self:
             sink.write({"kind": kind, "step": step, **values})
 
     def tick(self, step: int) -> None:
-        for sink in self.sinks:
+        for sink in self:
             sink.tick(step)
 
-    @property
-    def lines(self) -> int:
-        return sum(sink.lines for sink in self.sinks)
-
     def rewind(self, step: int, lines: int | None) -> None:
-        for sink in self.sinks:
+        for sink in self:
             sink.rewind(step, lines)
-
-    def picture(self, name: str, matrix: Tensor, step: int) -> None:
-        for sink in self.sinks:
-            sink.picture(name, matrix, step)
-
-    def close(self) -> None:
-        for sink in self.sinks:
-            sink.close()
 
 
 class JsonLines(Sink):
-    """One JSON object per line. Opening it at a checkpoint drops what was written after that, or only in part."""
+    """One JSON object per line. Opening it at a checkpoint drops later lines, and a line that was cut short."""
 
     def __init__(self, folder: Path, step: int, lines: int | None) -> None:
         self.path = folder / LOG
@@ -87,8 +72,7 @@ class JsonLines(Sink):
         found = read_log(self.path.parent)
         count = sum(line["step"] <= step for line in found) if lines is None else lines
         found = found[:count] + [line for line in found[count:] if line["kind"] in kept]
-        with replacing(self.path) as aside:
-            aside.write_bytes("".join(map(_dump, found)).encode())
+        write_text(self.path, "".join(map(_dump, found)))
         self.lines = len(found)
         self.file = self.path.open("a", encoding="utf-8", newline="\n")
 
@@ -103,7 +87,7 @@ class JsonLines(Sink):
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
-    """The complete lines. Only a line feed ends one: a sample may hold U+2028, at which `str.splitlines` would cut."""
+    """The complete lines. Only a line feed ends one: samples may contain U+2028, where `splitlines` would split."""
     lines = []
     for text in (folder / LOG).read_bytes().split(b"\n")[:-1]:
         try:
@@ -132,7 +116,7 @@ class TensorBoard(Sink):
         self._open(step)
 
     def _open(self, step: int) -> None:
-        """TensorBoard forgets whole steps: where a validation may repeat, the rest of the step is written again."""
+        """TensorBoard forgets whole steps only: if this one is still to be validated, its lines are written again."""
         from torch.utils.tensorboard.writer import SummaryWriter
 
         writer: Any = SummaryWriter

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 BUCKET_BYTES = 32 * 2**20
-ALIGNMENT = 32  # elements: vectors of 16 bytes begin where a gradient does
+ALIGNMENT = 32  # elements: every gradient starts where a kernel can load a vector
 FAILURE_KEY = "deepnmt/failure"
 
 
@@ -58,9 +58,9 @@ class World:
         return self.max(int(flag)) > 0
 
     def any_before(self, flag: bool) -> bool:
-        """What `any` would have answered when this was last called: the hosts had a step's time to exchange it.
+        """`any` of the flags of the previous call: the hosts exchange them in the meantime.
 
-        Among hundreds of hosts that takes as long as a step, and nobody should wait for it.
+        Among hundreds of hosts the exchange takes as long as a step, and no rank should wait for it.
         """
         if self.size == 1:
             return flag
@@ -89,7 +89,7 @@ class World:
         return cast(T, box[0])
 
     def spread(self, work: Callable[[list[T]], list[R]], items: list[T]) -> list[R]:
-        """`work(items)`, shared among the ranks; all results, in order, on every rank."""
+        """`work(items)`, with the items divided among the ranks; every rank gets all results, in order."""
         if self.size == 1:
             return work(items)
         parts: list[Any] = [None] * self.size
@@ -100,7 +100,7 @@ class World:
         return results
 
     def spread_rows(self, work: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
-        """`work(rows)`, a function of each row alone, each rank computing its share; all rows on every rank."""
+        """`work(rows)`, which treats each row alone, with the rows divided among the ranks; every rank gets all."""
         if self.size == 1:
             return work(rows)
         share = -(-len(rows) // self.size)
@@ -114,14 +114,14 @@ class World:
 
 
 class GradientSum:
-    """Adds up the gradients over the ranks in buckets, each of which is one buffer that the gradients are views of.
+    """Sums the gradients over the ranks in buckets: each is one buffer, and its gradients are views of it.
 
-    Buckets are in the order in which a backward pass completes them: the layers from the last to the first, and then
-    what more than one layer uses. So the exchange of the first can begin long before the pass ends.
+    Buckets are in the order in which a backward pass completes them, the last layer first and shared parameters last,
+    so that the exchange of the first bucket begins long before the pass ends.
     """
 
     def __init__(self, model: nn.Module, world: World) -> None:
-        """The backward pass has already added up sharded gradients."""
+        """Sharded gradients are left out: the backward pass has already summed them."""
         mine = {n: p for n, p in model.named_parameters() if p.requires_grad and not hasattr(p, "full_tensor")}
         layers = [p for name, p in mine.items() if ".layers." in name][::-1]
         others = [p for name, p in mine.items() if ".layers." not in name]
@@ -130,15 +130,15 @@ class GradientSum:
         self.stream = torch.cuda.Stream(world.device) if self.buckets and world.device.type == "cuda" else None
 
     def prepare(self) -> None:
-        """Move the gradients to where they stay."""
+        """Move the gradients into the buffers."""
         for bucket in self.buckets:
             bucket.flatten()
 
     @contextmanager
     def marking(self, leaf_of: Callable[[Tensor], Tensor], add: Callable[[int], None]) -> Iterator[None]:
-        """A backward pass in here, and each replay of it if it is recorded, marks when a bucket is complete.
+        """Inside, a backward pass (and each replay of a recorded one) marks when a bucket is complete.
 
-        The pass computes with `leaf_of` a parameter; `add` then adds the gradients of a bucket to the parameters'.
+        The pass computes with `leaf_of(parameter)`; `add(i)` adds the gradients of bucket i to the parameters' own.
         """
         if self.stream is None:
             yield
@@ -161,7 +161,7 @@ class GradientSum:
                 bucket.start()
 
     def finish(self) -> None:
-        """Leave the sums in the gradients."""
+        """Wait until the gradients are the sums."""
         for bucket in self.buckets:
             if bucket.work is None:
                 bucket.start()

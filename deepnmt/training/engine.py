@@ -115,7 +115,9 @@ class EagerEngine:
             await_gradients(self.objective, number == len(batches) - 1)
             noise.seed_for(batch)
             try:
-                self.run_pass(batch.to(self.world.device, non_blocking=True), factor, sums)
+                loss, nll = self.objective(batch.to(self.world.device, non_blocking=True))
+                (loss * factor).backward()
+                sums += torch.stack([loss.detach(), nll])
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -127,18 +129,12 @@ class EagerEngine:
         return None
 
     def norms(self, scale: Tensor) -> GradientNorms:
-        """Of the gradients, which carry this scale, after the ranks' have been added up."""
+        """The norms of the summed gradients, without the `scale` that they carry."""
         return gradient_norms(self.model, scale)
 
     def finish(self, work: Callable[..., T], *numbers: float) -> T:
-        """Do the rest of an update, given numbers of the host; the same work every time."""
+        """Do the rest of an update with these numbers from the host; `work` is the same at every step."""
         return work(*numbers)
-
-    def run_pass(self, batch: AnyBatch, factor: Tensor, sums: Tensor) -> None:
-        """Forward and backward through one batch."""
-        loss, nll = self.objective(batch)
-        (loss * factor).backward()
-        sums += torch.stack([loss.detach(), nll])
 
 
 def zero_gradients(parameters: list[nn.Parameter]) -> None:

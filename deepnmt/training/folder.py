@@ -10,7 +10,7 @@ from deepnmt import __version__
 from deepnmt.config import Recipe, read_table
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.errors import InputError
-from deepnmt.files import write_json, write_text
+from deepnmt.files import read_json, write_json, write_text
 from deepnmt.settings import from_table, to_table, to_toml
 from deepnmt.training.lock import LOCK
 
@@ -87,12 +87,8 @@ def write_folder(folder: Path, recipe: Recipe, data: Path, start: Path | None) -
         copy_tokenizers(data, folder)
     about = {"deepnmt": __version__, "data": str(data.resolve())}
     write_json(folder / ABOUT, about | ({} if start is None else {"from": str(start.resolve())}))
-    write_recipe(folder, to_table(recipe))
-    remove_leftovers(folder)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove files that a kill left half-written. Only the holder of the lock may."""
+    write_text(folder / RECIPE, to_toml(to_table(recipe)))
+    # What a kill left half-written: only the holder of the lock may remove it.
     for leftover in [*folder.glob(".*.partial*"), *(folder / CHECKPOINTS).glob(".*")]:
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
@@ -104,17 +100,9 @@ def read_recipe(folder: Path) -> Recipe:
         raise InputError(f"{folder / RECIPE}: {error}") from error
 
 
-def write_recipe(folder: Path, recipe: Mapping[str, Any]) -> None:
-    write_text(folder / RECIPE, to_toml(recipe))
-
-
 def read_about(folder: Path) -> dict[str, Any]:
     """run.json of a RUN folder; refuses a folder that is not one."""
-    try:
-        about: dict[str, Any] = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder} is not a RUN folder: it has no readable {ABOUT}") from error
-    return about
+    return read_json(folder / ABOUT, f"{folder} is not a RUN folder")
 
 
 def copy_tokenizers(source: Path, target: Path) -> None:

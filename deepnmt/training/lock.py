@@ -1,8 +1,8 @@
 """A RUN has one writer: a lock that names its holder, ends with the holder's process, and never blocks a reader.
 
 The lock itself is the kernel's (`flock`), so a process that dies, however it dies, lets go of it; NFS passes it on to
-the server, so it holds across hosts. Where a file system has no such locks, the file says who holds the run, and
-only a holder on this host can be found to be dead.
+the server, so it holds across hosts. On a file system without such locks, the file names the holder, and only a
+holder on this host can be recognised as dead.
 """
 
 import errno
@@ -35,7 +35,7 @@ def hold_lock(folder: Path, wait_seconds: float = 0.0) -> Iterator[None]:
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)  # while it is still held: whoever comes next makes a new file
+            path.unlink(missing_ok=True)  # while it is still held: the next process creates a new file
 
 
 def _take(path: Path) -> TextIO | None:

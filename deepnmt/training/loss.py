@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Logits of one chunk, in elements: small enough to stay out of the way, large enough to keep the matrix product busy.
+# Logits of one chunk, in elements: few enough to need little memory, enough to keep the matrix product busy.
 CHUNK_ELEMENTS, CPU_CHUNK_ELEMENTS = 2**27, 2**21
-# Those a CPU takes the softmax of at once: the passes over them stay in its cache, and never touch fresh memory.
+# Logits that a CPU takes the softmax of at once, so that they stay in its cache.
 BLOCK_ELEMENTS = 2**18
-# Probabilities underflow in fp16: their gradient is lifted by this much on the way in and lowered on the way out.
+# Probabilities underflow in fp16: gradients are multiplied by this before the products, and divided by it after them.
 FP16_LIFT = 256.0
 NO_PADDING = -1  # the id of no symbol
 
@@ -75,7 +75,7 @@ def chunked_loss(
     chunk += chunk % 2 if r_drop else 0  # pairs stay together
     differentiate = torch.is_grad_enabled() and (features.requires_grad or weight.requires_grad)
     flat, targets = features.reshape(-1, features.shape[-1]), targets.reshape(-1)
-    if not flat.is_cuda:  # on a GPU their number would have to be waited for
+    if not flat.is_cuda:  # on a GPU the host would have to wait for their number
         real = (targets != pad_id).nonzero().squeeze(1)
         flat, targets = flat.index_select(0, real), targets.index_select(0, real)
     cross_entropy: CrossEntropy = partial(_cross_entropy_, smoothing=smoothing, counts=counts)
@@ -89,7 +89,7 @@ def chunked_loss(
     return apply(flat, weight, bias, targets, chunk, cross_entropy, differentiate)
 
 
-# (logits, targets, lift=...) -> the sums of loss and nll; leaves `lift` times the loss's gradient in the logits' place.
+# (logits, targets, lift=...) -> the sums of loss and nll; the logits are overwritten by `lift` times the gradient.
 CrossEntropy = Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -158,7 +158,7 @@ def _matmul_dtype(features: Tensor) -> torch.dtype:
 def _cross_entropy_(
     logits: Tensor, targets: Tensor, *, smoothing: float, lift: float, counts: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """`label_smoothed_loss` of real targets; leaves `lift` times its gradient in the logits' place.
+    """`label_smoothed_loss` of real targets; overwrites the logits by `lift` times its gradient.
 
     With log Z = max x - log max p, -log p_y = log Z - x_y, and the whole loss is eps * (x_y - mean x) more than that.
     The gradient is softmax - (1 - eps) * onehot(y) - eps / V. A column that counts c times has log c added to its

@@ -1,4 +1,4 @@
-"""Muon: the matrices of the layers move by orthogonalised momentum, all else by Adam.
+"""Muon: orthogonalised momentum updates the matrices of the layers, and Adam everything else.
 
 Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; its scale as in Liu et al. 2025 (Moonlight,
 https://arxiv.org/abs/2502.16982), so that one learning rate fits both.

@@ -16,7 +16,7 @@ from deepnmt.training.config import TrainingConfig
 from deepnmt.training.distributed import World
 from deepnmt.training.muon import Muon
 
-Number = float | Tensor  # of the host, or on the device where the work with it is recorded
+Number = float | Tensor  # on the host, or on the device if the step is recorded
 
 
 def build_optimizer(model: nn.Module, config: TrainingConfig, world: World) -> torch.optim.Optimizer:
@@ -89,7 +89,7 @@ def gradient_norms(model: nn.Module, scale: Tensor) -> GradientNorms:
 
 
 def apply_update(optimizer: torch.optim.Optimizer, rate: Number, divisor: Tensor, is_bad: Tensor) -> None:
-    """Move the parameters by their gradients divided by `divisor`; not at all where `is_bad` is 1. Both: () in fp32."""
+    """Update the parameters with their gradients divided by `divisor`, unless `is_bad` is 1. Both: () in fp32."""
     rate = _in_fp32(rate)
     for group in optimizer.param_groups:
         group["lr"] = rate * group["rate_factor"] if "rate_factor" in group else rate
@@ -111,7 +111,7 @@ class Ema:
         self.shadow = {name: p.detach().clone() for name, p in self.named.items()}
 
     def share_at(self, step: int) -> float:
-        """Of the parameters in their average."""
+        """The share of the current parameters in the average after this step."""
         return 1 - min(self.decay, (1 + step) / (10 + step))
 
     def update(self, share: Number) -> None:
@@ -131,7 +131,7 @@ class Ema:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A sharded tensor in one piece (every rank must call this); any other unchanged."""
+    """A sharded tensor in one piece (every rank must call this); other tensors unchanged."""
     in_one_piece: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return in_one_piece
 

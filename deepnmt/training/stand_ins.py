@@ -1,8 +1,8 @@
-"""What a recorded pass computes with in the place of the parameters: leaves of its own.
+"""Leaves that a recorded pass computes with instead of the parameters.
 
-The matrices and biases of linear layers are in the type of the products, so that no pass casts them or their gradients;
-all others share the parameter's memory. A backward pass leaves their gradients as they were computed, instead of adding
-each to what was there before, and then one kernel adds them all to the parameters' own, in fp32.
+Those of linear layers are copies in the type of the products, so that no pass casts weights or gradients; the others
+share the parameter's memory. A backward pass leaves their gradients as computed, instead of adding each to an earlier
+one, and then one kernel adds them all to the parameters' own gradients, in fp32.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,19 +14,14 @@ from torch import Tensor, nn
 
 
 class StandIns:
-    """`parts`: the parameters whose gradients are added at one time; all others are one more part."""
+    """`parts`: groups of parameters whose gradients are added together; the other parameters are one more group."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype, parts: Sequence[Sequence[nn.Parameter]] = ()) -> None:
         self.model = model
-        of_linear, of_others = (
-            {
-                id(parameter)
-                for module in model.modules()
-                if isinstance(module, nn.Linear) is linear
-                for parameter in module.parameters(recurse=False)
-            }
-            for linear in (True, False)
-        )
+        of_linear, of_others = set[int](), set[int]()
+        for module in model.modules():
+            kind = of_linear if isinstance(module, nn.Linear) else of_others
+            kind.update(map(id, module.parameters(recurse=False)))
         parameters = [p for p in model.parameters() if p.requires_grad]
         self.leaves = {
             id(p): nn.Parameter(p.detach().to(dtype if id(p) in of_linear - of_others else p.dtype)) for p in parameters
@@ -43,7 +38,7 @@ class StandIns:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The model computes with them inside."""
+        """Inside, the model computes with the stand-ins."""
         owners = [module._parameters for module in self.model.modules()]
         before = [dict(owned) for owned in owners]
         try:
@@ -56,7 +51,7 @@ class StandIns:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Take the parameters' values."""
+        """Copy the current values of the parameters."""
         if self.casts:
             leaves, parameters = zip(*self.casts, strict=True)
             torch._foreach_copy_(leaves, parameters)
@@ -69,20 +64,20 @@ class StandIns:
 
     @torch.no_grad()
     def add_gradients(self, is_first: Tensor, number: int | None = None) -> None:
-        """Add those of a part to the parameters' gradients, or put them in their place; else of all parts left."""
+        """Add the gradients of one part, or of all that are left, to the parameters' own; the first replaces them."""
         for part in self.parts if number is None else [self.parts[number]]:
             if not part.is_added:
                 part.add(is_first)
 
     def norms(self) -> Tensor:
-        """Of the parameters' gradients, in their order; on a GPU, from what was left when they were added."""
+        """The norms of the parameters' gradients, in order, from the squares that the adding kernel has left."""
         norms = torch.zeros(len(self.leaves), device=next(self.model.parameters()).device)
         for part in self.parts:
             part.find_norms(norms)
         return norms
 
     def locate_gradients(self) -> None:
-        """After a recording, which has its gradients at addresses of its own."""
+        """Look up the addresses of the gradients after a recording, which has its own."""
         for part in self.parts:
             part.locate()
 
@@ -124,5 +119,5 @@ class Part:
             self.sums[dtype][0].locate(gradients)
 
     def _gradients(self) -> list[tuple[Tensor, Tensor, int]]:
-        """Of the last pass, and what they are added to; a parameter that it did not use has none."""
+        """Those of the last pass, and what they are added to; a parameter that it did not use has none."""
         return [(leaf.grad, p.grad, i) for leaf, p, i in self.members if leaf.grad is not None and p.grad is not None]

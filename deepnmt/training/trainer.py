@@ -46,7 +46,7 @@ class Job:
 
 
 def train(state: TrainingState, job: Job) -> str:
-    """Train until something ends it, and return what. After a failure go back to the last checkpoint, if allowed."""
+    """Train to the end and return the reason for it. After a failure, return to the last checkpoint if allowed."""
     state.model.train()
     while True:
         updates = job.open_updates(state.data)
@@ -87,7 +87,7 @@ def _train(state: TrainingState, updates: Loader, job: Job) -> str:
 
 
 def grow(state: TrainingState, job: Job) -> None:
-    """Continue with a deeper encoder. It is made of the weights alone, so a resumed run repeats this exactly."""
+    """Continue with a deeper encoder. It depends on the weights alone, so a resumed run repeats this exactly."""
     before, depth = len(state.model.encoder.layers), encoder_depth(state.step, job.config)
     assert depth is not None
     _take(deepened(state.model, depth), state, job)
@@ -96,7 +96,7 @@ def grow(state: TrainingState, job: Job) -> None:
 
 
 def step(state: TrainingState, update: Update, engine: EagerEngine) -> tuple[Tensor, GradientNorms]:
-    """One optimiser update over all batches of all ranks, as if they had been one; a bad gradient moves nothing.
+    """One optimiser update over all batches of all ranks, as if they were one; a bad gradient changes nothing.
 
     Returns the summed loss and nll, and the norms of the gradients.
     """
@@ -122,7 +122,7 @@ def _move(
     step: Number,
     tokens: Number,
 ) -> GradientNorms:
-    """From the gradients of an update to the weights after it: on the device and in place, so it can be recorded."""
+    """Update the weights from their gradients: on the device and in place, so that it can be recorded."""
     norms = engine.norms(state.loss_scale.factor)
     divisor, is_bad = judge(state, norms.total, sums, engine.config.clip_norm, step, tokens)
     apply_update(state.optimizer, rate, divisor, is_bad)
@@ -136,7 +136,7 @@ def log(state: TrainingState, update: Update, norms: GradientNorms, job: Job) ->
     loss, nll, tokens, skipped = state.window.tolist()
     loss, nll = loss / max(tokens, 1), nll / max(tokens, 1)
     state.window.zero_()
-    layers = norms.by_layer()
+    layers, device = norms.by_layer(), job.world.device
     job.curves.write(
         "train",
         state.step,
@@ -148,7 +148,7 @@ def log(state: TrainingState, update: Update, norms: GradientNorms, job: Job) ->
         grad_norm=float(norms.total),
         tokens=int(tokens),
         tokens_per_second=job.speed.read(),
-        memory_gib=_peak_memory(job.world.device),
+        memory_gib=torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
         **({"loss_scale": float(state.loss_scale.factor), "skipped": int(skipped)} if state.loss_scale.dynamic else {}),
         layers=layers,
     )
@@ -161,7 +161,13 @@ def validate(state: TrainingState, job: Job) -> None:
     if job.validate is None:
         return
     _stop_if_diverged(state, job)
-    found = job.world.agree(_validation(state, job.validate))
+    if state.ema:
+        state.ema.swap()
+    state.model.eval()
+    found = job.world.agree(job.validate(state.model))
+    state.model.train()
+    if state.ema:
+        state.ema.swap()
     state.score = found.score(job.config.best_by)
     is_first = not state.best_scores or state.score > state.best_scores[0]
     state.best_scores = sorted([*state.best_scores, state.score], reverse=True)[: max(job.config.keep_best, 1)]
@@ -177,15 +183,16 @@ def validate(state: TrainingState, job: Job) -> None:
         signatures=found.signatures,
         samples=found.samples,
     )
-    for name, matrix in found.matrices.items():
-        job.curves.picture(name, matrix, state.step)
+    for sink in job.curves:
+        for name, matrix in found.matrices.items():
+            sink.picture(name, matrix, state.step)
     job.speed.read()
 
 
 def save(state: TrainingState, job: Job, epoch: int | None = None) -> None:
     _stop_if_diverged(state, job)
     state.splitter.agree(job.world)
-    state.log_lines = job.curves.lines
+    state.log_lines = sum(sink.lines for sink in job.curves)
     job.checkpoints.save(state, epoch)
     state.saved_step = state.step
     job.speed.read()
@@ -210,7 +217,7 @@ def _ending(state: TrainingState, job: Job) -> str | None:
 
 
 def _roll_back(state: TrainingState, job: Job, error: TrainingError) -> None:
-    """Back to the last checkpoint with a lower learning rate and other noise. A restart repeats this exactly."""
+    """Return to the last checkpoint, with a lower learning rate and other noise. A restart repeats this exactly."""
     path = job.checkpoints.newest()
     if state.rollbacks >= job.config.rollbacks or path is None:
         raise error
@@ -236,22 +243,6 @@ def _stop_if_diverged(state: TrainingState, job: Job) -> None:
     failed_at = int(state.failed_at)
     if failed_at >= 0:
         raise job.diagnosis.diverged(failed_at)
-
-
-def _validation(state: TrainingState, look: Callable[[nn.Module], Validation]) -> Validation:
-    if state.ema:
-        state.ema.swap()
-    state.model.eval()
-    try:
-        return look(state.model)
-    finally:
-        state.model.train()
-        if state.ema:
-            state.ema.swap()
-
-
-def _peak_memory(device: torch.device) -> float | None:
-    return torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
 
 
 @dataclass

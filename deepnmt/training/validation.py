@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,20 +22,15 @@ from deepnmt.training.engine import Objective
 SAMPLES = 3  # translations that are logged with each validation
 
 
-class Score(Protocol):
-    @property
-    def value(self) -> float: ...
-
-    @property
-    def signature(self) -> str: ...
-
-
 @dataclass(frozen=True)
 class TextMetrics:
-    """What validation needs from the rooms above: how to translate with a model, and how to score translations."""
+    """What validation needs from the rooms above: how to translate with a model, and how to score translations.
+
+    `score` returns metrics by name, each with its `value` and `signature`.
+    """
 
     translate: Callable[[Any, list[str]], list[str]]
-    score: Callable[[list[str], list[str]], Mapping[str, Score]]
+    score: Callable[[list[str], list[str]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -55,14 +50,14 @@ class Validation:
 
 
 class Validator:
-    """Validates the model of an objective; `metrics` is absent where nothing is to be translated."""
+    """Validates the model of an objective; without `metrics` nothing is translated."""
 
     def __init__(
         self, recipe: Recipe, dataset: Dataset, objective: Objective, world: World, metrics: TextMetrics | None
     ) -> None:
         assert dataset.valid is not None
         self.objective, self.world, self.beam = objective, world, recipe.training.validation_beam
-        longest = recipe.model.max_positions if recipe.model.positions == "learned" else None
+        longest = recipe.model.position_limit
         self.batches = held_out_batches(dataset.valid, recipe.batching.tokens_per_batch, longest)
         self.sources, self.references = decoded_lines(recipe, dataset)
         self.metrics = metrics if self.sources else None

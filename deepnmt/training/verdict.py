@@ -1,4 +1,4 @@
-"""What becomes of an update: whether it may move the weights, its gradients' divisor, and what the log counts."""
+"""The verdict on an update: whether it is applied, the divisor of its gradients, and what the log counts."""
 
 import torch
 from torch import Tensor
@@ -11,9 +11,9 @@ from deepnmt.training.state import TrainingState
 def judge(
     state: TrainingState, norm: Tensor, sums: Tensor, clip_norm: float | None, step: Number, tokens: Number
 ) -> tuple[Tensor, Tensor]:
-    """The divisor of the gradients, which carry the loss's scale, and whether they are bad: (), fp32, on the device.
+    """The divisor of the gradients, which carry the loss scale, and whether they are bad: (), fp32, on the device.
 
-    Takes note in the state: of a failure at `step`, of the scale that follows, and of the sums of loss and nll.
+    Also records in the state: a failure at `step`, the next loss scale, and the sums of loss and nll.
     """
     scale = state.loss_scale
     if isinstance(step, Tensor) and isinstance(tokens, Tensor) and step.is_cuda:
@@ -34,5 +34,5 @@ def judge(
 
 
 def clipping_divisor(norm: Tensor, clip_norm: float | None, scale: Tensor) -> Tensor:
-    """Of gradients that carry `scale`: takes it away, and clips their `norm` without it to `clip_norm`."""
+    """Removes `scale` from the gradients, and clips their `norm`, which is without it, to `clip_norm`."""
     return scale if clip_norm is None else scale * (norm / clip_norm).clamp(min=1.0)

@@ -14,12 +14,13 @@ from small import ALONE, CONFIG_MODEL, TRAINING
 
 from deepnmt.config import Recipe
 from deepnmt.errors import InputError, RunError
+from deepnmt.files import write_text
 from deepnmt.model.transformer import Transformer
 from deepnmt.settings import from_table, to_table, to_toml
 from deepnmt.training.config import TrainingConfig
 from deepnmt.training.diagnosis import STRIKES, Diagnosis, TrainingError, depth_ratio
 from deepnmt.training.display import Display, describe
-from deepnmt.training.folder import check_folder, check_recipe, write_recipe
+from deepnmt.training.folder import check_folder, check_recipe
 from deepnmt.training.memory import largest_share
 from deepnmt.training.mixed_precision import LossScale, product_type
 from deepnmt.training.optimizer import apply_update, build_optimizer, gradient_norms, layer_of
@@ -216,7 +217,7 @@ RECIPE = {
 
 def test_recipe_survives_being_written_and_read(tmp_path):
     recipe = from_table(Recipe, RECIPE)
-    write_recipe(tmp_path, to_table(recipe))
+    write_text(tmp_path / "recipe.toml", to_toml(to_table(recipe)))
     assert from_table(Recipe, tomllib.loads((tmp_path / "recipe.toml").read_text())) == recipe
     assert tomllib.loads(to_toml(RECIPE)) == RECIPE
 
@@ -238,7 +239,7 @@ def test_folders_that_must_not_be_overwritten_are_refused(tmp_path):
     (tmp_path / "thesis.txt").write_text("x")
     with pytest.raises(InputError, match="not empty and holds no run"):
         check_folder(tmp_path, resume=True)
-    write_recipe(tmp_path, RECIPE)
+    write_text(tmp_path / "recipe.toml", to_toml(RECIPE))
     assert check_folder(tmp_path, resume=True)
     with pytest.raises(InputError, match="already holds a run; resume it with --resume"):
         check_folder(tmp_path, resume=False)

@@ -239,15 +239,15 @@ def test_tensorboard_curves_have_no_gaps_and_no_doubles(tmp_path):
 
     def record(config, stop=None):
         with open_job(tmp_path, config) as (run, job):
-            job.curves.sinks.append(TensorBoard(tmp_path, run.step))
+            job.curves.append(TensorBoard(tmp_path, run.step))
             train(run, job)
-            job.curves.sinks[-1].write(
+            job.curves[-1].write(
                 {"kind": "train", "step": run.step + 3, "loss": 0.0}
             )  # written after the checkpoint, then killed
 
     record(replace(CONFIG, max_steps=10))
     with open_job(tmp_path, CONFIG) as (run, job):
-        job.curves.sinks.append(TensorBoard(tmp_path, run.step))
+        job.curves.append(TensorBoard(tmp_path, run.step))
         train(run, job)
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("train/loss")] == [3, 6, 9, 12, 15]

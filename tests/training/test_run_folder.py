@@ -111,7 +111,7 @@ def test_without_locks_in_the_file_system_the_file_decides(tmp_path, monkeypatch
         pass
 
 
-@pytest.mark.parametrize("name", ["copy_tokenizers", "write_json", "write_recipe"])
+@pytest.mark.parametrize("name", ["copy_tokenizers", "write_json", "write_text"])
 def test_a_run_killed_before_its_recipe_was_written_starts_again(tmp_path, monkeypatch, name):
     def killed(*_):
         raise KeyboardInterrupt

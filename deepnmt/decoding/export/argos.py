@@ -23,7 +23,7 @@ NAME, SUFFIX = "Argos Translate", ".argosmodel"
 def export_package(folder: Path, out: Path, texts: Sequence[str], tell: Tell) -> Agreement | None:
     """Write the MODEL `folder` as the file `out`, verified like an export to CTranslate2."""
     tokenizers = TokenizerPair.load(folder)
-    refuse(NAME, list(unlike_sentencepiece(tokenizers)))
+    refuse(NAME, unlike_sentencepiece(tokenizers))
     source, target = tokenizers.source.language, tokenizers.target.language
     metadata = {
         "package_version": "1.0",

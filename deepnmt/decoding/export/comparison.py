@@ -1,13 +1,16 @@
 """Compares an exported model with the original, independently of the runtime."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle, islice
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from deepnmt.data.vocabulary import EOS, UNK
+from deepnmt.decoding.pieces import padded
 from deepnmt.errors import RunError
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.transformer import Transformer
@@ -46,29 +49,25 @@ def random_sources(config: ModelConfig) -> list[list[int]]:
     return [[*draw.integers(UNK, config.source_vocab_size, length).tolist(), EOS] for length in lengths]
 
 
-def longest(config: ModelConfig) -> int | None:
-    """The maximum number of positions of either side; None: no limit."""
-    return config.max_positions if config.positions == "learned" else None
+def start_symbol(config: ModelConfig) -> int:
+    """What the decoder starts with."""
+    return EOS if config.start_id is None else config.start_id
 
 
 def num_steps(source: Tensor, config: ModelConfig) -> int:
     """How many symbols to decode of a source (batch, positions), with room left for an end."""
-    steps, limit = source.shape[1] + EXTRA_STEPS, longest(config)
-    return steps if limit is None else min(steps, limit - 1)
+    steps = source.shape[1] + EXTRA_STEPS
+    return steps if config.position_limit is None else min(steps, config.position_limit - 1)
 
 
-def batches(sources: Sequence[list[int]], limit: int | None) -> Iterator[list[list[int]]]:
-    """Batches of several sizes, of sentences no longer than the limit."""
-    start, turn = 0, 0
-    while start < len(sources):
-        size = BATCH_SIZES[turn % len(BATCH_SIZES)]
-        yield [ids if limit is None else [*ids[:-1][: limit - 1], EOS] for ids in sources[start : start + size]]
-        start, turn = start + size, turn + 1
-
-
-def padded(sentences: Sequence[list[int]], pad_id: int) -> Tensor:
-    width = max(map(len, sentences))
-    return torch.tensor([ids + [pad_id] * (width - len(ids)) for ids in sentences])
+def batches(sources: Sequence[list[int]], config: ModelConfig) -> Iterator[tuple[list[list[int]], Tensor]]:
+    """Batches of several sizes, of sentences no longer than the model allows: as they are, and padded."""
+    limit, remaining = config.position_limit or sys.maxsize, iter(sources)
+    for size in cycle(BATCH_SIZES):
+        batch = [[*ids[:-1][: limit - 1], EOS] for ids in islice(remaining, size)]
+        if not batch:
+            return
+        yield batch, padded(batch, config.pad_id)
 
 
 def greedy(model: Transformer, source: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from deepnmt.data.sentencepiece_rules import SENTENCEPIECE, normalising_model
 from deepnmt.data.tokenizer import Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import BOS, EOS, UNK
-from deepnmt.decoding.export.comparison import TOLERANCE, Agreement, Tell, batches, greedy, longest, padded
-from deepnmt.decoding.export.expressible import mixed_stacks, odd_sublayers, other_settings, refuse
+from deepnmt.decoding.export.comparison import TOLERANCE, Agreement, Tell, batches, greedy, start_symbol
+from deepnmt.decoding.export.expressible import odd_sublayers, other_settings, refuse
 from deepnmt.errors import RunError
 from deepnmt.files import write_json
 from deepnmt.model.config import ModelConfig, StackConfig
@@ -32,12 +32,7 @@ NAME, RUNS_IN = "CTranslate2", "ctranslate2"
 NEEDS: tuple[str, ...] = ()
 BINARY_VERSION, KIND, REVISION = 6, "TransformerSpec", 7
 TYPES = {np.dtype(np.float32): 0, np.dtype(np.int8): 1, np.dtype(np.int16): 2}
-ACTIVATIONS = {
-    "relu": 0,
-    "swish": 2,
-    "swiglu": 2,
-    "gelu": 3,
-}  # in CTranslate2's order; swiglu is swish with a gate beside it
+ACTIVATIONS = {"relu": 0, "swish": 2, "swiglu": 2, "gelu": 3}  # swiglu is swish with a gate beside it
 MAX_POSITIONS = 2048  # of sinusoids, which are stored because CTranslate2 computes different ones
 LAST_LAYER, ONE_HEAD = -1, 1  # whose attention replaces unknown symbols
 
@@ -45,12 +40,14 @@ Variables = dict[str, np.ndarray | str]  # an alias is the name of another varia
 
 
 def check(config: ModelConfig, tokenizers: TokenizerPair) -> None:
-    mixed = mixed_stacks(config)
+    mixed = [
+        f"{s}.connection = {c.connection.kind}" for s, c in config.stacks.items() if c.connection.kind != "residual"
+    ]
     obstacles = [
         f"it passes on the last layer's output only, and this model has {' and '.join(mixed)} (export it --to onnx or "
         "--to huggingface, or train a model with connection = residual)"
     ]
-    refuse(NAME, [*(obstacles if mixed else []), *odd_sublayers(folded_config(config)), *other_settings(config)])
+    refuse(NAME, obstacles if mixed else [], odd_sublayers(folded_config(config)), other_settings(config))
 
 
 def write(model: Transformer, tokenizers: TokenizerPair, folder: Path, tell: Tell) -> dict[str, Any]:
@@ -65,8 +62,7 @@ def write(model: Transformer, tokenizers: TokenizerPair, folder: Path, tell: Tel
         vocabularies = {"shared": vocabularies["source"]}
     for name, symbols in vocabularies.items():
         write_json(folder / f"{name}_vocabulary.json", symbols)
-    start = EOS if model.config.start_id is None else model.config.start_id
-    special = {"bos": BOS, "eos": EOS, "unk": UNK, "decoder_start": start}
+    special = {"bos": BOS, "eos": EOS, "unk": UNK, "decoder_start": start_symbol(model.config)}
     settings = {
         "add_source_bos": False,
         "add_source_eos": True,
@@ -115,7 +111,7 @@ def _stack(
     yield f"{side}/activation", np.array(ACTIVATIONS[config.activation], np.int8)
     yield f"{side}/scale_embeddings", np.array(config.scale_embeddings, np.int8)
     assert embedding.positions is not None
-    places = torch.arange(longest(config) or MAX_POSITIONS) + embedding.first_position
+    places = torch.arange(config.position_limit or MAX_POSITIONS) + embedding.first_position
     yield f"{side}/position_encodings/encodings", _array(embedding.positions(places))
     if not isinstance(stack.final_norm, nn.Identity):
         yield from _norm(f"{side}/layer_norm", stack.final_norm)
@@ -187,8 +183,7 @@ def compare(model: Transformer, tokenizers: TokenizerPair, folder: Path, sources
     config, agreement = model.config, Agreement(of="log probabilities")
     symbols = vocabulary(tokenizers.source, config.source_vocab_size)
     target_symbols = vocabulary(tokenizers.target, config.target_vocab_size)
-    for batch in batches(sources, longest(config)):
-        source = padded(batch, config.pad_id)
+    for batch, source in batches(sources, config):
         chosen, expected = greedy(model, source)
         found = engine.score_batch(
             [[symbols[number] for number in ids[:-1]] for ids in batch],

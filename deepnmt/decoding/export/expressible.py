@@ -1,7 +1,8 @@
 """Checks whether a format can express a model, before anything is written."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, fields
+from itertools import chain
 from typing import Any
 
 from deepnmt.data.sentencepiece_rules import SENTENCEPIECE
@@ -19,9 +20,10 @@ KNOWN: dict[type, set[str]] = {
 }
 
 
-def refuse(name: str, obstacles: list[str]) -> None:
-    if obstacles:
-        raise InputError(f"this model cannot be exported to {name}: {'; '.join(obstacles)}")
+def refuse(name: str, *obstacles: Iterable[str]) -> None:
+    """Raise if there are any."""
+    if found := list(chain(*obstacles)):
+        raise InputError(f"this model cannot be exported to {name}: {'; '.join(found)}")
 
 
 def other_settings(config: ModelConfig) -> Iterator[str]:
@@ -35,15 +37,9 @@ def other_settings(config: ModelConfig) -> Iterator[str]:
         yield f"it has nothing for positions = {config.positions!r} (export it --to onnx)"
 
 
-def mixed_stacks(config: ModelConfig) -> list[str]:
-    """The stacks whose connection is not residual, with their kind."""
-    stacks = {"encoder": config.encoder, "decoder": config.decoder}
-    return [f"{side}.connection = {s.connection.kind}" for side, s in stacks.items() if s.connection.kind != "residual"]
-
-
 def odd_sublayers(config: ModelConfig) -> Iterator[str]:
     """An obstacle for each stack that is neither pre-norm nor post-norm."""
-    for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
+    for side, stack in config.stacks.items():
         kind = config.sublayer_of(stack).kind
         if kind not in ("pre", "post"):
             yield f"it has nothing for {side}.sublayer = {kind} (export it --to onnx, or train with pre or post)"

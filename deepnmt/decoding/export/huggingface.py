@@ -18,15 +18,7 @@ from deepnmt.data.sentencepiece_rules import normalising_model
 from deepnmt.data.tokenizer import Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
 from deepnmt.decoding.config import DecodingConfig
-from deepnmt.decoding.export.comparison import (
-    Agreement,
-    Tell,
-    batches,
-    greedy,
-    longest,
-    padded,
-    same_logits,
-)
+from deepnmt.decoding.export.comparison import Agreement, Tell, batches, greedy, same_logits, start_symbol
 from deepnmt.decoding.export.expressible import odd_sublayers, other_settings, refuse, unlike_sentencepiece
 from deepnmt.files import write_json
 from deepnmt.model.config import ModelConfig, StackConfig
@@ -48,32 +40,24 @@ Tensors = dict[str, Tensor]
 
 
 def check(config: ModelConfig, tokenizers: TokenizerPair) -> None:
-    stacks = {"encoder": config.encoder, "decoder": config.decoder}
-    refuse(
-        NAME,
-        [
-            *(
-                f"its modelling file has nothing for {side}.connection = {stack.connection.kind} (export it --to onnx)"
-                for side, stack in stacks.items()
-                if stack.connection.kind not in ("residual", *MIXED)
-            ),
-            *odd_sublayers(folded_config(config)),
-            *other_settings(config),
-            *unlike_sentencepiece(tokenizers),
-        ],
+    odd_connections = (
+        f"its modelling file has nothing for {side}.connection = {stack.connection.kind} (export it --to onnx)"
+        for side, stack in config.stacks.items()
+        if stack.connection.kind not in ("residual", *MIXED)
     )
+    odd_settings = (*odd_sublayers(folded_config(config)), *other_settings(config))
+    refuse(NAME, odd_connections, odd_settings, unlike_sentencepiece(tokenizers))
 
 
 def write(model: Transformer, tokenizers: TokenizerPair, folder: Path, tell: Tell) -> dict[str, Any]:
     model = folded(model)
     kind = _kind(model.config)
     settings, tensors = KINDS[kind](model)
-    start = EOS if model.config.start_id is None else model.config.start_id
     ids = {
         "bos_token_id": BOS,
         "pad_token_id": model.config.pad_id,
         "eos_token_id": EOS,
-        "decoder_start_token_id": start,
+        "decoder_start_token_id": start_symbol(model.config),
         "forced_eos_token_id": None,
     }
     write_json(folder / "config.json", settings | ids | {"is_encoder_decoder": True, "dtype": "float32"})
@@ -81,7 +65,7 @@ def write(model: Transformer, tokenizers: TokenizerPair, folder: Path, tell: Tel
         "num_beams": DecodingConfig.beam,
         "length_penalty": DecodingConfig.length_penalty,
         "early_stopping": True,
-        "max_new_tokens": min(256, longest(model.config) or 256),
+        "max_new_tokens": min(256, model.config.position_limit or 256),
         "suppress_tokens": [BOS, PAD, UNK],
     }
     write_json(folder / "generation_config.json", ids | search)
@@ -95,8 +79,8 @@ def write(model: Transformer, tokenizers: TokenizerPair, folder: Path, tell: Tel
 
 def _kind(config: ModelConfig) -> str:
     """The transformers class, or our modelling file, for the model."""
-    sublayers = {config.sublayer_of(stack).kind for stack in (config.encoder, config.decoder)}
-    connections = {stack.connection.kind for stack in (config.encoder, config.decoder)}
+    sublayers = {config.sublayer_of(stack).kind for stack in config.stacks.values()}
+    connections = {stack.connection.kind for stack in config.stacks.values()}
     plain = (
         connections == {"residual"}
         and config.norm_kind == "layer"
@@ -105,8 +89,7 @@ def _kind(config: ModelConfig) -> str:
     )
     if plain and sublayers == {"post"}:
         return "marian"
-    first = config.pad_id + 1 if config.first_position is None else config.first_position
-    like_fairseq = config.positions == "sinusoidal" and config.pad_id == 1 and first == 2
+    like_fairseq = config.positions == "sinusoidal" and config.pad_id == 1 and config.position_offset == 2
     one_size = config.source_vocab_size == config.target_vocab_size
     if plain and sublayers == {"pre"} and like_fairseq and one_size and not config.output_bias:
         return "m2m_100"
@@ -122,10 +105,10 @@ def _marian(model: Transformer) -> tuple[dict[str, Any], Tensors]:
         "decoder_vocab_size": config.target_vocab_size,
         "share_encoder_decoder_embeddings": shared,
         "tie_word_embeddings": config.tie_output,
-        "max_position_embeddings": longest(config) or MAX_POSITIONS,
+        "max_position_embeddings": config.position_limit or MAX_POSITIONS,
     }
     tensors = dict(_bart_layers(model))
-    places = torch.arange(longest(config) or MAX_POSITIONS)
+    places = torch.arange(config.position_limit or MAX_POSITIONS)
     for side, embedding in (("encoder", model.source_embedding), ("decoder", model.target_embedding)):
         assert embedding.positions is not None
         tensors[f"model.{side}.embed_positions.weight"] = embedding.positions(places + embedding.first_position)
@@ -192,7 +175,7 @@ KINDS = {"marian": _marian, "m2m_100": _m2m100, "deepnmt": _deepnmt}
 def _bart_settings(config: ModelConfig) -> dict[str, Any]:
     """The settings that the Bart-like classes share."""
     sizes: dict[str, Any] = {}
-    for side, stack in (("encoder", config.encoder), ("decoder", config.decoder)):
+    for side, stack in config.stacks.items():
         sizes |= {
             f"{side}_layers": stack.num_layers,
             f"{side}_attention_heads": stack.num_heads,
@@ -215,23 +198,23 @@ def _bart_layers(model: Transformer) -> Iterator[tuple[str, Tensor]]:
         for number, layer in enumerate(stack.layers):
             assert isinstance(layer, Layer)
             scope = f"model.{side}.layers.{number}"
-            yield from _attention(f"{scope}.self_attn", "qkv", [layer.attention.input], layer.attention.output)
+            yield from _attention(f"{scope}.self_attn", [layer.attention.input], layer.attention.output)
             yield from _named(f"{scope}.self_attn_layer_norm", layer.around_attention.norm).items()
             if side == "decoder":
                 cross = layer.cross_attention
-                yield from _attention(f"{scope}.encoder_attn", "qkv", [cross.query, cross.key_value], cross.output)
+                yield from _attention(f"{scope}.encoder_attn", [cross.query, cross.key_value], cross.output)
                 yield from _named(f"{scope}.encoder_attn_layer_norm", layer.around_cross_attention.norm).items()
             yield from _named(f"{scope}.fc1", layer.feed_forward.expand).items()
             yield from _named(f"{scope}.fc2", layer.feed_forward.contract).items()
             yield from _named(f"{scope}.final_layer_norm", layer.around_feed_forward.norm).items()
 
 
-def _attention(scope: str, names: str, packed: list[nn.Linear], output: nn.Linear) -> Iterator[tuple[str, Tensor]]:
+def _attention(scope: str, packed: list[nn.Linear], output: nn.Linear) -> Iterator[tuple[str, Tensor]]:
     """Split packed projections into queries, keys and values."""
     dim = output.out_features
     for kind in ("weight", "bias"):
         parts = [part for layer in packed for part in getattr(layer, kind).split(dim)]
-        for name, part in zip(names, parts, strict=True):
+        for name, part in zip("qkv", parts, strict=True):
             yield f"{scope}.{name}_proj.{kind}", part
     yield from _named(f"{scope}.out_proj", output).items()
 
@@ -320,11 +303,9 @@ def compare(model: Transformer, tokenizers: TokenizerPair, folder: Path, sources
         opener = import_module("deepnmt.decoding.export.modeling_deepnmt").DeepnmtForConditionalGeneration
     exported = opener.from_pretrained(folder).eval()
     agreement = Agreement()
-    for batch in batches(sources, longest(model.config)):
-        source = padded(batch, model.config.pad_id)
-        start = EOS if model.config.start_id is None else model.config.start_id
+    for batch, source in batches(sources, model.config):
         said, _ = greedy(model, source)
-        target = torch.cat([torch.full((len(source), 1), start), said[:, :-1]], dim=1)
+        target = torch.cat([torch.full((len(source), 1), start_symbol(model.config)), said[:, :-1]], dim=1)
         expected = model(source, target)
         found = exported(
             input_ids=source, attention_mask=source != model.config.pad_id, decoder_input_ids=target

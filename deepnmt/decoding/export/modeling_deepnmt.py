@@ -15,6 +15,23 @@ from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "swish": F.silu, "swiglu": F.silu}
+STACK = {"layers": 1, "dim": 8, "ffn_dim": 8, "heads": 1, "norm": "pre", "connection": None}
+DEFAULTS = {
+    "vocab_size": 4,
+    "decoder_vocab_size": 4,
+    "encoder_stack": STACK,
+    "decoder_stack": STACK,
+    "norm_kind": "layer",
+    "activation": "relu",
+    "positions": "sinusoidal",
+    "max_positions": 1024,
+    "first_position": 2,
+    "scale_embeddings": True,
+    "share_embeddings": False,
+    "tie_output": True,
+    "output_bias": False,
+    "dropout": 0.0,
+}
 
 
 class DeepnmtConfig(PretrainedConfig):
@@ -27,43 +44,14 @@ class DeepnmtConfig(PretrainedConfig):
     model_type = "deepnmt"
     is_encoder_decoder = True
 
-    def __init__(
-        self,
-        vocab_size: int = 4,
-        decoder_vocab_size: int = 4,
-        encoder_stack: dict | None = None,
-        decoder_stack: dict | None = None,
-        norm_kind: str = "layer",
-        activation: str = "relu",
-        positions: str = "sinusoidal",
-        max_positions: int = 1024,
-        first_position: int = 2,
-        scale_embeddings: bool = True,
-        share_embeddings: bool = False,
-        tie_output: bool = True,
-        output_bias: bool = False,
-        dropout: float = 0.0,
-        **kwargs,
-    ) -> None:
-        self.vocab_size = vocab_size
-        self.decoder_vocab_size = decoder_vocab_size
-        plain = {"layers": 1, "dim": 8, "ffn_dim": 8, "heads": 1, "norm": "pre", "connection": None}
-        self.encoder_stack = encoder_stack or plain
-        self.decoder_stack = decoder_stack or plain
+    def __init__(self, **settings) -> None:
+        settings = DEFAULTS | settings
+        for name in DEFAULTS:
+            setattr(self, name, settings.pop(name))
         self.hidden_size = self.decoder_stack["dim"]
         self.num_hidden_layers = self.decoder_stack["layers"]
         self.num_attention_heads = self.decoder_stack["heads"]
-        self.norm_kind = norm_kind
-        self.activation = activation
-        self.positions = positions
-        self.max_positions = max_positions
-        self.first_position = first_position
-        self.scale_embeddings = scale_embeddings
-        self.share_embeddings = share_embeddings
-        self.tie_output = tie_output
-        self.output_bias = output_bias
-        self.dropout = dropout
-        super().__init__(**{"tie_word_embeddings": share_embeddings, **kwargs})
+        super().__init__(**{"tie_word_embeddings": self.share_embeddings, **settings})
 
 
 def new_norm(config: DeepnmtConfig, dim: int) -> nn.Module:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from deepnmt.data.sentence_pieces import SentencePieces
 from deepnmt.data.tokenizer import Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
-from deepnmt.decoding.export.comparison import Agreement, Tell, batches, longest, num_steps, padded, same_logits
+from deepnmt.decoding.export.comparison import Agreement, Tell, batches, num_steps, same_logits
 from deepnmt.errors import RunError
 from deepnmt.files import write_json
 from deepnmt.model.attention import KeysValues
@@ -53,8 +53,7 @@ def compare(model: Transformer, tokenizers: TokenizerPair, folder: Path, sources
     """Decode greedily with both, each with its own past; raise RunError if they differ."""
     exported = ExportedModel(folder)
     agreement = Agreement()
-    for batch in batches(sources, longest(model.config)):
-        source = padded(batch, model.config.pad_id)
+    for batch, source in batches(sources, model.config):
         for difference in _decode_both(model, exported, source):
             agreement = agreement.plus(positions=len(batch), difference=difference)
         agreement = agreement.plus(sentences=len(batch))
@@ -109,7 +108,7 @@ def write_graphs(model: Transformer, folder: Path) -> None:
         output_names=["padding", *memory_names],
         dynamic_shapes=(free_source,),
     )
-    head_shape = (stack.num_heads, stack.dim // stack.num_heads)
+    head_shape = (stack.num_heads, stack.head_dim)
     memory = [torch.zeros(batch, source_length, *head_shape) for _ in memory_names]
     past = [torch.zeros(batch, past_length, *head_shape) for _ in past_names]
     _write(
@@ -189,8 +188,8 @@ def _description(model: Transformer, tokenizers: TokenizerPair) -> dict[str, Any
     sides = {side: getattr(tokenizers, side) for side in ("source", "target")}
     return {
         "ids": {"bos": BOS, "pad": config.pad_id, "eos": EOS, "unk": UNK},
-        "past": {"layers": stack.num_layers, "heads": stack.num_heads, "head_dim": stack.dim // stack.num_heads},
-        "max_positions": longest(config),
+        "past": {"layers": stack.num_layers, "heads": stack.num_heads, "head_dim": stack.head_dim},
+        "max_positions": config.position_limit,
         "tokenizers": {
             side: {"subwords": tokenizer.subwords.kind, "tags": list(tokenizer.tags)} | asdict(tokenizer.preprocessor)
             for side, tokenizer in sides.items()

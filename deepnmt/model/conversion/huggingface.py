@@ -20,11 +20,7 @@ from deepnmt.model.storage import read_tensors
 CONFIG = "config.json"
 WEIGHTS = {"model.safetensors": read_tensors, "pytorch_model.bin": read_state_dict}
 # Settings of the ancestors of these classes, with the values that the classes stand for.
-IMPLIED = {
-    "normalize_embedding": False,
-    "static_position_embeddings": True,
-    "tie_encoder_decoder": False,
-}
+IMPLIED = {"normalize_embedding": False, "static_position_embeddings": True, "tie_encoder_decoder": False}
 OURS, MARIANS = "sinusoidal", "sinusoidal-hf"  # positions
 SPECIAL = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
 
@@ -124,10 +120,10 @@ def _with_tables(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Store tied tables under every name, since a file may have only one of them; drop sinusoids."""
     state = {name: tensor for name, tensor in state.items() if ".embed_positions." not in name}
     shared, output, bias = (state.pop(name, None) for name in ("shared.weight", "lm_head.weight", "final_logits_bias"))
+    table = shared if shared is not None else output
     tables = {
-        f"{side}.embed_tokens.weight": shared if shared is not None else output for side in ("encoder", "decoder")
-    }
-    tables |= {
+        "encoder.embed_tokens.weight": table,
+        "decoder.embed_tokens.weight": table,
         "decoder.output_projection.weight": output,
         "decoder.output_bias": None if bias is None else bias.flatten(),
     }

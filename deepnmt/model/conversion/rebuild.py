@@ -71,9 +71,8 @@ def _config(foreign: ForeignModel) -> ModelConfig:
         raise InputError(
             f"{foreign.path} has pre-norm in one stack and post-norm in the other, which deepnmt does not support"
         )
-    learned_positions = "encoder.embed_positions.weight" in state
-    pad_id = int(foreign.settings.get("pad", 1))
     told = foreign.settings
+    pad_id = int(told.get("pad", 1))
     settings: dict[str, Any] = {
         "source_vocab_size": source.shape[0],
         "target_vocab_size": target.shape[0],
@@ -82,19 +81,15 @@ def _config(foreign: ForeignModel) -> ModelConfig:
         "decoder": _stack_config(foreign, "decoder"),
         "share_embeddings": shared,
         "tie_output": "decoder.embed_out" not in state,
-        "positions": "learned" if learned_positions else "sinusoidal",
-        "max_positions": len(state["encoder.embed_positions.weight"]) - pad_id - 1
-        if learned_positions
-        else ModelConfig.max_positions,
         "activation": _activation(foreign),
         "output_bias": "decoder.output_bias" in state,
         "dropout": float(told.get("dropout", 0.1)),
         "attention_dropout": float(told.get("attention_dropout", 0.0)),
-        "ffn_dropout": float(
-            foreign.settings.get("relu_dropout", 0.0) or foreign.settings.get("activation_dropout", 0.0)
-        ),
+        "ffn_dropout": float(told.get("relu_dropout", 0.0) or told.get("activation_dropout", 0.0)),
         "pad_id": pad_id,
     }
+    if (table := state.get("encoder.embed_positions.weight")) is not None:
+        settings |= {"positions": "learned", "max_positions": len(table) - pad_id - 1}
     return ModelConfig(**settings | foreign.config)
 
 
@@ -137,72 +132,50 @@ def _connection_config(foreign: ForeignModel, side: str) -> ConnectionConfig:
     )
 
 
-_LAYER = {
-    "self_attn.in_proj_": "attention.input.",
-    "self_attn.out_proj.": "attention.output.",
-    "encoder_attn.out_proj.": "cross_attention.output.",
-    "encoder_attn.query_": "cross_attention.query.",
-    "encoder_attn.key_value_": "cross_attention.key_value.",
-    "fc1.": "feed_forward.expand.",
-    "fc2.": "feed_forward.contract.",
+_LAYER = r"((?:encoder|decoder)\.layers\.\d+)"
+# Their names and ours, up to `weight` or `bias`.
+_NAMES = {
+    r"(encoder|decoder)\.layer_norm\.": r"\1.final_norm.",
+    r"encoder\.embed_(tokens|positions)\.(?=weight)": r"source_embedding.\1.",
+    r"decoder\.embed_(tokens|positions)\.(?=weight)": r"target_embedding.\1.",
+    r"(encoder|decoder)\.history\.(?=weight)": r"\1.connection.",
+    r"(encoder|decoder)\.history\.layer_norms\.(\d+)\.": r"\1.connection.norms.\2.",
+    rf"{_LAYER}\.self_attn\.in_proj_": r"\1.attention.input.",
+    rf"{_LAYER}\.self_attn\.out_proj\.": r"\1.attention.output.",
+    rf"{_LAYER}\.encoder_attn\.query_": r"\1.cross_attention.query.",
+    rf"{_LAYER}\.encoder_attn\.key_value_": r"\1.cross_attention.key_value.",
+    rf"{_LAYER}\.encoder_attn\.out_proj\.": r"\1.cross_attention.output.",
+    rf"{_LAYER}\.fc1\.": r"\1.feed_forward.expand.",
+    rf"{_LAYER}\.fc2\.": r"\1.feed_forward.contract.",
+    rf"{_LAYER}\.layer_norms\.0\.": r"\1.around_attention.norm.",
+    r"(encoder\.layers\.\d+)\.layer_norms\.1\.": r"\1.around_feed_forward.norm.",
+    r"(decoder\.layers\.\d+)\.layer_norms\.1\.": r"\1.around_cross_attention.norm.",
+    r"(decoder\.layers\.\d+)\.layer_norms\.2\.": r"\1.around_feed_forward.norm.",
 }
-_NORMS = {
-    "encoder": ("around_attention", "around_feed_forward"),
-    "decoder": ("around_attention", "around_cross_attention", "around_feed_forward"),
-}
-_EMBEDDING = {"encoder": "source_embedding", "decoder": "target_embedding"}
+_WHOLE_NAMES = {"decoder.embed_out": "output.weight", "decoder.output_bias": "output_bias"}
 _NO_PARAMETER = re.compile(r"(encoder|decoder)\.(version|embed_positions\.(_float_tensor|weights))")
 
 
 def _rename(foreign: ForeignModel, config: ModelConfig) -> dict[str, Tensor]:
+    """The tensors by our names; the packed projection of cross-attention becomes two."""
     ours: dict[str, Tensor] = {}
     for name, tensor in foreign.state.items():
-        if _NO_PARAMETER.fullmatch(name):
+        if _NO_PARAMETER.fullmatch(name) or (name == "decoder.embed_tokens.weight" and config.share_embeddings):
             continue
-        if name == "decoder.embed_tokens.weight" and config.share_embeddings:
-            continue
-        renamed = _rename_one(name, tensor)
-        if renamed is None:
-            raise InputError(f"{foreign.path} has the parameter {name}, which deepnmt does not support")
-        ours.update(renamed)
+        parts = {name: tensor}
+        if packed := re.fullmatch(r"(.+\.encoder_attn)\.in_proj_(weight|bias)", name):
+            sizes = len(tensor) // 3, len(tensor) - len(tensor) // 3
+            names = (f"{packed[1]}.{part}_{packed[2]}" for part in ("query", "key_value"))
+            parts = dict(zip(names, tensor.split(sizes), strict=True))
+        ours |= {_our_name(foreign, theirs): part for theirs, part in parts.items()}
     return ours
 
 
-def _rename_one(name: str, tensor: Tensor) -> dict[str, Tensor] | None:
-    """Our name and value for one of theirs; the packed projection of cross attention becomes two."""
-    if name == "decoder.embed_out":
-        return {"output.weight": tensor}
-    if name == "decoder.output_bias":
-        return {"output_bias": tensor}
-    side, _, rest = name.partition(".")
-    if side not in _EMBEDDING:
-        return None
-    if rest in ("layer_norm.weight", "layer_norm.bias"):
-        return {f"{side}.final_norm.{rest.rpartition('.')[2]}": tensor}
-    if rest in ("embed_tokens.weight", "embed_positions.weight"):
-        return {f"{_EMBEDDING[side]}.{rest.removeprefix('embed_')}": tensor}
-    if rest == "history.weight":
-        return {f"{side}.connection.weight": tensor}
-    if match := re.fullmatch(r"history\.layer_norms\.(\d+)\.(weight|bias)", rest):
-        return {f"{side}.connection.norms.{match[1]}.{match[2]}": tensor}
-    if match := re.fullmatch(r"layers\.(\d+)\.(.+)", rest):
-        return _rename_in_layer(side, f"{side}.layers.{match[1]}", match[2], tensor)
-    return None
-
-
-def _rename_in_layer(side: str, layer: str, rest: str, tensor: Tensor) -> dict[str, Tensor] | None:
-    kind = rest.rpartition(".")[2].rpartition("_")[2]  # weight or bias
-    if rest.startswith("encoder_attn.in_proj_"):
-        dim = len(tensor) // 3
-        query, key_value = tensor[:dim], tensor[dim:]
-        return {
-            f"{layer}.cross_attention.query.{kind}": query,
-            f"{layer}.cross_attention.key_value.{kind}": key_value,
-        }
-    if match := re.fullmatch(r"layer_norms\.(\d)\.(weight|bias)", rest):
-        names = _NORMS[side]
-        return {f"{layer}.{names[int(match[1])]}.norm.{match[2]}": tensor} if int(match[1]) < len(names) else None
-    for theirs, mine in _LAYER.items():
-        if rest.startswith(theirs) and kind in ("weight", "bias"):
-            return {f"{layer}.{mine}{kind}": tensor}
-    return None
+def _our_name(foreign: ForeignModel, name: str) -> str:
+    if name in _WHOLE_NAMES:
+        return _WHOLE_NAMES[name]
+    for theirs, ours in _NAMES.items():
+        renamed, count = re.subn(rf"^{theirs}(?=(?:weight|bias)$)", ours, name)
+        if count:
+            return renamed
+    raise InputError(f"{foreign.path} has the parameter {name}, which deepnmt does not support")

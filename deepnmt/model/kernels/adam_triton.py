@@ -1,5 +1,5 @@
-"""Adam and AdamW for many parameters in one kernel, which looks up their addresses. torch's fused Adam is the twin: it
-takes a few dozen tensors at a time, each by a few blocks, and so leaves most of a large GPU idle."""
+"""Adam and AdamW for many parameters in one kernel, which reads their addresses from a table. The plain twin is torch's
+fused Adam: it takes a few dozen tensors at a time, each in a few blocks, which leaves most of a large GPU idle."""
 
 import math
 from typing import Any
@@ -18,10 +18,10 @@ def _adam(
     beta1, beta2, log_beta1, log_beta2, eps, weight_decay,
     DECOUPLED: tl.constexpr, DECAYS: tl.constexpr, IN_FOURS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Chunks: of which tensor, and which block of it. Addresses: parameters, gradients, means, mean squares."""
+    """Chunks: the tensor and the block of it. Addresses: parameters, gradients, means, mean squares."""
     chunk = tl.program_id(0)
     tensor, start = tl.load(Chunks + 2 * chunk), tl.load(Chunks + 2 * chunk + 1) * BLOCK
-    # A tensor has memory of its own, which begins at a multiple of 16 bytes.
+    # Every tensor starts at a multiple of 16 bytes.
     Parameter = tl.multiple_of(tl.load(Addresses + tensor).to(tl.pointer_type(tl.float32)), 16)
     Gradient = tl.multiple_of(tl.load(Addresses + count + tensor).to(tl.pointer_type(tl.float32)), 16)
     Mean = tl.multiple_of(tl.load(Addresses + 2 * count + tensor).to(tl.pointer_type(tl.float32)), 16)
@@ -50,7 +50,7 @@ def _adam(
 
 
 class ManyTensors:
-    """The parameters of one group, their gradients, means and mean squares: each kind in the same order."""
+    """The parameters of one group, their gradients, means and mean squares, in the same order."""
 
     def __init__(self, columns: list[list[Tensor]]) -> None:
         device, sizes = columns[0][0].device, [tensor.numel() for tensor in columns[0]]
@@ -61,7 +61,7 @@ class ManyTensors:
         self.in_fours = not any(size % 4 for size in sizes)
 
     def launch(self, steps: Tensor, rate: Tensor, divisor: Tensor, is_bad: Tensor, group: dict[str, Any]) -> None:
-        """steps: (tensors,), counted already; rate, divisor and is_bad: () in fp32"""
+        """steps: (tensors,), this one included; rate, divisor and is_bad: () in fp32"""
         beta1, beta2 = group["betas"]
         _adam[(len(self.chunks),)](
             self.chunks, self.addresses, self.sizes, steps, rate, divisor, is_bad, len(self.sizes),

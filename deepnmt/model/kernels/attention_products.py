@@ -1,6 +1,6 @@
-"""Attention on a CPU as matrix products and a softmax, its gradient by hand: few calls, and few changes of type.
+"""Attention on a CPU as matrix products and a softmax, with a hand-written gradient: few calls and few casts.
 
-In bf16 the backward pass of torch's fused attention is much slower there.
+In bf16 the backward pass of torch's fused attention is much slower on a CPU.
 """
 
 from collections.abc import Callable
@@ -84,7 +84,7 @@ def _noise(like: Tensor, dropout: float) -> Tensor:
 def attend_by_products(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, dropout: float) -> Tensor:
     """query: (B, T, heads, head_dim), keys and values: (B, S, heads, head_dim) -> like query.
 
-    hidden: broadcastable to (B, heads, T, S), True where the query may not look
+    hidden: broadcastable to (B, heads, T, S), True where the query must not attend
     """
     mask = additive_mask(hidden, query.dtype)
     if mask.shape[0] > 1 or mask.shape[1] > 1:
@@ -98,7 +98,7 @@ Views = Callable[[Tensor], list[Tensor]]
 
 
 def attend_blocks(views: Views, masks: list[Tensor], dropout: float, *parts: Tensor) -> Tensor:
-    """`attend` block by block, with its gradient; `views` shows a tensor's blocks, for each of which there is a mask.
+    """`attend` block by block, with its gradient; `views` splits a tensor into blocks, each of which has a mask.
 
     parts: query, keys and values, or one tensor of all three, one after the other -> like query
     """

@@ -10,7 +10,7 @@ from torch import Tensor
 def _bounds(Own, Other, Position, Start, End, count, sentences, ROUNDS: tl.constexpr, BLOCK: tl.constexpr):
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     low, high = tl.zeros((BLOCK,), tl.int32), tl.zeros((BLOCK,), tl.int32) + sentences + 1
-    for _ in range(ROUNDS):  # how many sentences begin at this place or before
+    for _ in range(ROUNDS):  # counts the sentences that begin here or before
         middle = (low + high) // 2
         is_before = tl.load(Own + middle, mask=middle <= sentences, other=0x7FFFFFFF) <= place
         low, high = tl.where(is_before, middle + 1, low), tl.where(is_before, high, middle)

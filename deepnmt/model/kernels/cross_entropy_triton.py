@@ -19,7 +19,7 @@ def _load(logits, place, size, EVEN: tl.constexpr):
 def _cross_entropy(
     Logits, Targets, Loss, Nll, size, smoothing, lift, pad_id, EVEN: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Exponents are of two. EVEN: a row is a number of blocks."""
+    """Exponents have base two. EVEN: whole blocks fill a row."""
     row = tl.program_id(0)
     target = tl.load(Targets + row)
     logits = Logits + row.to(tl.int64) * size
@@ -45,7 +45,7 @@ def _cross_entropy(
         place = first + tl.arange(0, BLOCK)
         gradient = tl.exp2(_load(logits, place, size, EVEN) * LOG2_E - log2_z) * factor - floor
         tl.store(logits + place, gradient.to(Logits.dtype.element_ty), mask=None if EVEN else place < size)
-    tl.debug_barrier()  # the target's own is stored again, after all others
+    tl.debug_barrier()  # the target's gradient is stored again, after all others
     gradient = (tl.exp2(of_target * LOG2_E - log2_z) - (1 - smoothing)) * factor - floor
     tl.store(logits + target, gradient.to(Logits.dtype.element_ty))
 
@@ -53,7 +53,7 @@ def _cross_entropy(
 def cross_entropy_(
     logits: Tensor, targets: Tensor, smoothing: float, pad_id: int, lift: float
 ) -> tuple[Tensor, Tensor]:
-    """Overwrite logits (N, V) by `lift` times the gradient of the summed loss; returns the sums of loss and nll."""
+    """Overwrite logits (N, V) by `lift` times the gradient of the summed loss; return the sums of loss and nll."""
     rows, size = logits.shape
     loss, nll = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
     block = min(8192, triton.next_power_of_2(size))

@@ -1,4 +1,4 @@
-"""Dropout whose noise is a few integer operations: made again in the backward pass, so that no mask is kept."""
+"""Dropout whose noise takes a few integer operations: the backward pass computes it again, so no mask is stored."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 
 class Dropout(nn.Dropout):
-    """As torch has it, except where its random numbers cost more than its memory traffic: in compiled code on a GPU,
-    and on a CPU, which draws a number for each element."""
+    """torch's dropout, except where its random numbers cost more than its memory traffic: in compiled code on a GPU,
+    and on a CPU, where torch draws a number for each element."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
@@ -22,7 +22,7 @@ class Dropout(nn.Dropout):
 
 
 def quartered_dropout(x: Tensor, p: float) -> Tensor:
-    """Each 64 random bits decide about four elements; p is rounded to a multiple of 2**-16."""
+    """64 random bits serve four elements; p is rounded to a multiple of 2**-16."""
     threshold = round(p * 2**16)
     words = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
     bits = words.view(torch.int16)[: x.numel()].view(x.shape)
@@ -33,10 +33,10 @@ def quartered_dropout(x: Tensor, p: float) -> Tensor:
 
 
 def scattered_dropout(x: Tensor, p: float, seed: Tensor) -> Tensor:
-    """Two neighbours share the 32 bits that the number of their pair, scrambled with the seed, gives: an element is
-    dropped if its sixteen are among the lowest. p is rounded to a multiple of 2**-16.
+    """Two neighbours share 32 bits: the number of their pair, scrambled with the seed. An element is dropped if its
+    sixteen bits are below p * 2**16; p is rounded to a multiple of 2**-16.
 
-    seed: (1,) int32. Meant to be compiled: then all of it is one pass with what stands around it.
+    seed: (1,) int32. Meant to be compiled, so that it fuses with the operations around it.
     """
     place = torch.arange(x.numel(), device=x.device, dtype=torch.int32).view(x.shape)
     half = (scramble((place >> 1) ^ seed) >> ((place & 1) * 16)) & 0xFFFF
@@ -44,14 +44,14 @@ def scattered_dropout(x: Tensor, p: float, seed: Tensor) -> Tensor:
 
 
 def scramble(bits: Tensor) -> Tensor:
-    """The finaliser of MurmurHash3 on int32 that wraps around: every bit of the input moves every bit of the output."""
+    """The finaliser of MurmurHash3 on int32 that wraps around: every input bit affects every output bit."""
     bits = (bits ^ ((bits >> 16) & 0xFFFF)) * -2048144789
     bits = (bits ^ ((bits >> 13) & 0x7FFFF)) * -1028477387
     return bits ^ ((bits >> 16) & 0xFFFF)
 
 
 class _Dealt:
-    """Seeds that were drawn before, and how many of them are taken."""
+    """Seeds drawn in advance, and the number already used."""
 
     rows: Tensor | None = None
     taken = 0
@@ -62,14 +62,14 @@ SEEDS_OF_A_LAYER, APART = 16, 4  # seeds lie 16 bytes apart, where kernels read 
 
 
 def draw_seeds(num_layers: int, device: torch.device) -> Tensor:
-    """For all layers, by one kernel: the rows are for `dealing`."""
+    """Seeds of all layers, drawn by one kernel: a row for each layer, for `dealing`."""
     return torch.randint(2**31 - 1, (num_layers, SEEDS_OF_A_LAYER, APART), device=device, dtype=torch.int32)
 
 
 @contextmanager
 def dealing(rows: Tensor | None) -> Iterator[None]:
-    """Inside, `fresh_seed` takes one of these rows after the other. They are an input of a compiled layer, so that all
-    layers share its code and yet differ in their noise."""
+    """Inside, `fresh_seed` returns these rows one after the other. They are an input of the compiled layer, so that all
+    layers share its code and still differ in their noise."""
     _DEALT.rows, _DEALT.taken = rows, 0
     try:
         yield
@@ -78,7 +78,7 @@ def dealing(rows: Tensor | None) -> Iterator[None]:
 
 
 def fresh_seed(device: torch.device) -> Tensor:
-    """Dealt, or else from the device's own generator: (1,) int32."""
+    """The next seed of `dealing`, or one from the device's own generator: (1,) int32."""
     if _DEALT.rows is None or _DEALT.taken == len(_DEALT.rows):
         return torch.randint(2**31 - 1, (1,), device=device, dtype=torch.int32)
     _DEALT.taken += 1

@@ -1,7 +1,7 @@
-"""Rows of a table by their numbers, with a gradient that is the same to the last bit every time.
+"""Rows of a table by number, with a gradient that is bit-for-bit reproducible.
 
-On a GPU torch sums what equal numbers bring in an order that varies, which made the table the one parameter of a model
-whose gradient did not repeat. Here each row's sum runs over its occurrences in the order of the text.
+On a GPU torch sums the gradients of equal numbers in varying order, which made the table the only parameter of a model
+whose gradient was not reproducible. Here each row's gradients are summed in the order of the text.
 """
 
 from collections.abc import Callable

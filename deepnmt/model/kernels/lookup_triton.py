@@ -1,4 +1,4 @@
-"""The sums of rows that have the same number, in their order: after a stable sort each program sums one stretch."""
+"""Sums of the rows with the same number, in order: after a stable sort each program sums one run of them."""
 
 import torch
 import triton
@@ -24,9 +24,9 @@ def _sum_stretch(Starts, Order, Rows, Sums, dim, padding, ROWS: tl.constexpr, CO
 
 @torch.library.custom_op("deepnmt::sum_rows", mutates_args=())
 def sum_rows(rows: Tensor, numbers: Tensor, size: int, padding: int) -> Tensor:
-    """rows (N, d), numbers (N) below `size` -> (size, d) in fp32; what has the number `padding` is left out.
+    """rows (N, d), numbers (N) below `size` -> (size, d) in fp32; rows with the number `padding` are left out.
 
-    A torch operator, so compiled code passes through it.
+    A torch operator, so it works in compiled code.
     """
     dim = rows.shape[1]
     sums = torch.empty(size, dim, dtype=torch.float32, device=rows.device)

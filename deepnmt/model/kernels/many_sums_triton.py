@@ -1,5 +1,5 @@
-"""Many tensors of any sizes, each added to another of its size, in one kernel that looks up their addresses; and the
-norms of the sums, of which that kernel leaves the squares of each block."""
+"""Many tensors of any sizes, each added to another of its size, in one kernel that reads their addresses from a table;
+and the norms of the sums, from the squares that this kernel sums up in each block."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -18,7 +18,7 @@ VECTOR = 16  # bytes
 def _add(
     Chunks, Added, Totals, Sizes, Squares, Is_first, TYPE: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """total = added if `Is_first`, else total + added. Chunks: of which tensor, and which block of it."""
+    """total = added if `Is_first`, else total + added. Chunks: the tensor and the block of it."""
     chunk = tl.program_id(0)
     tensor, start = tl.load(Chunks + 2 * chunk), tl.load(Chunks + 2 * chunk + 1) * BLOCK
     added = tl.load(Added + tensor).to(tl.pointer_type(TYPE))
@@ -52,7 +52,7 @@ def _root(Squares, Firsts, Places, Norms, BLOCK: tl.constexpr):
 
 
 class ManySums:
-    """Of tensors of one type to fp32 totals, which stay where they are; `locate` may be called after recording."""
+    """Adds tensors of one type to fp32 totals with fixed addresses; `locate` may be called after recording."""
 
     def __init__(self, totals: Sequence[Tensor]) -> None:
         device, blocks = totals[0].device, [-(-total.numel() // BLOCK) for total in totals]
@@ -77,5 +77,5 @@ class ManySums:
         )  # fmt: skip
 
     def norms(self, norms: Tensor, places: Tensor) -> None:
-        """Put the norm of total i in norms[places[i]]."""
+        """Write the norm of total i to norms[places[i]]."""
         _root[(len(places),)](self.squares, self.firsts, places, norms, BLOCK=1024)

@@ -16,7 +16,7 @@ def mix(outputs: Sequence[Tensor], weights: Tensor) -> Tensor:
 
 
 def mix_by_position(outputs: Sequence[Tensor], weights: Tensor) -> Tensor:
-    """sum_k weights[..., k] * outputs[k]: each position has weights of its own. weights: (..., count) in fp32."""
+    """sum_k weights[..., k] * outputs[k]: each position has its own weights. weights: (..., count) in fp32."""
     return _Mixture.apply(weights.movedim(-1, 0).unsqueeze(-1), *outputs)
 
 
@@ -86,7 +86,7 @@ class MixtureTape:
         self.norms = iter(norms)
 
     def enter(self, output: Tensor) -> Tensor:
-        """The next output. What is returned stands for it in the history."""
+        """Add the next output; return what the history keeps for it."""
         normed: Tensor = next(self.norms)(output)
         return normed
 
@@ -96,10 +96,10 @@ class MixtureTape:
 
 
 class PositionTape:
-    """One pass of a stack in which every position mixes with weights of its own: autograd does the bookkeeping."""
+    """One pass of a stack in which every position has its own mixing weights: autograd does the bookkeeping."""
 
     def enter(self, output: Tensor) -> Tensor:
-        """Let the output take part in the mixtures from now on; what is returned stands for it in the history."""
+        """Add an output to the mixtures that follow; return what the history keeps for it."""
         return output
 
     def mix(self, history: Sequence[Tensor], weights: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Fused attention among sentences that are laid end to end: work grows with the sentences' lengths, nothing is padded.
+"""Fused attention within sentences that lie end to end: the work depends on their lengths, and nothing is padded.
 
 After Dao (2023), FlashAttention-2, for short sequences: a tile of queries meets only the keys from the start of its
-first sentence to the end of its last. The functions are torch operators, so compiled code passes through them.
+first sentence to the end of its last. The functions are torch operators, so they work in compiled code.
 """
 
 import torch
@@ -32,7 +32,7 @@ def _kept(seed, head, dropout, m, n, start):
     of_query = (m * KEYS_APART - start).to(tl.uint32) + head.to(tl.uint32) * 0x7FEB352D
     of_query = of_query * 0x9E3779B1 + seed.to(tl.uint32)
     bits = of_query[:, None] + (n.to(tl.uint32) * 0x9E3779B1)[None, :]
-    # MurmurHash3's finaliser, far cheaper than Philox; its last step only changes low bits, which decide nothing here.
+    # MurmurHash3's finaliser, far cheaper than Philox; its last step only changes low bits, which do not matter here.
     bits = (bits ^ (bits >> 16)) * 0x85EBCA6B
     bits = (bits ^ (bits >> 13)) * 0xC2B2AE35
     return bits >= tl.cast(dropout * 4294967296.0, tl.uint32)
@@ -55,14 +55,14 @@ def _query_tile(Start, End, num_queries, CAUSAL: tl.constexpr, BM: tl.constexpr)
 
 @triton.jit
 def _by_distance(head, m, n, HEADS: tl.constexpr, SPAN: tl.constexpr):
-    """Where a pair's entry is among those that a query has for each distance, (N, heads, 2 * SPAN + 1)."""
+    """The index of a pair's entry in the table of queries by distance, (N, heads, 2 * SPAN + 1)."""
     row = tl.minimum(tl.maximum(n[None, :] - m[:, None], -SPAN), SPAN) + SPAN
     return (m[:, None].to(tl.int64) * HEADS + head) * (2 * SPAN + 1) + row
 
 
 @triton.jit
 def _store_by_distance(base, head, m, n, tile, visible, HEADS: tl.constexpr, SPAN: tl.constexpr):
-    """Store the pairs that are alone at their distance; return what the others, at the two ends, sum up to."""
+    """Store the pairs that are alone at their distance; return the sums of the others, at the two ends."""
     distance = n[None, :] - m[:, None]
     alone = visible & (distance > -SPAN) & (distance < SPAN)
     tl.store(base + _by_distance(head, m, n, HEADS, SPAN), tile.to(base.dtype.element_ty), mask=alone)
@@ -83,7 +83,7 @@ def _scores(
     q, k, m, n, start, end, head, Bias, scale,
     CAUSAL: tl.constexpr, PRECISION: tl.constexpr, HEADS: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
-    """As exponents of two; -inf where query m does not see key n."""
+    """Scores as exponents of two; -inf where query m does not see key n."""
     if CAUSAL:
         end = tl.minimum(end, m + 1)
     visible = (n[None, :] >= start[:, None]) & (n[None, :] < end[:, None])
@@ -279,7 +279,7 @@ def packed_attention(
     """The attention (N, heads, head_dim) of a text to itself or to another, and what the backward pass needs.
 
     parts: [queries, keys and values as (N, 3, heads, head_dim)], which takes no copies; or [(N, heads, head_dim),
-    (M, heads, head_dim) twice]. ranges: the four of `VisibleRanges`.
+    (M, heads, head_dim) twice]. ranges: those of `PackedVisibility`.
     bias: (N, heads, 2 * span + 1), added to the products of each query, by distance. The last result, if `sharing`, has
     the same shape: the share of its attention that a query gives to each distance.
     """
@@ -317,7 +317,7 @@ def packed_attention_backward(
     constants = _constants(q, causal, dropout, tile=32)
     scale, span = q.shape[2] ** -0.5, _span(bias)
     biases = out if bias is None else bias
-    if not sharing:  # the kernels want an address also of what they do not touch
+    if not sharing:  # the kernels need an address even for what they do not use
         shares = d_shares = out
     _backward_queries[(triton.cdiv(len(q), constants["BM"]), q.shape[1])](
         q, k, v, biases, out, shares, d_out, d_shares, ranges[0], ranges[1], lse, delta, d_q, d_bias, seed,

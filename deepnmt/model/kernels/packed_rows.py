@@ -71,7 +71,7 @@ class Rows(Visibility):
         return plan.attended.move(attended).view(projected[:, 0].shape)
 
     def attend_relatively(self, projected: Tensor, relative: RelativePositions, dropout: float) -> Tensor:
-        """The same where distances count, which in a row are those of the sentence. By torch's own gradients."""
+        """The same with relative positions: distances in a row are those in the sentence. Uses autograd."""
         plan = self._plan(3, projected)
         parts = plan.queries.move(projected).chunk(3)
         slots = [projected.new_zeros(0, projected.shape[-1])]
@@ -81,7 +81,7 @@ class Rows(Visibility):
         return plan.attended.move(torch.cat(slots)).view(projected[:, 0].shape)
 
     def _plan(self, parts: int, x: Tensor) -> "Plan":
-        """Made at the first layer, and the same for the next ones."""
+        """Built by the first layer and reused by the others."""
         key = parts, x.shape[-2], x.dtype
         if key not in self._plans:
             self._plans[key] = Plan(self, *key)
@@ -91,7 +91,7 @@ class Rows(Visibility):
 def _assign(lengths: Sequence[int]) -> tuple[Integers, list[int]]:
     """-> the first slot of each sentence, and the width of each row.
 
-    The longest goes first, each to the row where it leaves the least room.
+    The longest sentence is placed first, each in the row where it leaves the least room.
     """
     first = np.zeros(len(lengths), dtype=np.int64)
     widths: list[int] = []
@@ -192,7 +192,7 @@ def _to_slots(there: Integers, back: Integers) -> Rearrangement:
 
 
 class Plan:
-    """Where rows go and what they see, with this many heads: computed once, used by every layer."""
+    """The slots and masks for this number of heads: computed once, used by every layer."""
 
     def __init__(self, rows: Rows, parts: int, heads: int, dtype: torch.dtype) -> None:
         self.blocks = [

@@ -24,7 +24,7 @@ def layer_norm(x: Tensor, norm: nn.LayerNorm) -> Tensor:
 
 
 def layer_norm_beside(x: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
-    """x and norm(x), in its type. Their gradients are added in the pass that goes back through the norm."""
+    """x and norm(x), in its type. The backward pass through the norm adds their gradients."""
     flat = x.reshape(-1, x.shape[-1])
     beside, normed = _NormBeside.apply(flat, norm.weight, norm.bias, norm.eps)
     return beside.view(x.shape), normed.view(x.shape)

@@ -2,7 +2,7 @@
 
 As in `mixture_triton` the outputs lie in one buffer and the gradients of the rows in another, so that the gradient of
 y_k, sum_{l >= k} w_l[k] * g_l at each position, is gathered once, when the backward pass reaches layer k. The weights
-of a row may depend on the outputs, so their gradients are found when its own backward pass comes.
+of a row may depend on the outputs, so their gradients are computed in its own backward pass.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ def _weigh(History, G, Gradients, dW, count, dim, row, R: tl.constexpr, D: tl.co
 def _gather(
     Gradients, Kept, Given, dY, count, dim, depth, num_rows, GIVEN: tl.constexpr, R: tl.constexpr, D: tl.constexpr
 ):
-    """dY = sum_{l >= depth} W_l[:, depth] * g_l, and what came another way"""
+    """dY = sum_{l >= depth} W_l[:, depth] * g_l, plus the gradient from elsewhere"""
     positions, exists, place, inside, size = _tile(count, dim, R, D)
     gathered = tl.zeros((R, D), tl.float32)
     if GIVEN:
@@ -113,7 +113,7 @@ class _Enter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor, None]:
-        """The mixtures that read this output have all been through their backward and left their gradients."""
+        """By now all mixtures that read this output have run their backward passes and stored their gradients."""
         tape, (given,) = ctx.tape, gradients
         entered = tape.history[ctx.depth]
         if tape.gradients is None:

@@ -48,7 +48,7 @@ def _sinkhorn_backward(
         tl.store(kept + 2 * i * n, columns, mask=exists)
         tl.store(kept + (2 * i + 1) * n, rows, mask=exists)
     gradient = tl.load(dOut + place, mask=inside, other=0.0)
-    tl.debug_barrier()  # what one thread has stored, another may load
+    tl.debug_barrier()  # one thread may load what another has stored
     for step in range(ROUNDS):
         i = ROUNDS - 1 - step
         rows = tl.load(kept + (2 * i + 1) * n, mask=exists, other=1.0)

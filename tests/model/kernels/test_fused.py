@@ -15,7 +15,7 @@ from deepnmt.model.kernels.dropout import dealing, scattered_dropout
 from deepnmt.model.kernels.mixture import MixtureTape
 from deepnmt.model.norms import LayerNorm, RmsNorm
 from deepnmt.model.positions import RelativePositions
-from deepnmt.model.sequences import PackedSequences, PackedVisibility, VisibleRanges, plain_bounds
+from deepnmt.model.sequences import PackedSequences, PackedVisibility, plain_bounds
 from deepnmt.training.mixed_precision import LossScale
 from deepnmt.training.verdict import judge
 
@@ -38,8 +38,8 @@ def packed(lengths: list[int], size: int, slots: int) -> PackedSequences:
     return PackedSequences(torch.ones(size, dtype=torch.long, device=DEVICE), offsets.to(DEVICE))
 
 
-def reach(queries: PackedSequences, keys: PackedSequences) -> VisibleRanges:
-    return VisibleRanges(*queries.bounds_in(keys), *keys.bounds_in(queries))
+def reach(queries: PackedSequences, keys: PackedSequences) -> list[torch.Tensor]:
+    return [*queries.bounds_in(keys), *keys.bounds_in(queries)]
 
 
 def distance(left: Tensor, right: Tensor) -> float:
@@ -61,7 +61,7 @@ def test_self_attention_equals_its_twin(dtype: torch.dtype, causal: bool, heads:
     qkv = torch.randn(256, 3, heads, head_dim, device=DEVICE, dtype=dtype, requires_grad=True)
     exact = qkv.detach().double().requires_grad_()
     seed = torch.tensor([3], dtype=torch.int32, device=DEVICE)
-    fused, *_ = packed_attention([qkv], None, list(ranges), seed, causal, 0.0, False)
+    fused, *_ = packed_attention([qkv], None, ranges, seed, causal, 0.0, False)
     plain = attend_one_by_one(*exact.unbind(1), text, text, causal)
     gradient = torch.randn_like(fused)
     fused.backward(gradient)
@@ -141,7 +141,7 @@ def test_cross_attention_equals_its_twin(dtype: torch.dtype) -> None:
     kv = torch.randn(230, 2, 2, 64, device=DEVICE, dtype=dtype, requires_grad=True)
     exact_q, exact_kv = (tensor.detach().double().requires_grad_() for tensor in (q, kv))
     seed = torch.tensor([3], dtype=torch.int32, device=DEVICE)
-    fused, *_ = packed_attention([q, *kv.unbind(1)], None, list(ranges), seed, False, 0.0, False)
+    fused, *_ = packed_attention([q, *kv.unbind(1)], None, ranges, seed, False, 0.0, False)
     plain = attend_one_by_one(exact_q, *exact_kv.unbind(1), target, source)
     gradient = torch.randn_like(fused)
     fused.backward(gradient)
@@ -162,7 +162,7 @@ def test_dropout_keeps_its_share_and_its_gradient_follows_it() -> None:
 
     def attend(qkv: Tensor, seed: int) -> Tensor:
         seeds = torch.tensor([seed], dtype=torch.int32, device=DEVICE)
-        return packed_attention([qkv], None, list(ranges), seeds, False, 0.3, False)[0]
+        return packed_attention([qkv], None, ranges, seeds, False, 0.3, False)[0]
 
     kept = attend(qkv, 1)
     assert abs(float(kept.mean()) - 1) < 0.05
