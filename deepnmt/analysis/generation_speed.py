@@ -16,7 +16,7 @@ from deepnmt.decoding.continuous import ContinuousSearches, can_fuse
 from deepnmt.decoding.prepared import PreparedModel, prepare
 from deepnmt.decoding.rules import Rules
 from deepnmt.decoding.sampling import Paths
-from deepnmt.decoding.search import Beams, Shrinking, search
+from deepnmt.decoding.search import Beams, search
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.transformer import Transformer
 
@@ -76,11 +76,9 @@ def _runners(
 
     def run() -> object:
         state = prepared.start(source, workload.beam, workload.length)
+        growing = Paths(rules) if workload.beam == 1 else Beams(rules, config)
         # No hypothesis ends before the last step, and checking would make the host wait.
-        never = Shrinking(every=workload.length + 2)
-        if workload.beam == 1:
-            return search(prepared.step, state, Paths(rules), never)
-        return search(prepared.step, state, Beams(rules, config), never)
+        return search(prepared.step, state, growing, shrink_every=workload.length + 2)
 
     return run, lambda: prepared.start(source, workload.beam)
 

@@ -1,7 +1,7 @@
 """Search, batched, over any step function: no model class is imported here.
 
 Rows are sentence-major: row = sentence * K + k. Nothing in an `advance` makes the host wait for the device, and every
-shape in it is fixed; only `Shrinking` reads results during the search.
+shape in it is fixed; only shrinking the batch reads results during the search.
 """
 
 import math
@@ -56,17 +56,6 @@ def found_hypotheses(eos: int, symbols: Tensor, log_probs: Tensor, scores: Tenso
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shrinking:
-    """Every `every` steps finished sentences leave the batch, if less than the share `below` is unfinished.
-
-    Each time the host waits for the device, and shrinking copies the rest. `below=0` keeps every shape to the end.
-    """
-
-    every: int = 1
-    below: float = 0.8
-
-
 class Growing(ABC):
     """K hypotheses of each of B sentences, which grow by one symbol at every step."""
 
@@ -113,14 +102,12 @@ class Growing(ABC):
 
 @torch.inference_mode()
 def search(
-    step: Step[S],
-    state: S,
-    growing: Growing,
-    shrinking: Shrinking = Shrinking(),  # noqa: B008 (frozen)
+    step: Step[S], state: S, growing: Growing, shrink_every: int = 1, shrink_below: float = 0.8
 ) -> list[list[Found]]:
     """The hypotheses of each sentence, best first: by beam search (`Beams`), greedily or by sampling (`Paths`).
 
-    Fewer than asked for where the rules leave fewer.
+    There are fewer than asked for if the rules allow no more. Every `shrink_every` steps the host waits for the device,
+    and finished sentences leave the batch if less than the share `shrink_below` is unfinished, which is then copied.
     """
     found: list[list[Found]] = [[] for _ in growing.done]
     numbers = list(range(len(found)))  # of the sentences in the shrinking batch
@@ -137,11 +124,11 @@ def search(
             break
         if rows is not None:
             state = state.reorder(rows)
-        if (position + 1) % shrinking.every == 0:
+        if (position + 1) % shrink_every == 0:
             going_on = [i for i, done in enumerate(growing.done.tolist()) if not done]
             if not going_on:
                 break
-            if len(going_on) < shrinking.below * len(numbers):
+            if len(going_on) < shrink_below * len(numbers):
                 keep()
                 kept = torch.tensor(going_on, device=logits.device)
                 growing.select(kept)

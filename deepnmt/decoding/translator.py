@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,14 @@ from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
 from deepnmt.decoding.config import TranslationConfig
 from deepnmt.decoding.continuous import CannotFuseError, ContinuousSearches, can_fuse
-from deepnmt.decoding.ensemble import Ensemble, EnsembleState
+from deepnmt.decoding.ensemble import EnsembleState, ensemble_step
 from deepnmt.decoding.lines import Warn
 from deepnmt.decoding.pieces import Hypothesis as Hypothesis
 from deepnmt.decoding.pieces import Piece, cut_texts, join_pieces, keep_found, padded
 from deepnmt.decoding.prepared import PreparedModel, prepare
 from deepnmt.decoding.rules import Rules, prefix_table
 from deepnmt.decoding.sampling import Paths, random_numbers
-from deepnmt.decoding.search import Beams, Found, Shrinking, search
+from deepnmt.decoding.search import Beams, Found, search
 from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
 from deepnmt.model.config import ModelConfig
@@ -198,16 +199,18 @@ class Translator:
         count = config.nbest if config.sampling else config.beam
         sources = [padded(part, device=self.device) for part in zip(*(piece.sources for piece in batch), strict=True)]
         parts = [model.start(ids, count, rules.total) for model, ids in zip(self.prepared, sources, strict=True)]
-        step: Any = self.prepared[0].step if len(parts) == 1 else Ensemble([model.step for model in self.prepared])
-        state: Any = parts[0] if len(parts) == 1 else EnsembleState(parts)
-        shrinking = Shrinking() if self.device.type == "cpu" else Shrinking(every=4)
+        step: Any = partial(ensemble_step, [model.step for model in self.prepared])
+        state: Any = EnsembleState(parts)
+        if len(parts) == 1:
+            step, state = self.prepared[0].step, parts[0]
+        shrink_every = 1 if self.device.type == "cpu" else 4
         if count > 1 and not config.sampling:
-            return search(step, state, Beams(rules, config), shrinking)
+            return search(step, state, Beams(rules, config), shrink_every)
         numbers = None
         if config.sampling:
             numbers = random_numbers([piece.sources[0] for piece in batch], config.seed, count, rules.total + 1)
             numbers = numbers.to(self.device)
-        return search(step, state, Paths(rules, config, numbers), shrinking)
+        return search(step, state, Paths(rules, config, numbers), shrink_every)
 
     def _rules(self, batch: list[Piece], config: TranslationConfig, device: torch.device) -> Rules:
         longest = [

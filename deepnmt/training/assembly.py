@@ -333,7 +333,7 @@ def _fits(state: TrainingState, engine: EagerEngine, layout: str, lengths: set[i
         factor = state.loss_scale.factor / batch.num_target_tokens
         failed = failed or engine.add_up([batch], factor, Noise(0), sums) is not None
         free_memory(device)
-    return not engine.world.any(failed)
+    return not engine.world.max(int(failed))
 
 
 def _made_up_batch(tokens: int, length: int, layout: str, device: torch.device) -> AnyBatch:

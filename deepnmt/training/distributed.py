@@ -53,12 +53,8 @@ class World:
             dist.all_reduce(tensor)
         return tensor
 
-    def any(self, flag: bool) -> bool:
-        """True on every rank if true on any. Hosts exchange it, not devices: nothing waits for the GPU's queue."""
-        return self.max(int(flag)) > 0
-
     def any_before(self, flag: bool) -> bool:
-        """`any` of the flags of the previous call: the hosts exchange them in the meantime.
+        """Whether the flag of any rank was true at the previous call: the hosts exchange the flags in the meantime.
 
         Among hundreds of hosts the exchange takes as long as a step, and no rank should wait for it.
         """
@@ -74,6 +70,7 @@ class World:
         return answer
 
     def max(self, number: int) -> int:
+        """The largest of all ranks. Hosts exchange it, not devices: nothing waits for the GPU's queue."""
         if self.size == 1:
             return number
         box = torch.tensor(number)

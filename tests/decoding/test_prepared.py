@@ -11,7 +11,7 @@ from deepnmt.data.vocabulary import EOS
 from deepnmt.decoding.config import SearchConfig
 from deepnmt.decoding.prepared import PreparedModel, prepare
 from deepnmt.decoding.rules import Rules
-from deepnmt.decoding.search import Beams, Shrinking
+from deepnmt.decoding.search import Beams
 from deepnmt.decoding.search import search as run_search
 from deepnmt.model import cache
 from deepnmt.model.config import CONNECTION_CONFIGS, SUBLAYER_CONFIGS, ModelConfig, StackConfig
@@ -51,10 +51,10 @@ def uncached_step(model):
     return step
 
 
-def search(step, state, beam, max_lengths=(20, 35, 11), shrinking=None):
+def search(step, state, beam, max_lengths=(20, 35, 11), shrinking=()):
     rules = Rules(max_lengths=torch.tensor(max_lengths), eos=EOS, banned=(0, 1), min_length=6)
     config = SearchConfig(beam=beam, nbest=beam, patience=3.0)
-    return run_search(step, state, Beams(rules, config), shrinking or Shrinking())
+    return run_search(step, state, Beams(rules, config), *shrinking)
 
 
 def assert_same(found, expected):
@@ -88,10 +88,8 @@ def test_unused_slots_are_dropped_without_a_trace(model, monkeypatch, every, len
 
 def test_company_and_shrinking_change_nothing(model):
     prepared = PreparedModel(model)
-    together = search(prepared.step, prepared.start(padded(SENTENCES), 3), 3, shrinking=Shrinking(below=0.0))
-    assert_same(
-        search(prepared.step, prepared.start(padded(SENTENCES), 3), 3, shrinking=Shrinking(below=1.0)), together
-    )
+    together = search(prepared.step, prepared.start(padded(SENTENCES), 3), 3, shrinking=(1, 0.0))
+    assert_same(search(prepared.step, prepared.start(padded(SENTENCES), 3), 3, shrinking=(1, 1.0)), together)
     for i, (sentence, length) in enumerate(zip(SENTENCES, (20, 35, 11), strict=True)):
         alone = search(prepared.step, prepared.start(padded([sentence]), 3), 3, max_lengths=[length])
         assert_same(alone, together[i : i + 1])

@@ -1,25 +1,27 @@
 """Sampling: the right frequencies, the rules kept, and a draw that belongs to its sentence."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from tables import EOS, Table
 
 from deepnmt.decoding.config import SearchConfig, TranslationConfig
-from deepnmt.decoding.ensemble import Ensemble, EnsembleState
+from deepnmt.decoding.ensemble import EnsembleState, ensemble_step
 from deepnmt.decoding.rules import Rules
 from deepnmt.decoding.sampling import Paths, random_numbers
-from deepnmt.decoding.search import Beams, Shrinking, search
+from deepnmt.decoding.search import Beams, search
 
 COUNT = 6000
 CHI_SQUARE_999 = {1: 10.8, 2: 13.8, 3: 16.3, 4: 18.5, 5: 20.5, 6: 22.5}  # exceeded once in a thousand
 
 
-def sample(table, sentences, config, count=1, max_length=1, shrinking=None, **more):
+def sample(table, sentences, config, count=1, max_length=1, shrinking=(), **more):
     rules = Rules(max_lengths=torch.full((len(sentences),), max_length), eos=EOS, banned=(0, 1), **more)
     numbers = random_numbers([[7, s] for s in sentences], config.seed, count, rules.total + 1)
     state = table.start(list(sentences), count)
-    return search(table.step, state, Paths(rules, config, numbers), shrinking or Shrinking())
+    return search(table.step, state, Paths(rules, config, numbers), *shrinking)
 
 
 def expected_distribution(table, config):
@@ -68,7 +70,7 @@ def test_a_draw_belongs_to_its_sentence_whatever_the_company():
     together = sample(table, range(8), config, count=3, max_length=12)
     for order in ([3], [7, 0], [6, 5, 4, 3, 2, 1, 0]):
         assert sample(table, order, config, count=3, max_length=12) == [together[i] for i in order]
-    never = sample(table, range(8), config, count=3, max_length=12, shrinking=Shrinking(every=3, below=0.0))
+    never = sample(table, range(8), config, count=3, max_length=12, shrinking=(3, 0.0))
     assert never == together
     assert sample(table, range(8), TranslationConfig(seed=6), count=3, max_length=12) != together
 
@@ -114,14 +116,16 @@ def test_an_ensemble_of_one_model_twice_is_that_model():
     table = Table(8, 4)
     alone = beam_search(table.step, table.start([0, 1], 3))
     state = EnsembleState([table.start([0, 1], 3), table.start([0, 1], 3)])
-    together = beam_search(Ensemble([table.step, table.step]), state)
+    together = beam_search(partial(ensemble_step, [table.step, table.step]), state)
     assert [[h.symbols for h in found] for found in together] == [[h.symbols for h in found] for found in alone]
     assert together[0][0].log_prob == pytest.approx(alone[0][0].log_prob, abs=1e-5)
 
 
 def test_an_ensemble_means_the_probabilities():
     tables = [Table(8, 4), Table(9, 4), Table(10, 4)]
-    found = beam_search(Ensemble([t.step for t in tables]), EnsembleState([t.start([0, 1], 3) for t in tables]))
+    found = beam_search(
+        partial(ensemble_step, [t.step for t in tables]), EnsembleState([t.start([0, 1], 3) for t in tables])
+    )
     for sentence, (hypothesis,) in enumerate(found):
         total = 0.0
         for position, symbol in enumerate([*hypothesis.symbols, EOS]):

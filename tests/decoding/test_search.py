@@ -12,7 +12,7 @@ from deepnmt.decoding.config import SearchConfig
 from deepnmt.decoding.penalties import PENALTIES
 from deepnmt.decoding.rules import Rules, prefix_table
 from deepnmt.decoding.sampling import Paths
-from deepnmt.decoding.search import Beams, Found, Shrinking, search
+from deepnmt.decoding.search import Beams, Found, search
 
 BANNED = (0, 1)
 seeds = st.integers(0, 10**6)
@@ -28,10 +28,10 @@ def rules(max_lengths: list[int], **more) -> Rules:
     return Rules(max_lengths=torch.tensor(max_lengths), eos=EOS, banned=BANNED, **more)
 
 
-def run(table, max_lengths, config, sentences=None, shrinking=None, **more) -> list[list[Found]]:
+def run(table, max_lengths, config, sentences=None, shrinking=(), **more) -> list[list[Found]]:
     sentences = list(range(len(max_lengths))) if sentences is None else sentences
     state = table.start(sentences, config.beam)
-    return search(table.step, state, Beams(rules(max_lengths, **more), config), shrinking or Shrinking())
+    return search(table.step, state, Beams(rules(max_lengths, **more), config), *shrinking)
 
 
 def greedy(table, max_lengths, **more) -> list[list[Found]]:
@@ -135,22 +135,15 @@ def test_company_order_and_shrinking_change_nothing(seed, order, every, below):
     table, config = Table(seed, 4, scale=2.5), SearchConfig(beam=3, nbest=3)
     lengths = [0, 2, 7, 4, 7, 1]
     alone = [run(table, [lengths[i]], config, sentences=[i])[0] for i in range(6)]
-    together = run(
-        table, [lengths[i] for i in order], config, sentences=list(order), shrinking=Shrinking(every=every, below=below)
-    )
+    together = run(table, [lengths[i] for i in order], config, sentences=list(order), shrinking=(every, below))
     assert together == [alone[i] for i in order]
 
 
 def test_finished_sentences_leave_the_batch():
     rows = {}
     for below in (0.0, 0.9):
-        table = Table(1, 4)
-        run(
-            table,
-            [1, 1, 1, 20],
-            SearchConfig(beam=2, stop_early=False, patience=math.inf),
-            shrinking=Shrinking(below=below),
-        )
+        table, config = Table(1, 4), SearchConfig(beam=2, stop_early=False, patience=math.inf)
+        run(table, [1, 1, 1, 20], config, shrinking=(1, below))
         rows[below] = table.rows_computed
     assert rows[0.0] == 21 * 8
     assert rows[0.9] == 2 * 8 + 19 * 2

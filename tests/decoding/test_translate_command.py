@@ -91,41 +91,27 @@ def test_an_interrupted_job_resumes_to_the_identical_file(random_model, source, 
     assert resumed.read_bytes() == whole.read_bytes()
 
 
-def test_other_options_do_not_continue_a_job(random_model, source, tmp_path, monkeypatch):
-    output, original = tmp_path / "out", Translator.translate_nbest
-    command = ["translate", random_model, "--input", source, "--output", output, "--chunk", 8, "--max-length", 6]
-
-    def failing(self, texts, **settings):
-        if texts[0] == SOURCES[16]:
-            raise KeyboardInterrupt
-        return original(self, texts, **settings)
-
-    monkeypatch.setattr(Translator, "translate_nbest", failing)
-    assert run(*command, "--beam", 3) == 130
-    monkeypatch.setattr(Translator, "translate_nbest", original)
-    assert run(*command, "--beam", 1) == 0
-    expected = Translator(random_model).translate(SOURCES, beam=1, max_length=6)
-    assert output.read_text(encoding="utf-8").split("\n")[: len(SOURCES)] == expected
-
-
-def test_other_prefixes_do_not_continue_a_job(random_model, source, tmp_path, monkeypatch):
+@pytest.mark.parametrize("changed", ["options", "prefixes"])
+def test_another_job_does_not_continue_one(random_model, source, tmp_path, monkeypatch, changed):
     prefixes, output, original = tmp_path / "prefixes", tmp_path / "out", Translator.translate_nbest
-    command = ["translate", random_model, "--input", source, "--output", output, "--prefixes", prefixes]
-    command += ["--chunk", 8, "--max-length", 6, "--beam", 1]
-    lines = len(source.read_bytes().splitlines())
+    command = ["translate", random_model, "--input", source, "--output", output, "--chunk", 8, "--prefixes", prefixes]
 
     def failing(self, texts, **settings):
         if texts[0] == SOURCES[16]:
             raise KeyboardInterrupt
         return original(self, texts, **settings)
 
-    prefixes.write_text("eins\n" * lines)
+    prefixes.write_text("eins\n" * len(source.read_bytes().splitlines()))
     monkeypatch.setattr(Translator, "translate_nbest", failing)
-    assert run(*command) == 130
+    assert run(*command, "--beam", 1, "--max-length", 6) == 130
     monkeypatch.setattr(Translator, "translate_nbest", original)
-    prefixes.write_text("zwei\n" * lines)
-    assert run(*command) == 0
-    assert output.read_text(encoding="utf-8").startswith("zwei")
+    if changed == "prefixes":
+        prefixes.write_text(prefixes.read_text().replace("eins", "zwei"))
+    length = 6 if changed == "prefixes" else 3
+    assert run(*command, "--beam", 1, "--max-length", length) == 0
+    beginnings = prefixes.read_text().split("\n")[: len(SOURCES)]
+    expected = Translator(random_model).translate(SOURCES, prefixes=beginnings, beam=1, max_length=length)
+    assert output.read_text(encoding="utf-8").split("\n")[: len(SOURCES)] == expected
 
 
 def test_a_byte_order_mark_is_no_text(digits_model, feed, capsysbinary):

@@ -24,7 +24,6 @@ from small import (
 
 from deepnmt.data.batching import BatchStream
 from deepnmt.data.collate import Batch
-from deepnmt.errors import RunError
 from deepnmt.model.connections.residual import ResidualConfig
 from deepnmt.model.transformer import Transformer
 from deepnmt.training.curves import read_log
@@ -187,39 +186,6 @@ def test_stack_too_deep_for_post_norm_is_named_and_pre_norm_is_left_alone(tmp_pa
             assert job.checkpoints.newest().name == f"step-{run.step // 10 * 10:08d}"
 
 
-def test_out_of_memory_batches_are_split_and_change_nothing(tmp_path, monkeypatch):
-    settings = {"model_config": without_dropout()}
-    config = replace(TRAINING, log_every=1)
-    run_to_end(tmp_path / "roomy", config, **settings)
-    forward, backward_too = Objective.forward, [0]
-
-    def tight(self, batch):
-        """Forward fails for more than 40 cells; sometimes only the backward pass does, half way."""
-        if torch.is_grad_enabled() and batch.source.numel() > 40:
-            backward_too[0] += 1
-            if backward_too[0] % 2:
-                raise torch.OutOfMemoryError("forward")
-            loss, nll = forward(self, batch)
-            return _Fails.apply(loss), nll
-        return forward(self, batch)
-
-    monkeypatch.setattr(Objective, "forward", tight)
-    with open_job(tmp_path / "tight", config, **settings) as (run, job):
-        train(run, job)
-    assert losses(tmp_path / "tight") == pytest.approx(losses(tmp_path / "roomy"), abs=1e-5)
-    assert run.splitter.limit is not None and backward_too[0] < 10, "the size that failed is remembered"
-
-
-class _Fails(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, loss):
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        raise torch.OutOfMemoryError("backward")
-
-
 def test_failure_half_way_through_a_backward_pass_leaves_no_gradient_twice(tmp_path, monkeypatch):
     with open_job(tmp_path, model_config=without_dropout()) as (run, job):
         pass
@@ -238,20 +204,6 @@ def test_failure_half_way_through_a_backward_pass_leaves_no_gradient_twice(tmp_p
     assert not failures
     for gradient, parameter in zip(wanted, run.model.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
-
-
-def test_one_sentence_that_does_not_fit_is_named(tmp_path, monkeypatch):
-    def never(self, batch):
-        raise torch.OutOfMemoryError
-
-    monkeypatch.setattr(Objective, "forward", never)
-    with (
-        open_job(tmp_path) as (run, job),
-        pytest.raises(
-            RunError, match=r"one sentence pair of \d+ source and \d+ target tokens does not fit; lower batching"
-        ),
-    ):
-        train(run, job)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
