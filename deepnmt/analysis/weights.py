@@ -14,7 +14,7 @@ from deepnmt.columns import aligned, comma_separated
 from deepnmt.errors import InputError
 from deepnmt.model.connections import CONNECTIONS, Connection
 from deepnmt.model.layers import Layer
-from deepnmt.model.storage import load_meta, load_model
+from deepnmt.model.storage import load_model
 from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.model.transformer import Transformer
 
@@ -72,7 +72,6 @@ class ConnectionWeights:
 
 def read_weights(folder: Path) -> list[ConnectionWeights]:
     """The weights of the encoder and the decoder of a MODEL folder, if there are any."""
-    load_meta(folder)
     model = load_model(folder)
     found = learned_weights(model)
     if not found:

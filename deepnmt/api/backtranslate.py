@@ -52,8 +52,6 @@ def backtranslate(
     check_readable(text)
     if next(file_chunks(text, 1), None) is None:
         raise InputError(f"{text} is empty")
-    if not model.is_dir():
-        raise InputError(f"{model} is not a MODEL folder")
     settings["sampling"] = "beam" not in settings
     from_table(TranslationConfig, settings)
     rank, world_size, device = _rank_and_device(device)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from deepnmt.data.conversion import TEXTS
-from deepnmt.data.conversion.exported import is_exported
+from deepnmt.data.conversion.marian import is_exported
 from deepnmt.data.conversion.text import ForeignText
 from deepnmt.data.subword_nmt import Codes, SubwordNmt, read_dictionary
 from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair

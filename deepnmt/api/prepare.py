@@ -54,11 +54,6 @@ def prepare(
             raise InputError(f"two corpora have the name {name!r}")
         files[name] = (ParallelFile(*map(Path, pair)),)
     files = {name: listed for name, listed in files.items() if listed}
-    weights, tags = weights or {}, tags or {}
-    for option, named in (("weights", weights), ("tags", tags)):
-        for name in named:
-            if name not in files:
-                raise InputError(f"{option} names corpus {name!r}; the corpora are {', '.join(files) or 'none'}")
     if workers is not None and workers < 1:
         raise InputError(f"workers = {workers} must be at least 1")
     held_out = {
@@ -67,17 +62,18 @@ def prepare(
     }
     listed = {name: _listed(settings[name]) for name in SEVERAL & settings.keys()}
     table = {"source_lang": source_lang, "target_lang": target_lang, **settings, **listed}
-    return make_dataset(
-        [
-            CorpusInput(name=name, files=files[name], weight=weights.get(name, 1.0), tag=tags.get(name))
-            for name in files
-        ],
-        held_out,
-        from_table(PrepareSettings, table),
-        Path(out),
-        workers=workers,
-        overwrite=overwrite,
-    )
+    named, chosen = _corpora(files, weights or {}, tags or {}), from_table(PrepareSettings, table)
+    return make_dataset(named, held_out, chosen, Path(out), workers=workers, overwrite=overwrite)
+
+
+def _corpora(
+    files: Mapping[str, tuple[ParallelFile, ...]], weights: Mapping[str, float], tags: Mapping[str, str]
+) -> list[CorpusInput]:
+    for option, names in (("weights", weights), ("tags", tags)):
+        for name in names:
+            if name not in files:
+                raise InputError(f"{option} names corpus {name!r}; the corpora are {', '.join(files) or 'none'}")
+    return [CorpusInput(name, listed, weights.get(name, 1.0), tags.get(name)) for name, listed in files.items()]
 
 
 def _pair_files(

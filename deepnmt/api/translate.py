@@ -81,7 +81,11 @@ def translate_file(
     given, target = (None if path is None or str(path) == "-" else Path(path) for path in (source, out))
     folders = [Path(folder) for folder in ([model] if isinstance(model, str | Path) else model)]
     files = [Path(path) for path in (given, prefixes) if path is not None]
-    _check_paths(folders, files, target)
+    for path in files:
+        if not path.is_file():  # it is read more than once
+            raise InputError(f"{path} is not a file" if path.exists() else f"{path} does not exist")
+        if target is not None and target.exists() and target.samefile(path):
+            raise InputError(f"{path} is an input: name another file for the output")
     if given and prefixes and (counts := [count_lines(path) for path in files])[0] != counts[1]:
         raise InputError(f"{prefixes} has {counts[1]:,} lines but {given} has {counts[0]:,}; it needs one for each")
     translator = Translator(folders, device, precision).for_languages(source_lang, target_lang)
@@ -105,17 +109,6 @@ def translate_file(
         left = None if total is None else max(total - done, 0)
         lines = _numbered(chunks, done)
         return translate_chunks(translator, name, lines, opened, form, prefixes=prefixes, total=left, **settings)
-
-
-def _check_paths(folders: Sequence[Path], files: Sequence[Path], out: Path | None) -> None:
-    for path in files:
-        if not path.is_file():
-            raise InputError(f"{path} is not a file" if path.exists() else f"{path} does not exist")
-        if out is not None and out.exists() and out.samefile(path):
-            raise InputError(f"{path} is an input: name another file for the output")
-    for folder in folders:
-        if not folder.is_dir():
-            raise InputError(f"{folder} is not a MODEL folder")
 
 
 class _StandardOutput:

@@ -8,7 +8,6 @@ from typing import Any
 from deepnmt.analysis.config import TrainingTrial, Workload
 from deepnmt.commands.options import MACHINE, OVERRIDES, RECIPE, add_options, add_settings, settings_in
 from deepnmt.devices import choose_device, device_name, tune_for_translation, use_threads
-from deepnmt.settings import from_table
 
 EXAMPLE = """deepnmt bench train en-de-pre-dlcl-30l --tokens 32768
   deepnmt bench generate en-de-pre-dlcl-30l --precision int8
@@ -51,7 +50,7 @@ def run(arguments: argparse.Namespace) -> None:
 def _train(arguments: argparse.Namespace) -> None:
     from deepnmt.api.bench import bench_training
 
-    trial = from_table(TrainingTrial, settings_in(TrainingTrial, arguments))
+    trial = settings_in(TrainingTrial, arguments)
     speed = bench_training(
         arguments.recipe, arguments.overrides, trial=trial, data=arguments.data, device=arguments.device
     )
@@ -67,7 +66,7 @@ def _train(arguments: argparse.Namespace) -> None:
 def _generate(arguments: argparse.Namespace) -> None:
     from deepnmt.api.bench import bench_generation
 
-    workload = from_table(Workload, settings_in(Workload, arguments))
+    workload = settings_in(Workload, arguments)
     names = ("encoder_layers", "decoder_layers", "device", "precision")
     options = {name: getattr(arguments, name) for name in names}
     speeds = bench_generation(arguments.recipe, arguments.overrides, workload=workload, **options)

@@ -12,7 +12,6 @@ from deepnmt.analysis.config import GradientTrial
 from deepnmt.commands.options import OVERRIDES, add_options, add_settings, settings_in
 from deepnmt.errors import InputError
 from deepnmt.files import write_text
-from deepnmt.settings import from_table
 
 if TYPE_CHECKING:
     from deepnmt.analysis.weights import ConnectionWeights
@@ -119,7 +118,7 @@ def _gradients(arguments: argparse.Namespace) -> None:
     from deepnmt.analysis.gradients import charts, to_csv
     from deepnmt.api.inspect import inspect_gradients
 
-    trial = from_table(GradientTrial, settings_in(GradientTrial, arguments))
+    trial = settings_in(GradientTrial, arguments)
     report = inspect_gradients(arguments.model, arguments.overrides, data=arguments.data, trial=trial)
     found, out = report.found, arguments.out
     if arguments.json:

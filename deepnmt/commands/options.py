@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from deepnmt.decoding.config import TranslationConfig
 from deepnmt.devices import tune_for_translation, use_threads
+from deepnmt.settings import from_table
 
+T = TypeVar("T")
 NEGATIONS = {"stop_early": "--no-early-stop"}  # the conventional name
 METAVARS = {bool: "", int: "N", float: "X", str: "NAME", Path: "PATH"}
 
@@ -58,7 +60,7 @@ def add_translation_options(parser: argparse.ArgumentParser, *omitted: str) -> N
         ("sampling", SAMPLING),
     ):
         chosen = {name: text for name, text in help_of.items() if name not in omitted}
-        add_settings(parser.add_argument_group(title), TranslationConfig, chosen, passed_on=False)
+        add_settings(parser.add_argument_group(title), TranslationConfig, chosen)
     add_options(parser.add_argument_group("machine"), MACHINE)
 
 
@@ -94,27 +96,23 @@ def add_options(group: Any, options: Mapping[str, str], *required: str, absent: 
         group.add_argument(flag, help=text, **kind)
 
 
-def add_settings(group: Any, config: type, help_of: Mapping[str, str], *, passed_on: bool = True) -> None:
-    """Add an option for each field of `config` in `help_of`, with the field's type and default.
-
-    With `passed_on` false, an option that is not given is absent.
-    """
+def add_settings(group: Any, config: type, help_of: Mapping[str, str]) -> None:
+    """Add an option for each field of `config` in `help_of`, with the field's type; help shows its default."""
     hints, defaults = get_type_hints(config), {field.name: field.default for field in fields(config)}
     for name, text in help_of.items():
         default, hint, flag = defaults[name], hints[name], f"--{name.replace('_', '-')}"
-        absent = default if passed_on and default is not MISSING else argparse.SUPPRESS
         if get_origin(hint) in (Union, UnionType):  # with None
             (hint,) = (arg for arg in get_args(hint) if arg is not type(None))
         if hint is bool and default:
             flag = NEGATIONS.get(name, f"--no-{flag[2:]}")
-            group.add_argument(flag, dest=name, action="store_false", default=absent, help=text)
+            group.add_argument(flag, dest=name, action="store_false", default=argparse.SUPPRESS, help=text)
             continue
         several = "+" if get_origin(hint) is tuple else ""
         hint = get_args(hint)[0] if several else hint
         metavar = METAVARS[hint] if hint in METAVARS else f"{{{','.join(get_args(hint))}}}"
         if several and hint not in METAVARS:
             text = f"{text}: {' '.join(get_args(hint))}"
-        add_options(group, {f"{flag} {metavar}{several}".rstrip(): text + _shown(default)}, absent=absent)
+        add_options(group, {f"{flag} {metavar}{several}".rstrip(): text + _shown(default)})
 
 
 def _shown(default: Any) -> str:
@@ -124,10 +122,11 @@ def _shown(default: Any) -> str:
     return f" (default: {' '.join(f'{value:g}' if isinstance(value, float) else str(value) for value in values)})"
 
 
-def settings_in(config: type, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The arguments that are fields of `config`."""
-    names = {field.name for field in fields(config)}
-    return {name: value for name, value in vars(arguments).items() if name in names}
+def settings_in(config: type[T], arguments: argparse.Namespace, **others: Any) -> T:
+    """A `config` of the arguments that are its fields, and of others."""
+    names = {field.name for field in fields(config)}  # type: ignore[arg-type]
+    given = {name: value for name, value in vars(arguments).items() if name in names}
+    return from_table(config, given | others)
 
 
 TYPES: dict[str, type] = {

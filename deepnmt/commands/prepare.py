@@ -65,14 +65,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         text.add_argument(f"--{name}", dest=f"{name}s", metavar=metavar, help=content, **several)
     cleaning = parser.add_argument_group("cleaning (training text only)")
-    add_settings(cleaning, PrepareSettings, CLEANING, passed_on=False)
+    add_settings(cleaning, PrepareSettings, CLEANING)
     subwords = parser.add_argument_group("words and subwords")
     sharing = subwords.add_mutually_exclusive_group()
     add_options(sharing, {"--joint": "share one vocabulary between the languages (default)"})
     parser.set_defaults(joint=PrepareSettings.joint)
     content = "use one vocabulary per language"
     sharing.add_argument("--separate", action="store_false", dest="joint", help=content)
-    add_settings(subwords, PrepareSettings, SUBWORDS, passed_on=False)
+    add_settings(subwords, PrepareSettings, SUBWORDS)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -5,7 +5,6 @@ import argparse
 from deepnmt.commands.options import add_options, settings_in
 from deepnmt.errors import InputError
 from deepnmt.reproduction.request import Request
-from deepnmt.settings import from_table
 
 EXAMPLE = """deepnmt reproduce table1 figure4 --scale multi30k --data DATASET --out STUDY --minutes 20 --parallel 4
   deepnmt reproduce headline --scale europarl --data DATASET --out STUDY --minutes 60 \\
@@ -54,13 +53,13 @@ def run(arguments: argparse.Namespace) -> None:
         if name in arguments:
             reproduce.report_again(getattr(arguments, name), with_scores=name == "score_only")
             return
-    given = settings_in(Request, arguments) | {
-        "experiments": tuple(text for text in arguments.experiments if "=" not in text),
-        "settings": tuple(text for text in arguments.experiments if "=" in text),
-        "arms": tuple(arguments.arms),
-        "tests": tuple(map(tuple, arguments.test)),
-    }
-    request = from_table(Request, given)
+    request = settings_in(
+        Request,
+        arguments,
+        experiments=tuple(text for text in arguments.experiments if "=" not in text),
+        settings=tuple(text for text in arguments.experiments if "=" in text),
+        tests=tuple(map(tuple, arguments.test)),
+    )
     if not request.experiments:
         raise InputError("name at least one experiment (deepnmt reproduce --list shows them)")
     if "dry_run" in arguments:

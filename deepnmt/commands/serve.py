@@ -9,7 +9,6 @@ from deepnmt.devices import choose_device, tune_for_translation, use_threads
 from deepnmt.errors import InputError
 from deepnmt.progress import say
 from deepnmt.serving.limits import Limits
-from deepnmt.settings import from_table
 
 EXAMPLE = """deepnmt serve MODEL                                     then open http://127.0.0.1:8000
   deepnmt serve en-de=runs/a/model de-en=runs/b/model     several models, chosen by name or languages"""
@@ -53,7 +52,7 @@ def run(arguments: argparse.Namespace) -> None:
     from deepnmt.serving.running import address_of, make_server, open_socket
     from deepnmt.serving.server import create_app
 
-    limits = from_table(Limits, settings_in(Limits, arguments))
+    limits = settings_in(Limits, arguments)
     if arguments.grace < 0:
         raise InputError(f"--grace must be at least 0, not {arguments.grace:g}")
     use_threads(arguments.threads)

@@ -10,15 +10,13 @@ import numpy.typing as npt
 
 from deepnmt.data.cleaning import Judge, Keys, ReasonCounts, keys
 from deepnmt.data.dataset import SIDES, CorpusWriter
-from deepnmt.data.parallel import ParallelFile, parallel_chunks
+from deepnmt.data.parallel import CHUNK_PAIRS, ParallelFile, parallel_chunks
 from deepnmt.data.passes import flatten
 from deepnmt.data.prepare_settings import CleaningSettings
 from deepnmt.data.tokenizer import Preprocessor, TokenizerPair, split_tag
 from deepnmt.errors import InputError
 from deepnmt.files import write_text
 from deepnmt.text import joined
-
-_CHUNK_PAIRS = 10_000
 
 
 class HeldOut:
@@ -34,7 +32,7 @@ class HeldOut:
         self.split, self.files, self.noted = split, files, ReasonCounts()
         self.text: tuple[list[str], list[str]] = ([], [])
         judge = Judge(CleaningSettings(), ("", ""))
-        for chunk in parallel_chunks(files, _CHUNK_PAIRS):
+        for chunk in parallel_chunks(files, CHUNK_PAIRS):
             for number, columns in chunk.numbered():
                 if len(columns) != 2:
                     raise InputError(f"line {number:,} of {chunk.file} has {len(columns)} columns instead of two")

@@ -12,6 +12,8 @@ from deepnmt.data.memories import iterate_memory
 from deepnmt.errors import InputError
 from deepnmt.text import iterate_lines
 
+CHUNK_PAIRS = 10_000
+
 
 @dataclass(frozen=True)
 class ParallelFile:

@@ -121,23 +121,20 @@ class Encoder:
         self.tokenizers, self.settings, self.tag = tokenizers, settings, tag
 
     def __call__(self, chunk: SpoolChunk) -> EncodedChunk:
-        texts = chunk.read()
-        source = self.tokenizers.source.subwords.encode_lines(texts[0])
-        target = self.tokenizers.target.subwords.encode_lines(texts[1])
+        texts, (source, target) = chunk.read(), (self.tokenizers.source, self.tokenizers.target)
+        pairs = zip(source.subwords.encode_lines(texts[0]), target.subwords.encode_lines(texts[1]), strict=True)
         dropped = ReasonCounts()
-        if self.settings.length_unit == "subwords":
-            verdicts = [
-                self.settings.judge_lengths(len(s) // 4, len(t) // 4) for s, t in zip(source, target, strict=True)
-            ]
-            for i, reason in enumerate(verdicts):
-                if reason is not None:
-                    dropped.add(reason, f"{chunk.input_file}:{chunk.numbers[i]}", texts[0][i], texts[1][i])
-            source = [ids for ids, reason in zip(source, verdicts, strict=True) if reason is None]
-            target = [ids for ids, reason in zip(target, verdicts, strict=True) if reason is None]
-        sides = (
-            flatten(source, self.tokenizers.source.opening(self.tag or "")),
-            flatten(target, self.tokenizers.target.opening()),
-        )
+        kept: tuple[list[bytes], list[bytes]] = ([], [])
+        for i, pair in enumerate(pairs):
+            reason = None
+            if self.settings.length_unit == "subwords":
+                reason = self.settings.judge_lengths(len(pair[0]) // 4, len(pair[1]) // 4)
+            if reason is not None:
+                dropped.add(reason, f"{chunk.input_file}:{chunk.numbers[i]}", texts[0][i], texts[1][i])
+                continue
+            kept[0].append(pair[0])
+            kept[1].append(pair[1])
+        sides = flatten(kept[0], source.opening(self.tag or "")), flatten(kept[1], target.opening())
         unknown = (int((sides[0].ids == UNK).sum()), int((sides[1].ids == UNK).sum()))
         return EncodedChunk(*sides, dropped, unknown, len(chunk.numbers))
 

@@ -22,7 +22,7 @@ from deepnmt.data import learning
 from deepnmt.data.cleaning import ReasonCounts, SeenKeys, pair_keys
 from deepnmt.data.dataset import DATASET_FORMAT, CorpusWriter, Dataset, train_file_name
 from deepnmt.data.held_out import HeldOut
-from deepnmt.data.parallel import ParallelFile, parallel_chunks
+from deepnmt.data.parallel import CHUNK_PAIRS, ParallelFile, parallel_chunks
 from deepnmt.data.passes import CleanChunk, Cleaner, Encoder, SpoolChunk, WordCounter
 from deepnmt.data.prepare_settings import REASONS, PrepareSettings
 from deepnmt.data.subword_nmt import Codes
@@ -34,13 +34,12 @@ from deepnmt.files import check_out, replacing, write_json
 from deepnmt.progress import progress
 from deepnmt.text import check_readable
 
-CHUNK_PAIRS = 10_000
 _CHUNKS_COUNTED = 5
 
 Chunks = dict[str, list[SpoolChunk]]  # by corpus
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class CorpusInput:
     """A training corpus: its files, its weight in the mixture, and the tag before its source sentences."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from deepnmt.data.conversion import exported, fsmt, m2m100, marian
+from deepnmt.data.conversion import fsmt, m2m100, marian
 from deepnmt.data.conversion.text import ForeignText
 
 TEXTS: dict[str, Callable[[Path, str | None, str | None], ForeignText]] = {
@@ -11,5 +11,5 @@ TEXTS: dict[str, Callable[[Path, str | None, str | None], ForeignText]] = {
     "m2m100": m2m100.read_m2m100,
     "nllb": m2m100.read_nllb,
     "fsmt": fsmt.read,
-    "exported": exported.read,
+    "exported": marian.read_exported,
 }

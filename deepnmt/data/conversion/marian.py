@@ -1,7 +1,8 @@
 """The text of Marian models, in Marian's or Hugging Face's format: vocabularies and SentencePiece models.
 
 Marian numbers </s> 0 and <unk> 1; Hugging Face adds <pad>, which starts the decoder. In our numbering the special
-symbols come first and the tags of a model with several target languages, such as >>deu<<, last.
+symbols come first and the tags of a model with several target languages, such as >>deu<<, last. A folder written by
+`deepnmt export --to huggingface` has Marian's files and our numbering.
 """
 
 import re
@@ -15,6 +16,8 @@ from deepnmt.data.conversion.text import (
     checked_vocabulary,
     chosen_languages,
     decoding_defaults,
+    has_our_symbols,
+    read_numbered,
     read_optional,
     read_vocabulary,
 )
@@ -51,6 +54,23 @@ def read(folder: Path, source_lang: str | None, target_lang: str | None) -> Fore
     if pair.source.languages and target_lang:
         pair = pair.for_languages(languages[0], target_lang)
     return ForeignText(pair, (numbering[0], numbering[1]), decoding)
+
+
+def is_exported(folder: Path) -> bool:
+    return (folder / "source.spm").is_file() and has_our_symbols(read_optional(folder / "vocab.json"))
+
+
+def read_exported(folder: Path, source_lang: str | None, target_lang: str | None) -> ForeignText:
+    """The SentencePiece models contain the normalisation."""
+    config = read_optional(folder / "tokenizer_config.json")
+    named = config.get("source_lang"), config.get("target_lang")
+    names = ("vocab.json", "target_vocab.json" if config.get("separate_vocabs") else "vocab.json")
+    languages = chosen_languages(folder, named, source_lang, target_lang)
+    sides = []
+    for side, name, language in zip(("source", "target"), names, languages, strict=True):
+        subwords = ListedPieces.read(folder / f"{side}.spm", read_numbered(folder / name))
+        sides.append(Tokenizer(subwords, Preprocessor(language, normalization=AS_IT_IS)))
+    return ForeignText(TokenizerPair(*sides), decoding=decoding_defaults(folder))
 
 
 def _numbered(vocabulary: dict[str, int], folder: Path) -> tuple[list[str], list[str], list[int]]:
