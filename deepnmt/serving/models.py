@@ -3,7 +3,6 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import replace
 from pathlib import Path
 from sys import getsizeof
 
@@ -68,7 +67,7 @@ class ServedModel:
         self.queue = BatchQueue(translator, name, limits, metrics)
         self.cache = Cache(1e6 * limits.cache_megabytes)
         own = {name: value for name, value in translator.defaults.items() if name in vars(Options())}
-        self._defaults = replace(Options(), **own)
+        self._defaults = Options(**own)
 
     @property
     def is_multilingual(self) -> bool:

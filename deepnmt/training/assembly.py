@@ -69,8 +69,6 @@ def open_run(
     A new run starts with the weights of the MODEL folder `start`, or with random ones. Everything is checked before
     the first byte is written.
     """
-    if recipe.training.wandb_project is not None:
-        require_wandb()
     with ExitStack() as held:
         is_resumed = world.agree(world.is_main and folder.check_folder(out, resume))
         if is_resumed and world.is_main:
@@ -140,6 +138,8 @@ def first_model(recipe: Recipe) -> ModelConfig:
 
 def check(recipe: Recipe, dataset: Dataset, out: Path, stored: Recipe | None, start: Path | None) -> Path | None:
     """Refuse what does not fit the run that is resumed, or the MODEL that a new one starts from; returns the MODEL."""
+    if recipe.training.wandb_project is not None:
+        require_wandb()
     if stored is not None:
         folder.check_recipe(out, to_table(stored), to_table(recipe))
         folder.check_tokenizers(out, dataset.tokenizers, dataset.folder)

@@ -114,15 +114,6 @@ def test_another_job_does_not_continue_one(random_model, source, tmp_path, monke
     assert output.read_text(encoding="utf-8").split("\n")[: len(SOURCES)] == expected
 
 
-def test_a_byte_order_mark_is_no_text(digits_model, feed, capsysbinary):
-    outputs = []
-    for mark in (b"", b"\xef\xbb\xbf"):
-        feed(mark + f"{SOURCES[0]}\n".encode())
-        assert run("translate", digits_model) == 0
-        outputs.append(capsysbinary.readouterr().out)
-    assert outputs[0] == outputs[1]
-
-
 def test_columns_and_json_say_the_same(digits_model, feed, capsysbinary):
     feed(f"{SOURCES[0]}\n\n".encode())
     assert run("translate", digits_model, "--nbest", 3, "--alignments") == 0

@@ -128,11 +128,6 @@ def test_without_best_checkpoints_to_keep_only_the_regular_ones_are_saved(tmp_pa
     assert names((tmp_path / "checkpoints").iterdir()) == ["step-00000004", "step-00000008", "step-00000012"]
 
 
-def test_fewer_epochs_than_are_to_be_kept_are_all_kept(tmp_path):
-    run_to_end(tmp_path, replace(TRAINING, max_steps=34, keep_epochs=5))
-    assert len(list((tmp_path / "checkpoints").glob("epoch-*"))) == 4
-
-
 def test_without_epochs_to_keep_the_newest_checkpoint_still_stays(tmp_path):
     """Epochs of 8 steps, and no other checkpoint before the end."""
     run_to_end(tmp_path, replace(TRAINING, max_steps=9, save_every=100, validate_every=100, keep_epochs=0))

@@ -1,6 +1,7 @@
 """Models of other toolkits. Each format is one file, which reads its files into a `ForeignModel`."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from deepnmt.model.conversion import dlcl, fairseq, huggingface, marian
@@ -12,9 +13,9 @@ FORMATS: dict[str, Callable[[Path], ForeignModel]] = {
     "dlcl": dlcl.read,
     "fairseq": fairseq.read,
     "marian": marian.read,
-    "m2m100": huggingface.read_m2m100,
-    "nllb": huggingface.read_m2m100,
-    "fsmt": huggingface.read_fsmt,
+    "m2m100": partial(huggingface.read_like_fairseq, "m2m_100", "pre"),
+    "nllb": partial(huggingface.read_like_fairseq, "m2m_100", "pre"),
+    "fsmt": partial(huggingface.read_like_fairseq, "fsmt", "post"),  # fairseq's models of WMT19
     "exported": huggingface.read_exported,
 }
 

@@ -34,18 +34,11 @@ def read_marian(folder: Path) -> ForeignModel:
     return _read(folder, config, "marian", changes | {"norm": "post"})
 
 
-def read_m2m100(folder: Path) -> ForeignModel:
-    """Pre-norm, with our positions and our special symbols; NLLB is of this class too."""
+def read_like_fairseq(model_type: str, norm: str, folder: Path) -> ForeignModel:
+    """A class with our positions and our special symbols."""
     config = read_json(folder / CONFIG)
     _check_settings(folder, config, SPECIAL)
-    return _read(folder, config, "m2m_100", {"norm": "pre"})
-
-
-def read_fsmt(folder: Path) -> ForeignModel:
-    """fairseq's models of WMT19: post-norm, a vocabulary for each side."""
-    config = read_json(folder / CONFIG)
-    _check_settings(folder, config, SPECIAL)
-    return _read(folder, config, "fsmt", {"norm": "post"})
+    return _read(folder, config, model_type, {"norm": norm})
 
 
 def read_exported(folder: Path) -> ForeignModel:
