@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -163,19 +164,23 @@ def launch(processes: int, words: Sequence[object], quietly: bool = False) -> in
     """
     given = [str(word) for word in words]
     start = ["-m"]
+    logs = tempfile.TemporaryDirectory()  # torchrun would make one, and leave it behind
     shown = f"deepnmt train {shlex.join(given)}"
     if processes > 1:
-        start = ["-c", TORCHRUN, "--standalone", "--nproc-per-node", str(processes), "-m"]
+        start = ["-c", TORCHRUN, "--standalone", "--nproc-per-node", str(processes), "--log-dir", logs.name, "-m"]
         shown = f"torchrun --standalone --nproc-per-node {processes} --no-python {shown}"
     if not quietly:
         print(f"\n$ {shown}", file=sys.stderr, flush=True)
     output = subprocess.DEVNULL if quietly else None
-    with subprocess.Popen(
-        [sys.executable, *start, "deepnmt", "train", *given],
-        env={**os.environ, "OMP_NUM_THREADS": str(max(available_cores() // processes, 1))},
-        stdout=output,
-        stderr=output,
-    ) as process:
+    with (
+        logs,
+        subprocess.Popen(
+            [sys.executable, *start, "deepnmt", "train", *given],
+            env={**os.environ, "OMP_NUM_THREADS": str(max(available_cores() // processes, 1))},
+            stdout=output,
+            stderr=output,
+        ) as process,
+    ):
         before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
         try:
             return process.wait()

@@ -15,7 +15,7 @@ DIM, LENGTH = 32, 2
 
 def batch(generator, size):
     """source: digits and eos; target_input: eos and the digits reversed; target_output: those and eos."""
-    digits = torch.randint(4, 14, (size, LENGTH), generator=generator)
+    digits = torch.randint(4, 9, (size, LENGTH), generator=generator)
     eos = torch.full((size, 1), EOS)
     reverse = digits.flip(1)
     return torch.cat([digits, eos], 1), torch.cat([eos, reverse], 1), torch.cat([reverse, eos], 1)

@@ -36,6 +36,12 @@ def place(tmp_path_factory):
     return folder
 
 
+@fixture(autouse=True)
+def one_core(monkeypatch):
+    """Scores are computed in this process, which need not import everything again."""
+    monkeypatch.setattr("deepnmt.devices.available_cores", lambda: 1)
+
+
 def arguments(place, out="out", *more):
     data = ["--data", str(place / "toy" / "data"), "--out", str(place / out)]
     return ["reproduce", "two", *SHORT, "--scale", "tiny", "--device", "cpu", *data, *more]
@@ -66,8 +72,7 @@ def test_a_killed_study_goes_on_where_it_was_and_is_reported(place, monkeypatch,
     before = (first / "train.json").stat().st_mtime_ns
     logged = read_log(second / "training")[0]
 
-    # As on a machine without sacremoses (and with one core: in this process).
-    monkeypatch.setattr("deepnmt.devices.available_cores", lambda: 1)
+    # As on a machine without sacremoses.
     monkeypatch.setitem(sys.modules, "sacremoses", None)
     monkeypatch.delitem(sys.modules, "deepnmt.evaluation.multibleu", raising=False)
     assert main(arguments(place)) == 0
@@ -122,7 +127,8 @@ def test_a_study_gives_every_arm_the_same_or_refuses(place, capsys):
     assert "all arms of a study share this" in capsys.readouterr().err
 
 
-def test_several_processes_share_the_runs(place, capsys):
+def test_several_processes_share_the_runs_and_their_scores(place, monkeypatch, capsys):
+    monkeypatch.setattr("deepnmt.devices.available_cores", lambda: 2)
     words = ["reproduce", "figure5", "training.max_steps=8", "training.log_every=2", "--scale", "tiny"]
     words += ["--device", "cpu"]
     words += ["model.encoder.dim=16", "model.encoder.ffn_dim=16", "model.encoder.num_heads=2"]

@@ -1,12 +1,7 @@
 """A tiny corpus, model and job, so that a whole run takes a fraction of a second."""
 
-import atexit
-import shutil
-import string
-import tempfile
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +10,6 @@ import torch
 from deepnmt.config import Recipe
 from deepnmt.data.batching import BatchingConfig
 from deepnmt.data.dataset import Corpus, Dataset
-from deepnmt.data.subword_nmt import Codes, SubwordNmt
-from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections.dlcl import DlclConfig
 from deepnmt.training.assembly import open_run
@@ -28,6 +21,7 @@ from deepnmt.training.trainer import train
 torch.set_num_threads(1)
 
 VOCAB = 40
+TOKENIZERS = Path(__file__).parent / "tokenizers"  # a word is a letter or a digit, and one symbol
 CPU = torch.device("cpu")
 ALONE = World(0, 1, CPU)
 
@@ -62,25 +56,10 @@ def corpus(pairs: int = 120, seed: int = 0) -> Corpus:
     return Corpus.of(sources, [list(reversed(source)) for source in sources])
 
 
-@cache
-def tokenizers() -> TokenizerPair:
-    """Every word is a letter or a digit, and one symbol."""
-    subwords = SubwordNmt(Codes(["a b"]), string.ascii_lowercase + string.digits)
-    return TokenizerPair(*(Tokenizer(subwords, Preprocessor(language)) for language in ("en", "de")))
-
-
-@cache
-def tokenizer_folder() -> Path:
-    folder = Path(tempfile.mkdtemp(prefix="deepnmt-small-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    tokenizers().save(folder)
-    return folder
-
-
 def dataset(train: Corpus | None = None, valid: Corpus | None = None) -> Dataset:
     """What `Dataset.open` returns, with corpora in memory."""
     corpora = {"train": train or corpus()}
-    return Dataset(tokenizer_folder(), {"train": [{"name": "train"}]}, corpora, valid or corpus(10, seed=1), None)
+    return Dataset(TOKENIZERS, {"train": [{"name": "train"}]}, corpora, valid or corpus(10, seed=1), None)
 
 
 @contextmanager

@@ -334,6 +334,7 @@ def children(pid):
 def test_lost_worker_is_replaced_and_the_run_goes_on_from_its_checkpoint(place):
     run = place / "elastic"
     options = ["--nproc-per-node=2", "--max-restarts=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
+    options.append(f"--log-dir={place}")
     with Process(torchrun, [*options, *arguments(place, "elastic"), "--resume", "--device", "cpu"]) as process:
         wait_for_step(run, 15, process)
         os.kill(children(process.pid)[-1], signal.SIGKILL)
@@ -378,10 +379,9 @@ def test_two_hosts_train_as_one(place, two_hosts):
         hosts = []
         for number, (name, end) in enumerate(two_hosts):
             options = ["--nnodes=2", "--nproc-per-node=1", f"--node-rank={number}", "--master-addr=10.77.0.1"]
+            options += ["--master-port=29577", f"--log-dir={place}"]
             command = [*arguments(place, "hosts", "training.max_steps=20"), "--device", "cpu"]
-            host = Process(
-                partial(torchrun, namespace=name), [*options, "--master-port=29577", *command], GLOO_SOCKET_IFNAME=end
-            )
+            host = Process(partial(torchrun, namespace=name), [*options, *command], GLOO_SOCKET_IFNAME=end)
             hosts.append(stack.enter_context(host))
         for host in hosts:
             assert host.wait() == 0, host.output
