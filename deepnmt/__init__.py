@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from deepnmt.api.inspect import inspect_size as inspect_size
     from deepnmt.api.inspect import inspect_weights as inspect_weights
     from deepnmt.api.prepare import prepare as prepare
+    from deepnmt.api.shortlist import make_shortlist as make_shortlist
     from deepnmt.api.train import Run as Run
     from deepnmt.api.train import train as train
     from deepnmt.api.translate import translate_file as translate_file
@@ -46,6 +47,7 @@ _HOMES = {
     "inspect_weights": "api.inspect",
     "load_model": "model.storage",
     "load_recipe": "config",
+    "make_shortlist": "api.shortlist",
     "prepare": "api.prepare",
     "score": "evaluation.scores",
     "train": "api.train",

@@ -18,6 +18,7 @@ COMMANDS = {
     "presets": "list the bundled recipes, or show the settings of one",
     "train": "train a model from a recipe, or resume a run",
     "average": "average checkpoints of a run into a MODEL folder",
+    "shortlist": "learn which words translate which, for faster translation on a CPU",
     "translate": "translate raw text, from standard input or file to file",
     "backtranslate": "make synthetic parallel text from monolingual text",
     "evaluate": "translate a test set and score it",

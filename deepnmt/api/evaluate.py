@@ -35,6 +35,7 @@ def evaluate(
     output: str | Path | None = None,
     device: str | None = None,
     precision: str = "fp32",
+    shortlist: bool = False,
     source_lang: str | None = None,
     target_lang: str | None = None,
     metrics: Sequence[str] | None = None,
@@ -45,8 +46,8 @@ def evaluate(
     """Translate the file `source` with a MODEL (or an ensemble) and score it against one or several reference files.
 
     `settings` are the fields of `TranslationConfig` (`beam`, `length_penalty`, ...), by default the model's. `output`
-    is a file for the translations. `confidence` adds 95 % intervals by bootstrap resampling. Languages (by default the
-    model's), `metrics` and `lowercase` are those of `deepnmt.score`.
+    is a file for the translations. `shortlist` uses the model's lexical shortlist. `confidence` adds 95 % intervals by
+    bootstrap resampling. Languages (by default the model's), `metrics` and `lowercase` are those of `deepnmt.score`.
     """
     from_table(TranslationConfig, settings)
     out = None if output is None else Path(output)
@@ -56,7 +57,7 @@ def evaluate(
     lines = read_lines(str(source))
     reference_lines = [(str(path), read_lines(str(path))) for path in paths]
     check_lengths([(str(source), lines)], reference_lines)
-    translator = Translator(model, device, precision)
+    translator = Translator(model, device, precision, shortlist)
     if translator.tokenizers[0].is_multilingual:
         translator = translator.for_languages(source_lang, target_lang)
     settings = translator.defaults | settings

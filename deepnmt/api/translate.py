@@ -65,6 +65,7 @@ def translate_file(
     chunk: int | None = None,
     device: str | None = None,
     precision: str = "fp32",
+    shortlist: bool = False,
     source_lang: str | None = None,
     target_lang: str | None = None,
     **settings: Any,
@@ -75,7 +76,8 @@ def translate_file(
     an interruption the same call resumes. `prefixes` is a file of forced beginnings, one per line. `scores` adds a
     column, `as_json` writes one object per line. `settings` are the fields of `TranslationConfig`: with `nbest` the
     output is line number, score and text; with `alignments` the last column has word links. `chunk` lines are sorted by
-    length and translated together. `source_lang` and `target_lang` are for multilingual models.
+    length and translated together. `shortlist` uses the model's lexical shortlist. `source_lang` and `target_lang` are
+    for multilingual models.
     """
     from_table(TranslationConfig, settings)
     given, target = (None if path is None or str(path) == "-" else Path(path) for path in (source, out))
@@ -88,12 +90,12 @@ def translate_file(
             raise InputError(f"{path} is an input: name another file for the output")
     if given and prefixes and (counts := [count_lines(path) for path in files])[0] != counts[1]:
         raise InputError(f"{prefixes} has {counts[1]:,} lines but {given} has {counts[0]:,}; it needs one for each")
-    translator = Translator(folders, device, precision).for_languages(source_lang, target_lang)
+    translator = Translator(folders, device, precision, shortlist).for_languages(source_lang, target_lang)
     size = chunk_lines(chunk, translator.device.type)
     form = LineFormat(
         number="nbest" in settings, scores=scores, alignments=settings.get("alignments", False), as_json=as_json
     )
-    job = {**settings, **asdict(form), "precision": precision, "device": device, "chunk": size}
+    job = {**settings, **asdict(form), "precision": precision, "shortlist": shortlist, "device": device, "chunk": size}
     job |= {"languages": [source_lang, target_lang]}
     job = {"pipe": time.time()} if given is None else fingerprint(folders, files, job)
     destination: AbstractContextManager[ResumableFile | _StandardOutput] = nullcontext(_StandardOutput())

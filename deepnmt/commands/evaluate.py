@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 
-from deepnmt.commands.options import add_options, add_translation_options, for_translation
+from deepnmt.commands.options import SHORTLIST, add_options, add_translation_options, for_translation
 from deepnmt.commands.score import metric_options
 
 EXAMPLE = "deepnmt evaluate MODEL --source newstest2014.en --reference newstest2014.de --output newstest2014.out.de"
@@ -18,7 +18,7 @@ OPTIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, OPTIONS, "--source", "--reference")
+    add_options(parser, OPTIONS | SHORTLIST, "--source", "--reference")
     add_options(parser.add_argument_group("scores (the languages default to the model's)"), metric_options())
     add_translation_options(parser)
 

@@ -26,6 +26,7 @@ MACHINE = {
     "--precision fp32|bf16|fp16|int8": "int8 is for CPUs, fp16 for GPUs (default: fp32)",
     "--threads N": "number of CPU threads (default: all available cores)",
 }
+SHORTLIST = {"--shortlist": "use the model's lexical shortlist (see `deepnmt shortlist`), on a CPU"}
 CHUNK = {"--chunk N": "number of lines that are sorted by length and translated together"}
 
 SEARCH = {

@@ -4,7 +4,7 @@ import argparse
 import logging
 import sys
 
-from deepnmt.commands.options import MACHINE, add_options, add_settings, settings_in
+from deepnmt.commands.options import MACHINE, SHORTLIST, add_options, add_settings, settings_in
 from deepnmt.devices import choose_device, tune_for_translation, use_threads
 from deepnmt.errors import InputError
 from deepnmt.progress import say
@@ -33,7 +33,7 @@ OPTIONS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "model folder, or NAME=FOLDER; the first is the default"
     parser.add_argument("model", nargs="+", metavar="MODEL", help=text)
-    add_options(parser, OPTIONS | MACHINE, absent=None)
+    add_options(parser, OPTIONS | MACHINE | SHORTLIST, absent=None)
     parser.set_defaults(host="127.0.0.1", port=8000, grace=30.0, precision="fp32")
     text = "allow web pages of this origin to use the server; * allows all (default: none)"
     parser.add_argument("--allow-origin", action="append", default=[], metavar="ORIGIN", help=text)
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
     logging.basicConfig(level=logging.INFO, format="deepnmt: %(message)s", stream=sys.stderr)
     metrics = Metrics()
     with open_socket(arguments.host, arguments.port) as listening:
-        models = load_models(arguments.model, device, arguments.precision, limits, metrics)
+        models = load_models(arguments.model, device, arguments.precision, limits, metrics, bool(arguments.shortlist))
         app = create_app(models, limits, metrics, tuple(arguments.allow_origin))
         listening.listen(2048)
         address = address_of(listening)

@@ -98,11 +98,20 @@ class Int8Linear(nn.Module):
     more.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, *, relu: bool = False, after_relu: bool = False) -> None:
-        """relu: on the output"""
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        *,
+        relu: bool = False,
+        after_relu: bool = False,
+        choose_scales: Scales | None = None,
+    ) -> None:
+        """relu: on the output; choose_scales: those of a layer with more outputs, of which these are some"""
         super().__init__()
         weight = weight.detach().float()
-        scales = scales_for(*weight.shape)(weight)
+        self.choose_scales = choose_scales or scales_for(*weight.shape)
+        scales = self.choose_scales(weight)
         quantised = (weight / scales[:, None]).round().to(torch.int8)
         self.packed = torch.ops.onednn.qlinear_prepack(quantised, None)
         self.relu, self.after_relu = relu, after_relu

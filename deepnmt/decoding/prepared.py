@@ -25,6 +25,15 @@ class PreparedModel:
         self.project = project or model.project
 
     @torch.inference_mode()
+    def restricted(self, symbols: Tensor) -> "PreparedModel":
+        """The same model, whose logits are those of these symbols only. For the CPU."""
+        weight = self.model.output_weight[symbols]
+        bias = None if self.model.output_bias is None else self.model.output_bias[symbols]
+        if isinstance(self.project, Int8Linear):
+            return PreparedModel(self.model, Int8Linear(weight, bias, choose_scales=self.project.choose_scales))
+        return PreparedModel(self.model, PackedLinear(weight, bias))
+
+    @torch.inference_mode()
     def start(self, source: Tensor, beam: int, max_length: int = 0) -> Cache:
         """source: (B, S) ids, padded at the end; `max_length` is how long the longest target may get, if known."""
         return self.model.start(self.model.encode(source), beam, max_length=max_length + 1 if max_length else 0)

@@ -22,7 +22,8 @@ from deepnmt.decoding.pieces import Piece, cut_texts, join_pieces, keep_found, p
 from deepnmt.decoding.prepared import PreparedModel, prepare
 from deepnmt.decoding.rules import Rules, prefix_table
 from deepnmt.decoding.sampling import Paths, random_numbers
-from deepnmt.decoding.search import Beams, Found, search
+from deepnmt.decoding.search import Beams, Found, Growing, search
+from deepnmt.decoding.shortlist import Shortlist
 from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
 from deepnmt.model.config import ModelConfig
@@ -35,13 +36,19 @@ BATCH_SENTENCES = {"cpu": 64, "cuda": 1024}
 
 
 class Translator:
-    """Translates with one model or an ensemble; `device` is cpu or cuda, `precision` fp32, bf16, fp16 or int8."""
+    """Translates with one model or an ensemble; `device` is cpu or cuda, `precision` fp32, bf16, fp16 or int8.
+
+    `shortlist`: on a CPU, use the first model's lexical shortlist, which `deepnmt.make_shortlist` makes.
+    """
+
+    shortlist: Shortlist | None = None
 
     def __init__(
         self,
         model: str | Path | Sequence[str | Path],
         device: str | None = "cpu",
         precision: str = "fp32",
+        shortlist: bool = False,
     ) -> None:
         folders = [Path(folder) for folder in ([model] if isinstance(model, str | Path) else model)]
         if not folders:
@@ -55,6 +62,10 @@ class Translator:
                 raise InputError(
                     f"{folder} and {folders[0]} have different target vocabularies: no ensemble of the two"
                 )
+        if shortlist:
+            if torch.device(chosen).type != "cpu":
+                raise InputError(f"a shortlist is for the CPU; on {chosen} omit --shortlist")
+            self.shortlist = Shortlist.load(folders[0], self.tokenizers[0])
         models = [load_model(folder, chosen) for folder in folders]
         for folder, loaded, pair in zip(folders, models, self.tokenizers, strict=True):
             check_vocabularies(folder, loaded.config, pair)
@@ -198,19 +209,29 @@ class Translator:
         rules = self._rules(batch, config, self.device)
         count = config.nbest if config.sampling else config.beam
         sources = [padded(part, device=self.device) for part in zip(*(piece.sources for piece in batch), strict=True)]
-        parts = [model.start(ids, count, rules.total) for model, ids in zip(self.prepared, sources, strict=True)]
-        step: Any = partial(ensemble_step, [model.step for model in self.prepared])
-        state: Any = EnsembleState(parts)
-        if len(parts) == 1:
-            step, state = self.prepared[0].step, parts[0]
+        parts: list[Any] = [
+            model.start(ids, count, rules.total) for model, ids in zip(self.prepared, sources, strict=True)
+        ]
+        steps: list[Any] = [model.step for model in self.prepared]
+        listed = None
+        if self.shortlist is not None:
+            listed = self.shortlist.of_batch([piece.sources[0] for piece in batch], rules)
+            rules, parts = listed.rules, [listed.state(part) for part in parts]
+            steps = [listed.step(model.restricted(listed.symbols).step) for model in self.prepared]
+        step = steps[0] if len(parts) == 1 else partial(ensemble_step, steps)
+        state = parts[0] if len(parts) == 1 else EnsembleState(parts)
         shrink_every = 1 if self.device.type == "cpu" else 4
+        found = search(step, state, self._growing(batch, rules, config, count), shrink_every)
+        return found if listed is None else listed.as_ids(found)
+
+    def _growing(self, batch: list[Piece], rules: Rules, config: TranslationConfig, count: int) -> Growing:
         if count > 1 and not config.sampling:
-            return search(step, state, Beams(rules, config), shrink_every)
+            return Beams(rules, config)
         numbers = None
         if config.sampling:
             numbers = random_numbers([piece.sources[0] for piece in batch], config.seed, count, rules.total + 1)
             numbers = numbers.to(self.device)
-        return search(step, state, Paths(rules, config, numbers), shrink_every)
+        return Paths(rules, config, numbers)
 
     def _rules(self, batch: list[Piece], config: TranslationConfig, device: torch.device) -> Rules:
         longest = [

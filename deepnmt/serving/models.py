@@ -162,7 +162,9 @@ def shortened(value: str) -> str:
     return value if len(value) <= 40 else f"{value[:40]}…"
 
 
-def load_models(names: Sequence[str], device: str, precision: str, limits: Limits, metrics: Metrics) -> Models:
+def load_models(
+    names: Sequence[str], device: str, precision: str, limits: Limits, metrics: Metrics, shortlist: bool = False
+) -> Models:
     """Each name is FOLDER or NAME=FOLDER; without a name, a model is called by its folder's name."""
     folders: dict[str, Path] = {}
     for given in names:
@@ -174,7 +176,7 @@ def load_models(names: Sequence[str], device: str, precision: str, limits: Limit
         if name in folders:
             raise InputError(f"two models are called {name}: rename one, as in other={folder}")
         folders[name] = folder
-    translators = {name: Translator(folder, device=device, precision=precision) for name, folder in folders.items()}
+    translators = {name: Translator(folder, device, precision, shortlist) for name, folder in folders.items()}
     return Models(
         ServedModel(name, _languages(pair), translator, limits, metrics, pair.languages)
         for name, translator in translators.items()

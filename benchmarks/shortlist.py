@@ -1,0 +1,75 @@
+"""A lexical shortlist on a trained model: BLEU, agreement and speed with and without it, on the test set of a dataset.
+
+    python benchmarks/shortlist.py MODEL DATASET --precisions fp32 int8 --sizes 25 50 100 200
+
+MODEL gets no shortlist: those of all sizes are cut from the largest one, in memory. Speed is target subwords per second
+of processor time on one core, from text to text, the best of `--rounds` in which all variants take turns.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("dataset", type=Path)
+    parser.add_argument("--precisions", nargs="+", default=["fp32", "int8"])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[25, 50, 100, 200], help="--best, and --frequent")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--lines", type=int, help="of the test set (default: all)")
+    arguments = parser.parse_args()
+
+    from deepnmt.devices import tune_for_translation
+
+    tune_for_translation()
+    import shutil
+    import tempfile
+
+    import torch
+
+    from deepnmt.api.shortlist import make_shortlist
+    from deepnmt.data.dataset import Dataset
+    from deepnmt.decoding.shortlist import Shortlist
+    from deepnmt.decoding.translator import Translator
+    from deepnmt.evaluation.scores import quick_scores
+
+    torch.set_num_threads(1)
+    text = Dataset.open(arguments.dataset).test_text
+    if text is None:
+        raise SystemExit(f"{arguments.dataset} has no test set")
+    sources, references = (side[: arguments.lines] for side in text)
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(arguments.model, folder, dirs_exist_ok=True)
+        largest = max(arguments.sizes)
+        make_shortlist(folder, arguments.dataset, best=largest, frequent=largest)
+        translators = {name: Translator(folder, "cpu", name, shortlist=True) for name in arguments.precisions}
+    for precision, translator in translators.items():
+        full = translator.shortlist
+        assert full is not None
+        variants: dict[str, Shortlist | None] = {"none": None} | {
+            str(size): Shortlist(full.translations[:, : size + 1], full.frequent[:size]) for size in arguments.sizes
+        }
+        seconds: dict[str, float] = {}
+        outputs: dict[str, list[str]] = {}
+        for _ in range(arguments.rounds):
+            for name, variant in variants.items():
+                translator.shortlist = variant
+                started = time.process_time()
+                outputs[name] = translator.translate(sources)
+                seconds[name] = min(time.process_time() - started, seconds.get(name, float("inf")))
+        target = translator.tokenizers[0].target
+        for name, output in outputs.items():
+            bleu = quick_scores(output, references, target.language)["bleu"].value
+            same = sum(a == b for a, b in zip(output, outputs["none"], strict=True)) / len(output)
+            speed = sum(map(len, target.encode_batch(output))) / seconds[name]
+            print(
+                f"{precision:<5} shortlist {name:<5} BLEU {bleu:.2f}   as without {same:6.1%}   {speed:7.0f} subwords/s"
+                f"   {seconds['none'] / seconds[name]:.2f} times",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

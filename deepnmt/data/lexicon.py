@@ -1,0 +1,84 @@
+"""Which target symbols translate a source symbol, learned from parallel ids by IBM model 1 (Brown et al. 1993,
+https://aclanthology.org/J93-2003): expectation maximisation over all pairs of symbols in a pair of sentences."""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from deepnmt.data.dataset import Corpus, Integers, Offsets, Side
+
+Floats = npt.NDArray[np.float64]
+
+ITERATIONS = 4
+SYMBOL_PAIRS = 1 << 24  # in memory at once; a larger corpus is learned in parts, whose expected counts are added up
+
+
+def learn_lexicon(
+    corpora: Iterable[Corpus], sizes: tuple[int, int], best: int, pairs: int
+) -> tuple[Integers, Integers]:
+    """The `best` most probable translations of each source symbol, most probable first, as (source size, best) ids with
+    -1 where there are fewer, and how often each target symbol occurs.
+
+    sizes: of the vocabularies. At most `pairs` sentence pairs are used, evenly spaced over the corpora.
+    """
+    source_size, target_size = sizes
+    corpora = list(corpora)
+    share = min(1.0, pairs / max(sum(map(len, corpora)), 1))
+    keys: Integers = np.empty(0, np.int64)
+    counts: Floats = np.empty(0)
+    frequencies = np.zeros(target_size, np.int64)
+    for corpus in corpora:
+        for chosen in _parts(corpus, share):
+            source, target = _gathered(corpus.source, chosen), _gathered(corpus.target, chosen)
+            frequencies += np.bincount(target[0], minlength=target_size)
+            found = _expected_counts(*source, *target, target_size)
+            keys, place = np.unique(np.concatenate([keys, found[0]]), return_inverse=True)
+            counts = np.bincount(place, np.concatenate([counts, found[1]]), minlength=len(keys)).astype(float)
+    sources = keys // target_size
+    order = np.lexsort((-counts, sources))
+    first = np.searchsorted(sources, np.arange(source_size))
+    rank = np.arange(len(order)) - first[sources[order]]
+    kept = rank < best
+    table = np.full((source_size, best), -1, np.int64)
+    table[sources[order][kept], rank[kept]] = keys[order][kept] % target_size
+    return table, frequencies
+
+
+def _parts(corpus: Corpus, share: float) -> Iterator[Offsets]:
+    """The numbers of the sentence pairs to learn from, as many at a time as fit in memory."""
+    numbers = np.unique(np.linspace(0, len(corpus) - 1, round(share * len(corpus))).astype(np.int64))
+    sizes = corpus.source.lengths[numbers].astype(np.int64) * corpus.target.lengths[numbers]
+    numbers, sizes = numbers[sizes > 0], sizes[sizes > 0]
+    if len(numbers):
+        yield from np.split(numbers, np.flatnonzero(np.diff(np.cumsum(sizes) // SYMBOL_PAIRS)) + 1)
+
+
+def _gathered(side: Side, numbers: Offsets) -> tuple[Integers, Integers]:
+    """The ids of these sentences end to end, and their lengths."""
+    lengths = side.lengths[numbers].astype(np.int64)
+    return side.ids[_ranges(side.offsets[numbers], lengths)].astype(np.int64), lengths
+
+
+def _ranges(starts: Integers, lengths: Integers) -> Integers:
+    """start, start + 1, ..., start + length - 1 for each start and length, end to end."""
+    return np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
+
+
+def _expected_counts(
+    source: Integers, source_lengths: Integers, target: Integers, target_lengths: Integers, target_size: int
+) -> tuple[Integers, Floats]:
+    """How often a source symbol is translated by a target symbol: keys source * target_size + target, and counts."""
+    starts = np.repeat(np.cumsum(source_lengths) - source_lengths, target_lengths)
+    lengths = np.repeat(source_lengths, target_lengths)  # of the source of each target symbol
+    keys, place = np.unique(
+        source[_ranges(starts, lengths)] * target_size + np.repeat(target, lengths), return_inverse=True
+    )
+    sources, begins = keys // target_size, np.cumsum(lengths) - lengths
+    counts = np.bincount(place).astype(float)
+    for _ in range(ITERATIONS):
+        probability = counts / np.bincount(sources, counts)[sources]
+        weights = probability[place]
+        weights /= np.repeat(np.add.reduceat(weights, begins), lengths)
+        counts = np.bincount(place, weights)
+    return keys, counts
