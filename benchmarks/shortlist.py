@@ -1,6 +1,6 @@
 """A lexical shortlist on a trained model: BLEU, agreement and speed with and without it, on the test set of a dataset.
 
-    python benchmarks/shortlist.py MODEL DATASET --precisions fp32 int8 --sizes 25 50 100 200
+    python benchmarks/shortlist.py MODEL DATASET --precisions fp32 int8 --sizes 100/100 20/1000 20/2000 50/2000
 
 MODEL gets no shortlist: those of all sizes are cut from the largest one, in memory. Speed is target subwords per second
 of processor time on one core, from text to text, the best of `--rounds` in which all variants take turns.
@@ -16,7 +16,9 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("dataset", type=Path)
     parser.add_argument("--precisions", nargs="+", default=["fp32", "int8"])
-    parser.add_argument("--sizes", type=int, nargs="+", default=[25, 50, 100, 200], help="--best, and --frequent")
+    parser.add_argument(
+        "--sizes", nargs="+", default=["100/100", "20/1000", "20/2000", "50/2000"], help="BEST/FREQUENT"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--lines", type=int, help="of the test set (default: all)")
     arguments = parser.parse_args()
@@ -42,14 +44,16 @@ def main() -> None:
     sources, references = (side[: arguments.lines] for side in text)
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(arguments.model, folder, dirs_exist_ok=True)
-        largest = max(arguments.sizes)
-        make_shortlist(folder, arguments.dataset, best=largest, frequent=largest)
+        sizes = {name: tuple(map(int, name.split("/"))) for name in arguments.sizes}
+        best, frequent = (max(column) for column in zip(*sizes.values(), strict=True))
+        make_shortlist(folder, arguments.dataset, best=best, frequent=frequent)
         translators = {name: Translator(folder, "cpu", name, shortlist=True) for name in arguments.precisions}
     for precision, translator in translators.items():
         full = translator.shortlist
         assert full is not None
         variants: dict[str, Shortlist | None] = {"none": None} | {
-            str(size): Shortlist(full.translations[:, : size + 1], full.frequent[:size]) for size in arguments.sizes
+            name: Shortlist(full.translations[:, : best + 1], full.frequent[:frequent])
+            for name, (best, frequent) in sizes.items()
         }
         seconds: dict[str, float] = {}
         outputs: dict[str, list[str]] = {}
@@ -65,7 +69,7 @@ def main() -> None:
             same = sum(a == b for a, b in zip(output, outputs["none"], strict=True)) / len(output)
             speed = sum(map(len, target.encode_batch(output))) / seconds[name]
             print(
-                f"{precision:<5} shortlist {name:<5} BLEU {bleu:.2f}   as without {same:6.1%}   {speed:7.0f} subwords/s"
+                f"{precision:<5} shortlist {name:<9} BLEU {bleu:.2f}   as without {same:6.1%}   {speed:7.0f} subwords/s"
                 f"   {seconds['none'] / seconds[name]:.2f} times",
                 flush=True,
             )

@@ -14,7 +14,7 @@ from deepnmt.model.storage import load_meta
 
 
 def make_shortlist(
-    model: str | Path, data: str | Path, *, best: int = 100, frequent: int = 100, pairs: int = 200_000
+    model: str | Path, data: str | Path, *, best: int = 20, frequent: int = 2000, pairs: int = 200_000
 ) -> Path:
     """Learn which target symbols translate each source symbol, and write the result into the MODEL folder.
 

@@ -10,8 +10,8 @@ EXAMPLE = """deepnmt shortlist MODEL --data DATASET
 OPTIONS = {
     "model MODEL": "model folder; the shortlist is written into it",
     "--data DATASET": "the model's training dataset",
-    "--best N": "number of translations listed for each source subword (default: 100)",
-    "--frequent N": "number of frequent target subwords on every shortlist (default: 100)",
+    "--best N": "number of translations listed for each source subword (default: 20)",
+    "--frequent N": "number of frequent target subwords on every shortlist (default: 2000)",
     "--pairs N": "maximum number of sentence pairs to learn from (default: 200000)",
 }
 
