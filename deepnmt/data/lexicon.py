@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 
-from deepnmt.data.dataset import Corpus, Integers, Offsets, Side
+from deepnmt.data.dataset import Corpus, Ids, Offsets, Side
 
 Floats = npt.NDArray[np.float64]
 
@@ -14,9 +14,7 @@ ITERATIONS = 4
 SYMBOL_PAIRS = 1 << 24  # in memory at once; a larger corpus is learned in parts, whose expected counts are added up
 
 
-def learn_lexicon(
-    corpora: Iterable[Corpus], sizes: tuple[int, int], best: int, pairs: int
-) -> tuple[Integers, Integers]:
+def learn_lexicon(corpora: Iterable[Corpus], sizes: tuple[int, int], best: int, pairs: int) -> tuple[Ids, Ids]:
     """The `best` most probable translations of each source symbol, most probable first, as (source size, best) ids with
     -1 where there are fewer, and how often each target symbol occurs.
 
@@ -25,7 +23,7 @@ def learn_lexicon(
     source_size, target_size = sizes
     corpora = list(corpora)
     share = min(1.0, pairs / max(sum(map(len, corpora)), 1))
-    keys: Integers = np.empty(0, np.int64)
+    keys: Ids = np.empty(0, np.int64)
     counts: Floats = np.empty(0)
     frequencies = np.zeros(target_size, np.int64)
     for corpus in corpora:
@@ -54,20 +52,20 @@ def _parts(corpus: Corpus, share: float) -> Iterator[Offsets]:
         yield from np.split(numbers, np.flatnonzero(np.diff(np.cumsum(sizes) // SYMBOL_PAIRS)) + 1)
 
 
-def _gathered(side: Side, numbers: Offsets) -> tuple[Integers, Integers]:
+def _gathered(side: Side, numbers: Offsets) -> tuple[Ids, Ids]:
     """The ids of these sentences end to end, and their lengths."""
     lengths = side.lengths[numbers].astype(np.int64)
     return side.ids[_ranges(side.offsets[numbers], lengths)].astype(np.int64), lengths
 
 
-def _ranges(starts: Integers, lengths: Integers) -> Integers:
+def _ranges(starts: Ids, lengths: Ids) -> Ids:
     """start, start + 1, ..., start + length - 1 for each start and length, end to end."""
     return np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
 
 
 def _expected_counts(
-    source: Integers, source_lengths: Integers, target: Integers, target_lengths: Integers, target_size: int
-) -> tuple[Integers, Floats]:
+    source: Ids, source_lengths: Ids, target: Ids, target_lengths: Ids, target_size: int
+) -> tuple[Ids, Floats]:
     """How often a source symbol is translated by a target symbol: keys source * target_size + target, and counts."""
     starts = np.repeat(np.cumsum(source_lengths) - source_lengths, target_lengths)
     lengths = np.repeat(source_lengths, target_lengths)  # of the source of each target symbol

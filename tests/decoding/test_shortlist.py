@@ -3,14 +3,13 @@
 import json
 import shutil
 
-import numpy as np
 import pytest
 import torch
 from digits import reversed_digits
 
 from deepnmt.api.shortlist import make_shortlist
 from deepnmt.cli import main
-from deepnmt.data.dataset import CorpusWriter, train_file_name
+from deepnmt.data.dataset import CorpusWriter, Side, train_file_name
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.data.vocabulary import EOS
 from deepnmt.decoding import translator as translator_module
@@ -132,9 +131,9 @@ def dataset(digits_model, tmp_path_factory):
     encoded = [
         side.encode_batch(list(text)) for side, text in zip((tokenizers.source, tokenizers.target), sides, strict=True)
     ]
+    folder.mkdir()
     with CorpusWriter(folder, train_file_name("digits"), (57, 57)) as writer:
-        flat = [(np.concatenate(ids), np.array([*map(len, ids)])) for ids in encoded]
-        writer.append(*flat)
+        writer.append(*map(Side.of, encoded))
     tokenizers.save(folder)
     meta = {"format": 1, "train": [{"name": "digits", **writer.counts()}], "valid": None, "test": None}
     (folder / "dataset.json").write_text(json.dumps(meta), encoding="utf-8")
