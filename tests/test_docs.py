@@ -4,6 +4,7 @@ import pkgutil
 import re
 import shutil
 import sys
+import tomllib
 import types
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from deepnmt.model.folding import folded
 from deepnmt.model.storage import load_model, save_model
 from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.model.transformer import Transformer
+from deepnmt.reproduction.experiment import Experiment
+from deepnmt.settings import from_table
 
 ROOT = Path(__file__).parents[1]
 GUIDE = (ROOT / "docs" / "add-a-connection.md").read_text(encoding="utf-8")
@@ -81,6 +84,17 @@ def test_the_scheme_of_the_guide_is_what_its_equation_says(decaying):
 def test_the_commands_of_the_guide_name_real_recipes_and_settings(decaying, command):
     name, *overrides = command.partition(" --")[0].split()
     load_recipe(name, overrides)
+
+
+def test_the_experiment_of_the_guide_is_one(decaying):
+    (file,) = re.findall(r"```toml\n(.*?)```", GUIDE, re.DOTALL)
+    experiment = from_table(Experiment, tomllib.loads(file))
+    assert [load_recipe(arm.recipe, arm.overrides).model.encoder.connection.kind for arm in experiment.arms] == [
+        "residual",
+        "decaying",
+        "dlcl",
+    ]
+    assert {claim.text for claim in experiment.claims} == {"decaying is better than residual"}
 
 
 def test_the_option_of_the_guide_is_an_override(decaying, capsys):
