@@ -58,7 +58,7 @@ def branch_variances(model: nn.Module, forward: Callable[[], object]) -> list[li
     for stack in _sublayers(model):
         found: list[Tensor] = []
         variances.append(found)
-        hooks.append(stack[0][0].register_forward_pre_hook(_measure_input_into(found)))
+        hooks.append(stack[0][0].register_forward_pre_hook(_measure_into(found)))
         hooks += [sublayer.dropout.register_forward_hook(_measure_into(found)) for sublayer, _ in stack]
     forward()
     for hook in hooks:
@@ -66,16 +66,11 @@ def branch_variances(model: nn.Module, forward: Callable[[], object]) -> list[li
     return [torch.stack(found).tolist() for found in variances]
 
 
-def _measure_input_into(found: list[Tensor]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-    def measure(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        found.append(inputs[0].float().var(correction=0))
+def _measure_into(found: list[Tensor]) -> Callable[..., None]:
+    """A hook before a module, which measures its input, or after it, which measures its output."""
 
-    return measure
-
-
-def _measure_into(found: list[Tensor]) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-    def measure(module: nn.Module, inputs: tuple[Tensor, ...], branch: Tensor) -> None:
-        found.append(branch.float().var(correction=0))
+    def measure(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor | None = None) -> None:
+        found.append((inputs[0] if output is None else output).float().var(correction=0))
 
     return measure
 

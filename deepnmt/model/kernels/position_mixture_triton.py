@@ -14,8 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from deepnmt.model.kernels.mixture import PositionTape
-
-TILE = 1024  # elements of a tile, read by one warp
+from deepnmt.model.kernels.streams_triton import tile_shape
 
 
 @triton.jit
@@ -95,13 +94,6 @@ class FusedPositionTape(PositionTape):
         return self.history[depth]
 
 
-def _shape(like: Tensor) -> tuple[int, int, int, int]:
-    """Positions, width, positions of a tile, and its width."""
-    dim = like.shape[-1]
-    width = triton.next_power_of_2(dim)
-    return like.numel() // dim, dim, max(TILE // width, 1), width
-
-
 class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, output: Tensor, tape: FusedPositionTape) -> Tensor:
@@ -118,7 +110,7 @@ class _Enter(torch.autograd.Function):
         entered = tape.history[ctx.depth]
         if tape.gradients is None:
             raise RuntimeError(f"no gradient reached the mixtures of output {ctx.depth}")
-        count, dim, rows, width = _shape(entered)
+        count, dim, rows, width = tile_shape(entered)
         d_output = torch.empty_like(entered)
         _gather[(triton.cdiv(count, rows),)](
             tape.gradients, tape.kept, entered if given is None else given.contiguous(), d_output,
@@ -133,7 +125,7 @@ class _Mix(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tape: FusedPositionTape, weights: Tensor, *history: Tensor) -> Tensor:
         row, mixed = len(history) - 1, torch.empty_like(history[0])
-        count, dim, rows, width = _shape(mixed)
+        count, dim, rows, width = tile_shape(mixed)
         _mix[(triton.cdiv(count, rows),)](
             tape.history, weights.contiguous(), tape.kept, mixed, count, dim, row, tape.num_rows,
             R=rows, D=width, num_warps=1,
@@ -144,7 +136,7 @@ class _Mix(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         tape, row, gradient = ctx.tape, ctx.row, gradients[0].contiguous()
-        count, dim, rows, width = _shape(gradient)
+        count, dim, rows, width = tile_shape(gradient)
         if tape.gradients is None:
             tape.gradients = torch.empty(tape.num_rows, *gradient.shape, dtype=gradient.dtype, device=gradient.device)
         to_weights = torch.empty(*gradient.shape[:-1], row + 1, device=gradient.device)

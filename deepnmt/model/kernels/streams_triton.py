@@ -67,7 +67,7 @@ class _MixStreams(torch.autograd.Function):
         ctx.save_for_backward(streams, branch, weights)
         parts, outputs = weights.shape[-2:]
         mixed = torch.empty(outputs, *streams.shape[1:], dtype=streams.dtype, device=streams.device)
-        count, dim, rows, width = _shape(mixed[0])
+        count, dim, rows, width = tile_shape(mixed[0])
         _mix[(triton.cdiv(count, rows),)](
             streams, streams if branch is None else branch, weights, mixed, count, dim, streams.stride(0),
             len(streams), outputs, parts, BRANCH=branch is not None, R=rows, D=width, num_warps=1,
@@ -79,11 +79,9 @@ class _MixStreams(torch.autograd.Function):
         streams, branch, weights = ctx.saved_tensors
         gradient = gradients[0].contiguous()
         parts, outputs = weights.shape[-2:]
-        count, dim, rows, width = _shape(gradient[0])
-        d_streams, d_weights = (
-            torch.empty(streams.shape, dtype=streams.dtype, device=streams.device),
-            torch.empty_like(weights),
-        )
+        count, dim, rows, width = tile_shape(gradient[0])
+        d_streams = torch.empty(streams.shape, dtype=streams.dtype, device=streams.device)
+        d_weights = torch.empty_like(weights)
         d_branch = None if branch is None else torch.empty_like(branch)
         for part, to_part, first, number in ((streams, d_streams, 0, len(streams)), (branch, d_branch, parts - 1, 1)):
             if part is not None:
@@ -94,7 +92,7 @@ class _MixStreams(torch.autograd.Function):
         return d_streams, d_branch, d_weights
 
 
-def _shape(like: Tensor) -> tuple[int, int, int, int]:
+def tile_shape(like: Tensor) -> tuple[int, int, int, int]:
     """Positions, width, positions of a tile, and its width."""
     dim = like.shape[-1]
     width = triton.next_power_of_2(dim)
