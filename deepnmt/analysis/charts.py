@@ -12,6 +12,8 @@ DASHES = ("", "6 3", "2 2", "8 3 2 3")
 FONT = "font-family='Helvetica, Arial, sans-serif'"
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 640, 70, 620, 40, 330  # of a line chart, and the frame in it
 
+Point = tuple[float, float, float]  # x, y, spread
+
 
 @dataclass(frozen=True)
 class Series:
@@ -86,15 +88,15 @@ def bar_chart(bars: Sequence[tuple[str, float]], title: str, y_label: str) -> st
 def line_chart(series: Sequence[Series], axes: Axes) -> str:
     """Lines with error bars and a legend; values that a log axis cannot show are omitted."""
     drawn = [_drawable(line, axes.log_y) for line in series]
-    points = [(x, y, s) for line in drawn for (x, y), s in zip(line.points, _spreads(line), strict=True)]
+    points = [point for line in drawn for point in line]
     if not points:
         return _svg(WIDTH, 60, [_text(20, 30, f"{axes.title}: no data yet", size=14)])
     frame = _Frame.around(points, axes)
     parts = [_text(LEFT, 22, axes.title, size=14, weight="bold"), *frame.grid(axes)]
     names, top = [], BOTTOM + 54
-    for number, line in enumerate(drawn):
+    for number, (line, of_line) in enumerate(zip(series, drawn, strict=True)):
         stroke, dashes = PALETTE[number % len(PALETTE)], _dashes(line, number)
-        parts += _line(line, stroke, dashes, frame)
+        parts += _line(line.name, of_line, stroke, dashes, frame)
         x, y = LEFT + (number % 2) * (WIDTH // 2 - 40), top + 18 * (number // 2)
         style = f"stroke='{stroke}' stroke-width='2.5' {dashes}"
         names.append(f"<line x1='{x}' x2='{x + 30}' y1='{y - 4}' y2='{y - 4}' {style}/>")
@@ -111,7 +113,7 @@ class _Frame:
     log: bool
 
     @classmethod
-    def around(cls, points: Sequence[tuple[float, float, float]], axes: Axes) -> "_Frame":
+    def around(cls, points: Sequence[Point], axes: Axes) -> "_Frame":
         xs = [x for x, _, _ in points]
         low = min(y if axes.log_y else y - spread for _, y, spread in points)
         high = max(y if axes.log_y else y + spread for _, y, spread in points)
@@ -159,12 +161,12 @@ def _dashes(line: Series, number: int) -> str:
     return f"stroke-dasharray='{dash}'" if dash else ""
 
 
-def _line(line: Series, stroke: str, dashes: str, frame: _Frame) -> list[str]:
+def _line(name: str, points: Sequence[Point], stroke: str, dashes: str, frame: _Frame) -> list[str]:
     style = f"stroke='{stroke}' stroke-width='2' fill='none'"
-    path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in line.points)
+    path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y, _ in points)
     parts = [f"<polyline points='{path}' {style} {dashes}/>"]
-    for (x, y), spread in zip(line.points, _spreads(line), strict=True):
-        px, note = frame.x(x), f"{line.name}: {y:.4g} at {x:g}"
+    for x, y, spread in points:
+        px, note = frame.x(x), f"{name}: {y:.4g} at {x:g}"
         if spread and not frame.log:
             low, high = frame.y(y - spread), frame.y(y + spread)
             parts.append(
@@ -175,14 +177,9 @@ def _line(line: Series, stroke: str, dashes: str, frame: _Frame) -> list[str]:
     return parts
 
 
-def _spreads(line: Series) -> Sequence[float]:
-    return line.spread or [0.0] * len(line.points)
-
-
-def _drawable(line: Series, log: bool) -> Series:
-    kept = [i for i, (_, y) in enumerate(line.points) if math.isfinite(y) and (y > 0 or not log)]
-    spread = [line.spread[i] for i in kept] if line.spread else ()
-    return Series(line.name, [line.points[i] for i in kept], spread, line.dashed)
+def _drawable(line: Series, log: bool) -> list[Point]:
+    points = zip(line.points, line.spread or [0.0] * len(line.points), strict=True)
+    return [(x, y, spread) for (x, y), spread in points if math.isfinite(y) and (y > 0 or not log)]
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256 as new_sha256
 from html.parser import HTMLParser
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -64,23 +65,19 @@ def read_homeassistant(languages: Sequence[str], wheel: Path) -> Catalogue:
             for language in languages:
                 if language not in known:
                     raise InputError(f"{wheel.name} has no language {language!r}; it has {', '.join(known)}")
-            parts = {
-                folder.rpartition("/")[2]: _pair_strings(
-                    *(dict(_leaves(json.loads(archive.read(texts[folder, one])))) for one in languages)
-                )
-                for folder, language in texts
-                if language == languages[1] and (folder, languages[0]) in texts
-            }
+            parts: Pairs = {}
+            for folder in (folder for folder, language in texts if language == languages[1]):
+                if (folder, languages[0]) in texts:
+                    sides = (json.loads(archive.read(texts[folder, language])) for language in languages)
+                    source, target = (dict(_leaves(side)) for side in sides)
+                    pairs = (_line_pairs(source[key], target[key]) for key in source if key in target)
+                    parts[folder.rpartition("/")[2]] = list(chain.from_iterable(pairs))
             licences = [name for name in names if re.search(r"dist-info/(licenses/)?LICENSE[^/]*$", name)]
             text = archive.read(licences[0]).decode("utf-8") if licences else ""
     except (OSError, zipfile.BadZipFile) as error:
         raise InputError(f"{wheel} cannot be read as a wheel: {error}") from error
     origin = f"the string catalogues of the Python package {HOMEASSISTANT} (Home Assistant, Open Home Foundation)"
     return Catalogue("homeassistant", origin, "Apache-2.0", text, parts)
-
-
-def _pair_strings(source: dict[str, str], target: dict[str, str]) -> list[tuple[str, str]]:
-    return [pair for key in source if key in target for pair in _line_pairs(source[key], target[key])]
 
 
 def _leaves(table: Any, path: str = "") -> Iterator[tuple[str, str]]:

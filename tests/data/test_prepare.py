@@ -429,14 +429,3 @@ def test_the_summary_says_what_was_kept_dropped_and_what_to_do_next(
     shown = capsys.readouterr()
     assert "train: many pairs are not valid UTF-8; if a file is Latin-1, convert it with `iconv" in shown.out
     assert "The text is small for this --vocab-size, so rare words are split finely; try --vocab-size " in shown.out
-
-
-def test_help_does_not_wait_for_torch(capsys: pytest.CaptureFixture[str]) -> None:
-    code = (
-        "import sys; from deepnmt.cli import main\n"
-        "try: main(['prepare', '--help'])\nexcept SystemExit: pass\n"
-        "assert 'torch' not in sys.modules and 'sentencepiece' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "example:" in done.stdout

@@ -1,8 +1,6 @@
 """The scores: sacreBLEU's own numbers and published ones, laws, and which scores suit which languages."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import sacrebleu
@@ -191,12 +189,3 @@ def test_scores_are_read_by_name_and_unknown_names_are_told_what_there_is() -> N
 def test_refusals(call, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(InputError, match=message):
         call()
-
-
-def test_help_does_not_wait_for_sacrebleu() -> None:
-    code = (
-        "import argparse, sys; import deepnmt.evaluation.scores, deepnmt.commands.score as command;"
-        "command.add_arguments(argparse.ArgumentParser());"
-        "print({'sacrebleu', 'sacremoses', 'numpy', 'torch', 'rich'} & set(sys.modules))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
