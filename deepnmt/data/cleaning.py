@@ -57,9 +57,12 @@ class Judge:
     """Returns the reason to drop a pair of decoded lines, or None."""
 
     def __init__(self, settings: CleaningSettings, languages: Sequence[str]) -> None:
-        self.keep = frozenset(settings.keep)
+        self.keep, self._made_of = frozenset(settings.keep), (settings, languages)
         self._foreign_reason, is_foreign = _LANGUAGE_CHECKS.get(settings.language_check, ("", None))
         self._is_foreign = [is_foreign(language) for language in languages] if is_foreign else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Judge, self._made_of
 
     def __call__(self, source: str, target: str) -> str | None:
         if not (source and target) or source.isspace() or target.isspace():

@@ -85,22 +85,16 @@ class SpoolChunk:
         return lines[: len(self.numbers)], lines[len(self.numbers) : -1]
 
 
-class WordCounter:
-    """Counts the words of every `stride`-th line of some chunks, separately for each side."""
-
-    def __init__(self, stride: int) -> None:
-        self.stride = stride
-
-    def __call__(self, chunks: Sequence[SpoolChunk]) -> tuple[dict[str, int], dict[str, int], int, int]:
-        """The word counts of source and target, the number of counted lines, and the number of pairs."""
-        counts: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
-        lines_counted = 0
-        for chunk in chunks:
-            for counter, lines in zip(counts, chunk.read(), strict=True):
-                taken = lines[:: self.stride]
-                counter.update(" ".join(taken).split(" "))
-            lines_counted += len(taken)
-        return dict(counts[0]), dict(counts[1]), lines_counted, sum(len(chunk.numbers) for chunk in chunks)
+def count_words(stride: int, chunks: Sequence[SpoolChunk]) -> tuple[dict[str, int], dict[str, int], int, int]:
+    """The word counts of source and target in every `stride`-th line, the number of these lines, and of all pairs."""
+    counts: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+    lines_counted = 0
+    for chunk in chunks:
+        for counter, lines in zip(counts, chunk.read(), strict=True):
+            taken = lines[::stride]
+            counter.update(" ".join(taken).split(" "))
+        lines_counted += len(taken)
+    return dict(counts[0]), dict(counts[1]), lines_counted, sum(len(chunk.numbers) for chunk in chunks)
 
 
 @dataclass(frozen=True)
@@ -114,29 +108,24 @@ class EncodedChunk:
     pairs_read: int
 
 
-class Encoder:
-    """Splits words into subwords and drops pairs with too many."""
-
-    def __init__(self, tokenizers: TokenizerPair, settings: CleaningSettings, tag: str | None) -> None:
-        self.tokenizers, self.settings, self.tag = tokenizers, settings, tag
-
-    def __call__(self, chunk: SpoolChunk) -> EncodedChunk:
-        texts, (source, target) = chunk.read(), (self.tokenizers.source, self.tokenizers.target)
-        pairs = zip(source.subwords.encode_lines(texts[0]), target.subwords.encode_lines(texts[1]), strict=True)
-        dropped = ReasonCounts()
-        kept: tuple[list[bytes], list[bytes]] = ([], [])
-        for i, pair in enumerate(pairs):
-            reason = None
-            if self.settings.length_unit == "subwords":
-                reason = self.settings.judge_lengths(len(pair[0]) // 4, len(pair[1]) // 4)
-            if reason is not None:
-                dropped.add(reason, f"{chunk.input_file}:{chunk.numbers[i]}", texts[0][i], texts[1][i])
-                continue
-            kept[0].append(pair[0])
-            kept[1].append(pair[1])
-        sides = flatten(kept[0], source.opening(self.tag or "")), flatten(kept[1], target.opening())
-        unknown = (int((sides[0].ids == UNK).sum()), int((sides[1].ids == UNK).sum()))
-        return EncodedChunk(*sides, dropped, unknown, len(chunk.numbers))
+def encode(tokenizers: TokenizerPair, settings: CleaningSettings, tag: str | None, chunk: SpoolChunk) -> EncodedChunk:
+    """Split words into subwords and drop pairs with too many."""
+    texts, (source, target) = chunk.read(), (tokenizers.source, tokenizers.target)
+    pairs = zip(source.subwords.encode_lines(texts[0]), target.subwords.encode_lines(texts[1]), strict=True)
+    dropped = ReasonCounts()
+    kept: tuple[list[bytes], list[bytes]] = ([], [])
+    for i, pair in enumerate(pairs):
+        reason = None
+        if settings.length_unit == "subwords":
+            reason = settings.judge_lengths(len(pair[0]) // 4, len(pair[1]) // 4)
+        if reason is not None:
+            dropped.add(reason, f"{chunk.input_file}:{chunk.numbers[i]}", texts[0][i], texts[1][i])
+            continue
+        kept[0].append(pair[0])
+        kept[1].append(pair[1])
+    sides = flatten(kept[0], source.opening(tag or "")), flatten(kept[1], target.opening())
+    unknown = (int((sides[0].ids == UNK).sum()), int((sides[1].ids == UNK).sum()))
+    return EncodedChunk(*sides, dropped, unknown, len(chunk.numbers))
 
 
 def flatten(encoded: list[bytes], opening: Sequence[int] = ()) -> Side:

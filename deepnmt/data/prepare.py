@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from deepnmt.data.cleaning import ReasonCounts, SeenKeys, pair_keys
 from deepnmt.data.dataset import DATASET_FORMAT, CorpusWriter, Dataset, train_file_name
 from deepnmt.data.held_out import HeldOut
 from deepnmt.data.parallel import CHUNK_PAIRS, ParallelFile, parallel_chunks
-from deepnmt.data.passes import CleanChunk, Cleaner, Encoder, SpoolChunk, WordCounter
+from deepnmt.data.passes import CleanChunk, Cleaner, SpoolChunk, count_words, encode
 from deepnmt.data.prepare_settings import REASONS, PrepareSettings
 from deepnmt.data.subword_nmt import Codes
 from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
@@ -109,7 +110,7 @@ class _Preparation:
         self.tokenizer_meta: dict[str, Any] = {"given": True} if self.given else {}
         if self.given:  # it has its own normalisation and words
             self.preprocessors = [self.given.source.preprocessor, self.given.target.preprocessor]
-        Cleaner(settings, self.preprocessors)  # raises now if a language is not supported
+        self.cleaner = Cleaner(settings, self.preprocessors)  # raises now if a language is not supported
 
     def run(
         self, folder: Path, workers: WorkerPool, held_out_files: dict[str, tuple[ParallelFile, ...]]
@@ -150,7 +151,7 @@ class _Preparation:
         with progress("cleaning", unit="pairs") as shown:
             for corpus in self.corpora:
                 dropped, chunks = self.dropped[corpus.name], parallel_chunks(corpus.files, CHUNK_PAIRS)
-                for chunk in self.workers.in_order(Cleaner, (self.settings, self.preprocessors), chunks):
+                for chunk in self.workers.in_order(self.cleaner, chunks):
                     dropped.merge(chunk.dropped)
                     self.read[corpus.name] += chunk.pairs_read
                     rows = self._without_repetitions(chunk, seen, held_out, dropped)
@@ -199,7 +200,7 @@ class _Preparation:
         # Several chunks at a time, since most of the time goes into adding up the workers' counts.
         groups = [chunks[start : start + _CHUNKS_COUNTED] for start in range(0, len(chunks), _CHUNKS_COUNTED)]
         with progress("counting words", total, unit="pairs") as shown:
-            for *sides, counted, pairs in self.workers.in_order(WordCounter, (stride,), groups):
+            for *sides, counted, pairs in self.workers.in_order(partial(count_words, stride), groups):
                 for table, counts in zip(words, sides, strict=True):
                     for word, count in counts.items():
                         table[word] = table.get(word, 0) + count
@@ -211,12 +212,11 @@ class _Preparation:
         """Third pass: ids, flat and memory-mappable."""
         dropped = self.dropped[corpus.name]
         unknown = np.zeros(2, np.int64)
-        arguments = (tokenizers, self.settings, corpus.tag)
         with (
             progress(f"encoding {corpus.name}", sum(len(chunk.numbers) for chunk in chunks), unit="pairs") as shown,
             CorpusWriter(self.folder, train_file_name(corpus.name), tokenizers.vocab_sizes) as writer,
         ):
-            for chunk in self.workers.in_order(Encoder, arguments, chunks):
+            for chunk in self.workers.in_order(partial(encode, tokenizers, self.settings, corpus.tag), chunks):
                 writer.append(chunk.source, chunk.target)
                 dropped.merge(chunk.dropped)
                 unknown += chunk.unknown

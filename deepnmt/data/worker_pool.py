@@ -29,20 +29,18 @@ class WorkerPool:
         self.num_workers = num_workers
         self._pool = ProcessPoolExecutor(num_workers, _context, _ignore_interrupts) if num_workers > 1 else None
 
-    def in_order(
-        self, make: Callable[..., Callable[[Task], Result]], arguments: tuple[Any, ...], tasks: Iterable[Task]
-    ) -> Iterator[Result]:
-        """Yield `make(*arguments)(task)` in the order of `tasks`; each process calls `make` once.
+    def in_order(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
+        """Yield `function(task)` in the order of `tasks`; each process loads the function once.
 
         Few tasks are in flight at a time, so memory is bounded.
         """
         if self._pool is None:
-            yield from map(make(*arguments), tasks)
+            yield from map(function, tasks)
             return
         flying: deque[Future[Result]] = deque()
-        # Passed in a file, which each worker reads once, because the arguments may be large.
+        # Passed in a file, which each worker reads once, because it may hold large tables.
         with tempfile.NamedTemporaryFile(prefix="deepnmt-") as file:
-            pickle.dump((make, arguments), file)
+            pickle.dump(function, file)
             file.flush()
             try:
                 for task in tasks:
@@ -89,9 +87,8 @@ def _ignore_interrupts() -> None:
 
 @lru_cache(maxsize=1)
 def _function(stored: str) -> Any:
-    """In a worker: created for the first task of a pass and kept for the others."""
-    make, arguments = pickle.loads(Path(stored).read_bytes())
-    return make(*arguments)
+    """In a worker: loaded for the first task of a pass and kept for the others."""
+    return pickle.loads(Path(stored).read_bytes())
 
 
 def _work(stored: str, task: Any) -> Any:
