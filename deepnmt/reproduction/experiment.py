@@ -4,7 +4,8 @@
 """
 
 import tomllib
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +27,7 @@ class Arm:
     line: str = ""  # its line in that plot
     family: str = ""  # its charts of training, if the experiment has several; without one it is in all of them
     setting: Literal["scale", "base"] = "scale"  # at a small scale, `base` halves batch and learning rate
+    lr: float | None = None  # at a small scale: the best of a sweep that all arms had; by default the scale's
     only: Literal["", "full", "small"] = ""  # the scales that run it
 
 
@@ -59,6 +61,7 @@ class Experiment:
     shows_gradients: bool = False
     shows_perplexity: bool = False
     shows_significance: bool = False  # of the difference from the first arm of the group
+    shows_curves: bool = True  # of training
     charts_by_group: bool = False  # of training: more lines than one can tell apart in one chart
     claims_title: str = "The paper's claims"
     trains: bool = True
@@ -69,7 +72,25 @@ class Experiment:
         return [*self.overrides, *arm.overrides, *depth]
 
 
+def at_rates(experiment: Experiment, depth: int, rates: Sequence[float]) -> Experiment:
+    """A sweep: every arm of this depth with each of these learning rates, judged by its validation loss alone."""
+    return Experiment(
+        title=f"{experiment.title}: learning rates",
+        about=f"The arms with {depth} encoder layers, each with every learning rate. The other settings are equal.",
+        arms=tuple(
+            replace(arm, label=f"{arm.label}, {rate:g}", group=arm.label, lr=rate)
+            for arm in experiment.arms
+            if arm.depth == depth
+            for rate in rates
+        ),
+        measures=(),
+        shows_perplexity=True,
+        shows_curves=False,
+    )
+
+
 EXPERIMENTS = {
     path.stem: from_table(Experiment, tomllib.loads(path.read_text(encoding="utf-8")), path.stem)
     for path in sorted((Path(__file__).parent / "experiments").glob("*.toml"))
 }
+EXPERIMENTS["beyond-rates"] = at_rates(EXPERIMENTS["beyond"], depth=18, rates=(5e-4, 1e-3, 2e-3))

@@ -95,7 +95,7 @@ def _cells(result: ArmResult, reference: ArmResult, arms: Arms, experiment: Expe
         title = next((score["name"] for _, name, score in _scores(arms) if name == metric), metric)
         cells[title] = _score(result, metric)
         compared = None if result.has_failed else on_shared_seeds(result, reference, metric)
-        difference = f"{compared[0].mean - compared[1].mean:+.2f}" if compared else ""
+        difference = f"{round(compared[0].mean - compared[1].mean, 2) + 0:+.2f}" if compared else ""
         cells["Δ"] = "reference" if result is reference else difference
         if experiment.shows_significance:
             cells["ahead"] = _ahead(*compared) if compared and result is not reference else ""
@@ -165,7 +165,18 @@ def _failures(arm: ArmResult) -> str:
     return f"{arm.arm.label} ({len(arm.failures)} of {arm.num_seeds} seeds): {reason}"
 
 
+def _best_rates(arms: Arms) -> Iterator[str]:
+    """Of a sweep: the learning rate with the lowest validation loss of each group."""
+    for group in dict.fromkeys(arm.arm.group for arm in arms):
+        own = [arm for arm in arms if arm.arm.group == group and not arm.has_failed]
+        losses = [(found.mean, arm.arm.lr) for arm in own if (found := arm.number("train", "valid", "nll"))]
+        yield f"{group}: {min(losses)[1]:g}" if losses else f"{group}: none"
+
+
 def _notes(arms: Arms, experiment: Experiment) -> Iterator[Block]:
+    if not experiment.measures and experiment.trains:
+        yield paragraph("The learning rate with the lowest validation loss:")
+        yield bullets(list(_best_rates(arms)))
     if waiting := [arm.arm.label for arm in arms if not arm.is_started]:
         yield paragraph(f"Not run yet: {', '.join(waiting)}.")
     scored = [
@@ -205,6 +216,8 @@ def _judge(claim: Claim, arms: Arms, experiment: Experiment, p_values: Mapping[s
     better, worse = by_label.get(claim.better), by_label.get(claim.worse)
     if better is None or worse is None:
         return "not run at this scale"
+    if not (better.is_started and worse.is_started):
+        return "not run"
     if better.has_failed and worse.has_failed:
         return "both failed"
     if better.has_failed or worse.has_failed:
@@ -268,6 +281,8 @@ def _depth_charts(arms: Arms, experiment: Experiment) -> Iterator[Block]:
 
 
 def _training_charts(arms: Arms, experiment: Experiment) -> Iterator[Block]:
+    if not experiment.shows_curves:
+        return
     if not experiment.charts_by_group:
         yield from _charts_of(arms, experiment)
         return
@@ -312,18 +327,21 @@ def _charts_of(arms: Arms, experiment: Experiment, where: str = "") -> Iterator[
 
 
 def _behind(curves: Sequence[Series], file: str, where: str) -> Block:
-    """Of many arms: the validation loss above the first one's, best at the end first; without those far behind."""
+    """Of many arms: the loss above the first one's, best at the end first; without those far behind or ended early."""
     reference = dict(curves[0].points)
+    last = max(reference)
     apart = [Series(c.name, [(x, y - reference[x]) for x, y in c.points if x in reference]) for c in curves]
     apart.sort(key=lambda curve: curve.points[-1][1] if curve.points else math.inf)
-    shown = [curve for curve in apart if curve.points and curve.points[-1][1] < FAR_BEHIND]
+    shown = [c for c in apart if c.points and c.points[-1][0] == last and c.points[-1][1] < FAR_BEHIND]
     far = [curve.name for curve in apart if curve not in shown]
     shown = [
         Series(f"{curve.name} ({curve.points[-1][1]:+.3f})", [(x, y) for x, y in curve.points if y < FAR_BEHIND])
         for curve in shown
     ]
     title = f"Validation loss above that of {curves[0].name}{where}"
-    about = f"{title}; first seed" + (f"; behind by more than {FAR_BEHIND:g}: {', '.join(far)}" if far else "")
+    about = f"{title}; first seed" + (
+        f"; ended early, or behind by more than {FAR_BEHIND:g}: {', '.join(far)}" if far else ""
+    )
     return chart(file, line_chart(shown, Axes(title, "update", "nats per subword")), about)
 
 

@@ -1,7 +1,8 @@
 """The scale of an experiment: the paper's, or a smaller one that keeps the ratios between the arms.
 
 At a small scale every arm has the same setting (batch, updates, learning rate, warm-up, dropout): no arm is tuned more
-than another, and all see the same tokens. Only table 7, which compares settings, has two, in the paper's ratio.
+than another, and all see the same tokens. Table 7, which compares settings, has two, in the paper's ratio, and an arm
+may have the best learning rate of a sweep that all arms had.
 """
 
 import tomllib
@@ -61,7 +62,7 @@ class Scale:
         if experiment.own_setting:
             batch = self.tokens_per_update * recipe.training.tokens_per_update // PAPER_TOKENS_PER_UPDATE
         else:
-            overrides += [f"training.lr={self.lr / halves}", "training.betas=[0.9, 0.98]"]
+            overrides += [f"training.lr={arm.lr or self.lr / halves}", "training.betas=[0.9, 0.98]"]
             names = ("dropout", "attention_dropout", "ffn_dropout")
             overrides += [f"model.{name}={share}" for name, share in zip(names, self.dropouts, strict=True)]
         steps = max(round((tokens or self.tokens or 0) / batch), 1)

@@ -71,7 +71,8 @@ def next_step(run: PlannedRun, folder: Path) -> str | None:
     """The file of the next step; None if only scoring is left, which needs no device."""
     needed = [TRAIN] if run.trains else []
     if run.trains and (trained := read_step(folder / TRAIN)) and trained["status"] == "done":
-        needed += [DECODE, WEIGHTS] if "weights" in run.measures else [DECODE]
+        needed += [DECODE] if run.measures & {"scores", "weights"} else []
+        needed += [WEIGHTS] if "weights" in run.measures else []
         if not _has_weights(folder) and not all((folder / name).exists() for name in needed):
             return TRAIN  # only its small files were copied here, before the rest was done
     if "speed" in run.measures:

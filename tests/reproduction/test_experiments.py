@@ -1,5 +1,7 @@
 """The experiments as data: what they name exists, and in small every arm gets the same."""
 
+from dataclasses import replace
+
 from pytest import approx, mark, raises
 
 from deepnmt.config import load_recipe
@@ -51,7 +53,9 @@ def test_in_small_every_arm_sees_the_same_tokens(name, scale):
 
 
 @mark.parametrize("scale", SMALL)
-@mark.parametrize("name", [n for n, e in PAPER.items() if n != "table7" and not e.own_setting and e.trains])
+@mark.parametrize(
+    "name", [n for n, e in PAPER.items() if n not in ("table7", "beyond-rates") and not e.own_setting and e.trains]
+)
 def test_in_small_no_arm_is_tuned_more_than_another(name, scale):
     settings = set()
     for run in planned(name, scale):
@@ -59,6 +63,17 @@ def test_in_small_no_arm_is_tuned_more_than_another(name, scale):
         dropouts = tuple(model[kind] for kind in ("dropout", "attention_dropout", "ffn_dropout"))
         settings.add((repr(training), dropouts))
     assert len(settings) == 1
+
+
+def test_a_sweep_has_every_arm_at_every_rate_and_nothing_else_differs():
+    runs, rates = planned("beyond-rates", "multi30k"), (5e-4, 1e-3, 2e-3)
+    own = {arm.label for arm in PAPER["beyond"].arms if arm.depth == 18}
+    assert {run.uses[0].label for run in runs} == {f"{label}, {rate:g}" for label in own for rate in rates}
+    for run in runs:
+        rate = run.uses[0].label.split(", ")[1]
+        assert run.recipe.training.lr == float(rate)
+        assert run.recipe.model.encoder.num_layers == 18
+    assert len({repr(to_table(replace(run.recipe.training, lr=1.0))) for run in runs}) == 1
 
 
 def test_table_7_has_two_settings_in_the_papers_ratio():

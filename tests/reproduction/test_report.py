@@ -9,6 +9,7 @@ from pytest import approx, fixture
 
 from deepnmt.files import write_json
 from deepnmt.reproduction.document import write_report
+from deepnmt.reproduction.experiment import at_rates
 from deepnmt.reproduction.report import report
 from deepnmt.reproduction.results import Figure, read_results, refresh
 from deepnmt.reproduction.study import Study
@@ -119,19 +120,33 @@ def test_an_experiment_of_many_arms_has_charts_of_each_group():
     assert "gradients-group-DLCL.svg" in files and "validation.svg" not in files
 
 
+def test_a_sweep_names_the_best_rate_of_each_arm():
+    depths = replace(two_arms.TWO, arms=tuple(replace(arm, depth=18) for arm in two_arms.TWO.arms))
+    sweep = at_rates(depths, 18, (5e-4, 1e-3))
+    runs = [run_of(arm.label, 1) for arm in sweep.arms]
+    for run, loss in zip(runs, (2.0, 1.9, 2.0, 2.1), strict=True):
+        run["train"]["valid"]["nll"] = loss
+    runs[2] = run_of(sweep.arms[2].label, 1, status="failed", reason="diverged")
+    built = report(content_of(runs), sweep)
+    assert lists(built)[0] == ["plain: 0.001", "DLCL: 0.001"]
+    assert main_table(built)[-2]["valid ppl"] == "failed" and not any(block.files for block in built)
+
+
 def test_families_have_charts_of_their_own_relative_to_the_reference():
     first = replace(two_arms.TWO.arms[0], group="g")
-    others = [replace(first, label=label, family=family) for label, family in (("a", "x"), ("b", "y"), ("far", "y"))]
+    families = {"a": "x", "b": "y", "far": "y", "short": "y"}
+    others = [replace(first, label=label, family=family) for label, family in families.items()]
     runs = [run_of(arm.label, 1, 40.0) for arm in (first, *others)]
     runs[2]["train"]["valid_curve"] = [[10, 5.5], [20, 4.1]]
     runs[3]["train"]["valid_curve"] = [[10, 5.0], [20, 4.5]]
+    runs[4]["train"]["valid_curve"] = [[10, 5.0]]
     experiment = replace(two_arms.TWO, arms=(first, *others), claims=(), charts_by_group=True)
     blocks = report(content_of(runs), experiment)
     files = {name: svg for block in blocks for name, svg in block.files.items()}
     drawn = files["validation-g-y.svg"]
     assert ">plain (+0.000)<" in drawn and ">b (+0.100)<" in drawn and ">far" not in drawn
     assert ">a (+0.000)<" in files["validation-g-x.svg"]
-    assert "behind by more than 0.4: far" in text(blocks)
+    assert "ended early, or behind by more than 0.4: short, far" in text(blocks)
 
 
 def test_arms_with_unlike_numbers_of_seeds_say_so(blocks):
@@ -202,6 +217,7 @@ def test_a_run_that_diverged_is_a_result(blocks):
     other = blocks([run_of("plain", 1, status="failed", reason="diverged"), run_of("DLCL", 1, 40.0)])
     assert claims(other)[0].endswith("**does not hold**: plain failed to train")
     assert ["DLCL (1 of 1 seeds): diverged at step 5"] in lists(built)
+    assert claims(blocks(runs[1:]))[0].endswith(": not run")
 
 
 def test_a_score_of_nothing_is_a_failure(blocks):
