@@ -1,5 +1,8 @@
 """Recipes: every system of the paper loads, with the paper's size and settings, and mistakes are named."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import torch
 from pytest import mark, raises
 
@@ -12,6 +15,7 @@ from deepnmt.model.connections.residual import ResidualConfig
 from deepnmt.model.connections.transparent import TransparentConfig
 from deepnmt.model.transformer import Transformer
 
+RESULTS = Path(__file__).parents[1] / "results"
 MILLIONS = {
     # Table 1: a joint vocabulary of 34,000
     "en-de-post-base": 62,
@@ -69,6 +73,17 @@ def test_a_system_of_the_paper_is_what_its_name_says(name):
         assert stack.num_layers == depths[0]
     kinds = [word for word in words if word in CONNECTIONS]  # "fixed-average" comes after its scheme
     assert model.encoder.connection.kind == (kinds[0] if kinds else "residual")
+
+
+def test_the_deep_recipe_is_the_setting_that_was_measured():
+    ours = load_recipe("deep")
+    measured = load_recipe(str(RESULTS / "europarl/equal-tokens" / "dlcl-30l" / "recipe.toml"))
+    vocabulary = {"source_vocab_size": 34_000, "target_vocab_size": 34_000}
+    assert replace(measured.model, **vocabulary) == ours.model
+    assert (measured.batching, measured.decoding) == (ours.batching, ours.decoding)
+    optimisation = ("optimizer", "lr", "schedule", "warmup_steps", "betas", "label_smoothing")
+    for name in ("tokens_per_update", "max_steps", "precision", *optimisation):
+        assert getattr(measured.training, name) == getattr(ours.training, name)
 
 
 HYPER = {

@@ -1,6 +1,6 @@
 """The report on equal-tokens/: sizes, curves, scores with signatures, and a paired bootstrap between the arms.
 
-    python equal-tokens-report.py --text FOLDER [FOLDER ...] [--arms equal-tokens]
+    python equal-tokens-report.py --text FOLDER [FOLDER ...] [--arms equal-tokens] [--against dlcl-30l]
 
 An arm is a folder with log.jsonl, recipe.toml and the translations newstest2014.de and test.de, as equal-tokens.sh
 leaves them, speed.json of its generation, and weights.csv if its connections are learned; note.md beside the arms is
@@ -58,6 +58,11 @@ class Arm:
     def recipe(self) -> Recipe:
         return load_recipe(str(self.folder / "recipe.toml"))
 
+    @property
+    def width(self) -> str:
+        """As equal-tokens.sh names it."""
+        return "full" if self.recipe.training.tokens_per_update == 32_768 else "half"
+
     @cached_property
     def points(self) -> list[Point]:
         tokens, seconds, found = 0, 0.0, []
@@ -86,13 +91,19 @@ def main(words: Sequence[str] | None = None) -> None:
     home = Path(__file__).parent / "equal-tokens"
     parser.add_argument("--arms", type=Path, default=home, metavar="DIR", help="the folder of the arms")
     parser.add_argument("--text", type=Path, nargs="+", required=True, metavar="DIR", help="where the references are")
+    parser.add_argument("--against", metavar="ARM", help="compare with this arm only, instead of all with each other")
     parser.add_argument("--samples", type=int, metavar="N", help="resamples of the bootstrap")
     arguments = parser.parse_args(words)
     arms = [Arm(path.parent) for path in sorted(arguments.arms.glob("*/log.jsonl"))]
     if not arms:
         raise InputError(f"{arguments.arms} has no folder with a log.jsonl")
     arms.sort(key=lambda arm: count_parameters(arm.recipe.model))
-    found = {test: compared(arms, test, reference(arguments.text, test), arguments.samples) for test in TEST_SETS}
+    if arguments.against not in (None, *(arm.name for arm in arms)):
+        raise InputError(f"--against {arguments.against}: {arguments.arms} has no such arm")
+    found = {
+        test: compared(arms, test, reference(arguments.text, test), arguments.samples, arguments.against)
+        for test in TEST_SETS
+    }
     for arm in arms:
         if not (path := arm.folder / "scores.json").is_file():
             write_json(path, every_score(arm, arguments.text))
@@ -111,7 +122,7 @@ def every_score(arm: Arm, folders: Sequence[Path]) -> dict[str, Any]:
     last = arm.points[-1]
     found: dict[str, Any] = {
         "arm": arm.name,
-        "command": f"bash results/europarl/equal-tokens.sh {arm.name} TEXT OUT",
+        "command": f"WIDTH={arm.width} bash results/europarl/equal-tokens.sh {arm.name} TEXT OUT",
         "rate": arm.recipe.training.lr,
         "updates": last.step,
         "tokens_per_update": arm.recipe.training.tokens_per_update,
@@ -129,17 +140,20 @@ def every_score(arm: Arm, folders: Sequence[Path]) -> dict[str, Any]:
 Pairs = dict[tuple[str, str], Scores]
 
 
-def compared(arms: Sequence[Arm], test: str, lines: list[str], samples: int | None) -> tuple[dict[str, Scores], Pairs]:
-    """The scores of each arm, and those of each later arm beside each earlier one."""
+def compared(
+    arms: Sequence[Arm], test: str, lines: list[str], samples: int | None, against: str | None = None
+) -> tuple[dict[str, Scores], Pairs]:
+    """The scores of each arm, and those of each later arm beside each earlier one; or of all beside one."""
     languages = {"source_lang": "en", "target_lang": "de"}
-    systems = [(arm.name, arm.translations(test)) for arm in arms]
+    ordered = sorted(arms, key=lambda arm: arm.name != against)
+    systems = [(arm.name, arm.translations(test)) for arm in ordered]
     if len(systems) == 1:
         resamples = samples or TESTS["bootstrap"].samples
         (name, hypotheses) = systems[0]
         return {name: score(hypotheses, lines, **languages, metrics=METRICS, resamples=resamples)}, {}
     scores: dict[str, Scores] = {}
     pairs: Pairs = {}
-    for number in range(len(systems) - 1):
+    for number in range(1 if against else len(systems) - 1):
         (baseline, its), *others = compare(systems[number:], lines, **languages, metrics=METRICS, samples=samples)
         scores |= {baseline: its} | dict(others)
         pairs |= {(baseline, name): found for name, found in others}

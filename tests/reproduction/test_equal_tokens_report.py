@@ -47,6 +47,17 @@ def test_arms_are_measured_and_compared_with_each_other(arms):
     assert "30-layer encoder, dlcl" in (arms / "weights-dlcl-30l-1.svg").read_text()
 
 
+def test_arms_are_compared_with_one_of_them_alone(arms):
+    shutil.copytree(arms / "base", arms / "beyond-hyper-30l")
+    words = ["--arms", str(arms), "--text", str(arms.parent), "--samples", "20"]
+    write([*words, "--against", "dlcl-30l"])
+    report = (arms / "report.md").read_text()
+    assert report.count("| base against dlcl-30l | -") == report.count("| beyond-hyper-30l against dlcl-30l | -") == 2
+    assert "against base" not in report
+    with raises(InputError, match=r"--against dlcl-31l: .* has no such arm"):
+        write([*words, "--against", "dlcl-31l"])
+
+
 def test_one_arm_is_reported_without_comparisons(arms):
     shutil.rmtree(arms / "base")
     write(["--arms", str(arms), "--text", str(arms.parent), "--samples", "20"])
