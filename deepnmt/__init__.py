@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from deepnmt.api.inspect import inspect_gradients as inspect_gradients
     from deepnmt.api.inspect import inspect_size as inspect_size
     from deepnmt.api.inspect import inspect_weights as inspect_weights
+    from deepnmt.api.likelihood import likelihood as likelihood
     from deepnmt.api.prepare import prepare as prepare
     from deepnmt.api.shortlist import make_shortlist as make_shortlist
     from deepnmt.api.train import Run as Run
@@ -45,6 +46,7 @@ _HOMES = {
     "inspect_gradients": "api.inspect",
     "inspect_size": "api.inspect",
     "inspect_weights": "api.inspect",
+    "likelihood": "api.likelihood",
     "load_model": "model.storage",
     "load_recipe": "config",
     "make_shortlist": "api.shortlist",

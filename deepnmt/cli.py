@@ -23,6 +23,7 @@ COMMANDS = {
     "backtranslate": "make synthetic parallel text from monolingual text",
     "evaluate": "translate a test set and score it",
     "score": "score translations with BLEU, chrF and TER, each with its signature",
+    "likelihood": "score given translations by their probability under a model (forced decoding)",
     "serve": "serve models over HTTP, with a web page for translating",
     "inspect": "show a model's size, its learned connection weights or its gradients",
     "bench": "measure how fast a recipe trains or generates on this machine",

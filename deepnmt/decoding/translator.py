@@ -16,6 +16,7 @@ from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
 from deepnmt.decoding.config import TranslationConfig
 from deepnmt.decoding.continuous import CannotFuseError, ContinuousSearches, can_fuse
 from deepnmt.decoding.ensemble import EnsembleState, ensemble_step
+from deepnmt.decoding.likelihood import Likelihood, likelihoods
 from deepnmt.decoding.lines import Warn
 from deepnmt.decoding.pieces import Hypothesis as Hypothesis
 from deepnmt.decoding.pieces import Piece, cut_texts, join_pieces, keep_found, padded
@@ -124,6 +125,14 @@ class Translator:
             if done is not None:
                 done(sum(piece.is_first for piece in batch))
         return join_pieces(len(texts), pieces, self.tokenizers[0].target.language, config, warn)
+
+    def likelihoods(
+        self, texts: Sequence[str], translations: Sequence[str], *, done: Callable[[int], None] = lambda number: None
+    ) -> list[Likelihood]:
+        """The log probability of each subword of these translations of the texts. For one model, not an ensemble."""
+        if len(self.prepared) > 1:
+            raise InputError(f"likelihoods are those of one model, not of {len(self.prepared)}")
+        return likelihoods(self.prepared[0], self.tokenizers[0], texts, translations, self.max_positions, done)
 
     def _translated(self, pieces: list[Piece], config: TranslationConfig) -> Iterator[list[Piece]]:
         """Translate the pieces, and yield some when they are done."""

@@ -87,6 +87,12 @@ def test_a_tag_costs_nothing_but_counts_as_a_symbol(folder):
     assert best.log_prob == pytest.approx(expected, abs=1e-4)
     assert best.score == pytest.approx(expected / (len(symbols) + 1), abs=1e-4)
 
+    given = [*target.encode("an old tree"), 2]
+    log_probs = model(source, torch.tensor([[2, *given[:-1]]])).log_softmax(-1)[0]
+    (found,) = translator.likelihoods(TEXTS[:1], ["an old tree"])
+    expected = [float(log_probs[i, symbol]) for i, symbol in enumerate(given) if i]
+    assert found.log_probs == pytest.approx(expected, abs=1e-4)
+
 
 def test_the_command_chooses_and_refuses_languages(folder, tmp_path, capsys):
     (tmp_path / "in").write_text("the house\n", encoding="utf-8")

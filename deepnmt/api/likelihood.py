@@ -1,0 +1,30 @@
+"""`deepnmt.likelihood`: the probability of given translations under a model."""
+
+from pathlib import Path
+
+from deepnmt.decoding.likelihood import Likelihood
+from deepnmt.decoding.translator import Translator
+from deepnmt.evaluation.scores import check_lengths
+from deepnmt.progress import progress
+from deepnmt.text import read_lines
+
+
+def likelihood(
+    model: str | Path,
+    source: str | Path,
+    target: str | Path,
+    *,
+    device: str | None = None,
+    precision: str = "fp32",
+    source_lang: str | None = None,
+    target_lang: str | None = None,
+) -> list[Likelihood]:
+    """The log probability of each subword of the lines of `target`, given those of `source`.
+
+    `Translator.likelihoods` does the same for lists of texts.
+    """
+    texts, translations = read_lines(str(source)), read_lines(str(target))
+    check_lengths([(str(source), texts)], [(str(target), translations)])
+    translator = Translator(model, device, precision).for_languages(source_lang, target_lang)
+    with progress("likelihood", total=len(texts)) as shown:
+        return translator.likelihoods(texts, translations, done=shown.advance)

@@ -1,0 +1,41 @@
+"""`deepnmt likelihood`: the log probability of given translations under a model."""
+
+import argparse
+import json
+import math
+from dataclasses import asdict
+
+from deepnmt.commands.options import MACHINE, add_options, for_translation
+
+EXAMPLE = "deepnmt likelihood MODEL --source test.en --target test.de > log-probabilities.tsv"
+OPTIONS = {
+    "model MODEL": "model folder",
+    "--source FILE": "raw source text, one sentence per line",
+    "--target FILE": "its translation, line by line",
+    "--json": "write one JSON object per line, with the log probability of each subword",
+    "--source-lang CODE": "source language, for a multilingual model",
+    "--target-lang CODE": "target language, for a multilingual model",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_options(parser, OPTIONS, "--source", "--target")
+    add_options(parser.add_argument_group("machine"), MACHINE)
+    parser.epilog = (
+        f"output, one line per pair: log probability in nats, tab, number of subwords with the end\n\n{parser.epilog}"
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    options = for_translation(arguments)
+    from deepnmt.api.likelihood import likelihood
+    from deepnmt.progress import say
+
+    as_json = options.pop("json", False)
+    found = likelihood(**options)
+    for number, one in enumerate(found, start=1):
+        content = {"line": number, "log_prob": one.log_prob, **asdict(one)}
+        print(json.dumps(content, ensure_ascii=False) if as_json else f"{one.log_prob:.4f}\t{len(one.pieces)}")
+    subwords = sum(len(one.pieces) for one in found)
+    perplexity = math.exp(-sum(one.log_prob for one in found) / max(subwords, 1))
+    say(f"perplexity {perplexity:.3f} over {subwords:,} subwords")
