@@ -126,10 +126,9 @@ def _part(config: ModelConfig, name: str, parameter: torch.Tensor) -> Part:
 def _sum(parts: list[Part]) -> list[Part]:
     sums: dict[tuple[str, str], Part] = {}
     for part in parts:
-        before = sums.get((part.stack, part.name), Part(part.stack, part.name, 0, 0))
-        sums[part.stack, part.name] = Part(
-            part.stack, part.name, before.parameters + part.parameters, before.flops + part.flops
-        )
+        key = part.stack, part.name
+        before = sums.get(key, Part(*key, 0, 0))
+        sums[key] = Part(*key, before.parameters + part.parameters, before.flops + part.flops)
     stacks = ["embedding", "encoder", "decoder", "output"]
     return sorted(
         sums.values(), key=lambda part: (stacks.index(part.stack), part.name in _ORDER and _ORDER.index(part.name))

@@ -156,9 +156,9 @@ class BatchStream:
             plan = self._plan = self._planner.plan(self.mixture.draw(epoch), self.seed, epoch)
         return plan
 
-    def padding(self, epoch: int = 0) -> tuple[float, float]:
-        """The share of padding among an epoch's source and target positions."""
-        plan = self.plan(epoch)
+    def padding(self) -> tuple[float, float]:
+        """The share of padding among the source and target positions of the first epoch."""
+        plan = self.plan(0)
         sizes = plan.stops - plan.starts
         shares = []
         for lengths, side in zip(self.pairs.lengths, SIDES, strict=True):

@@ -80,12 +80,12 @@ def _verdict(score: Score, baseline: Score, key: str) -> Text:
     return Text.assemble(test, ("  better", "bold green") if is_better else ("  worse", "bold red"))
 
 
-def _signature(signature: str, width: int, indent: str = "  ") -> Text:
+def _signature(signature: str, width: int) -> Text:
     """Broken after a `|` if it does not fit."""
-    folded_lines = [indent]
+    folded_lines = ["  "]
     for part in signature.replace("|", "|\n").split("\n"):
         if len(folded_lines[-1] + part) > width and folded_lines[-1].strip():
-            folded_lines.append(indent * 2)
+            folded_lines.append("    ")
         folded_lines[-1] += part
     return Text("\n".join(folded_lines), "dim")
 

@@ -164,6 +164,14 @@ def test_missing_files_are_named(folder, tmp_path, removed, message):
         deepnmt.convert(copy, tmp_path / "MODEL", source_lang="en", target_lang="de")
 
 
+def test_a_damaged_vocabulary_is_refused_by_name(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / "decoder.yml").write_text("vocabs:\n  - vocab.spm\n  - vocab.spm\n")
+    (copy / "vocab.spm").write_bytes(b"damaged")
+    with pytest.raises(InputError, match="vocab.spm is not a SentencePiece model"):
+        deepnmt.convert(copy, tmp_path / "MODEL", source_lang="en", target_lang="de")
+
+
 def test_languages_must_be_said(folder, tmp_path):
     with pytest.raises(InputError, match="does not name its languages: give --source-lang and --target-lang"):
         deepnmt.convert(folder, tmp_path / "MODEL", source_lang="en")

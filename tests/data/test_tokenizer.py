@@ -114,14 +114,14 @@ def test_encoding_does_not_depend_on_what_was_encoded_before(monkeypatch: pytest
 def test_the_cache_of_words_is_limited_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = MODELS["bpe"]
     assert isinstance(pieces, SentencePieces)
-    monkeypatch.setattr(subwords, "MAX_CACHED_BYTES", 1_000_000)
+    monkeypatch.setattr(subwords, "MAX_CACHED_BYTES", 100_000)
     small = SentencePieces(pieces.model)
     tracemalloc.start()
-    for i in range(600):
-        small.encode_lines([f"{i}" * 1000])
+    for i in range(300):
+        small.encode_lines([f"{i}" * 100])
     kept, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert kept < 1_500_000
+    assert kept < 150_000
 
 
 def test_threads_that_share_a_tokeniser_do_not_disturb_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

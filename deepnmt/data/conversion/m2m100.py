@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import sentencepiece
-
-from deepnmt.data.conversion.text import ForeignText, decoding_defaults, read_numbered, read_optional
+from deepnmt.data.conversion.text import ForeignText, decoding_defaults, read_numbered, read_optional, read_pieces
 from deepnmt.data.sentence_pieces import ListedPieces
 from deepnmt.data.tokenizer import AS_IT_IS, LanguageTags, Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import SPECIAL_PIECES
@@ -37,11 +35,7 @@ def read_m2m100(folder: Path, source_lang: str | None, target_lang: str | None) 
 
 def read_nllb(folder: Path, source_lang: str | None, target_lang: str | None) -> ForeignText:
     """Pieces are numbered by SentencePiece, shifted by one because it has no <pad>."""
-    try:
-        processor: Any = sentencepiece.SentencePieceProcessor(model_file=str(folder / MODEL))
-    except (OSError, RuntimeError) as error:
-        raise InputError(f"{folder / MODEL} is not a SentencePiece model: {error}") from error
-    pieces = [processor.id_to_piece(number) for number in range(processor.get_piece_size())]
+    pieces = read_pieces(folder / MODEL)
     if pieces[:3] != ["<unk>", "<s>", "</s>"]:
         raise InputError(f"{folder / MODEL} must begin with <unk> <s> </s>")
     return _read(folder, pieces[3:], re.compile(r"([a-z]{3}_[A-Z][a-z]{3})"), source_lang, target_lang)

@@ -9,8 +9,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import sentencepiece
-
 from deepnmt.data.conversion.text import (
     ForeignText,
     checked_vocabulary,
@@ -19,6 +17,7 @@ from deepnmt.data.conversion.text import (
     has_our_symbols,
     read_numbered,
     read_optional,
+    read_pieces,
     read_vocabulary,
 )
 from deepnmt.data.sentence_pieces import ListedPieces
@@ -118,8 +117,7 @@ def _vocabulary(path: Path) -> dict[str, int]:
     if not path.is_file():
         raise InputError(f"{path} does not exist")
     if path.suffix == ".spm":
-        processor: Any = sentencepiece.SentencePieceProcessor(model_file=str(path))
-        return {processor.id_to_piece(number): number for number in range(processor.get_piece_size())}
+        return {piece: number for number, piece in enumerate(read_pieces(path))}
     table = read_flat_yaml(path.read_text(encoding="utf-8"), str(path))
     numbers = {symbol: int(number) for symbol, number in table.items() if str(number).isdecimal()}  # type: ignore[arg-type]
     if len(numbers) < len(table):

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import sentencepiece
+
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.data.vocabulary import SPECIAL_PIECES
 from deepnmt.errors import InputError
@@ -44,6 +46,15 @@ def read_numbered(path: Path) -> list[str]:
     if not has_our_symbols(vocabulary) or vocabulary[symbols[-1]] != len(symbols) - 1:
         raise InputError(f"{path} must number its symbols from 0, beginning with {' '.join(SPECIAL_PIECES)}")
     return symbols[len(SPECIAL_PIECES) :]
+
+
+def read_pieces(path: Path) -> list[str]:
+    """The pieces of a SentencePiece model, in the order of their numbers."""
+    try:
+        processor: Any = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    except (OSError, RuntimeError) as error:
+        raise InputError(f"{path} is not a SentencePiece model: {error}") from error
+    return [processor.id_to_piece(number) for number in range(processor.get_piece_size())]
 
 
 def checked_vocabulary(table: Mapping[str, Any], path: Path) -> dict[str, int]:
