@@ -168,7 +168,7 @@ def test_a_damaged_vocabulary_is_refused_by_name(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "copy")
     (copy / "decoder.yml").write_text("vocabs:\n  - vocab.spm\n  - vocab.spm\n")
     (copy / "vocab.spm").write_bytes(b"damaged")
-    with pytest.raises(InputError, match="vocab.spm is not a SentencePiece model"):
+    with pytest.raises(InputError, match=r"vocab\.spm is not a SentencePiece model"):
         deepnmt.convert(copy, tmp_path / "MODEL", source_lang="en", target_lang="de")
 
 
