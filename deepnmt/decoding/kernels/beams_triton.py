@@ -38,39 +38,30 @@ def _best_symbols(Logits, Allowed, Values, Symbols, Highest, Total, vocab_size, 
 
 
 @triton.jit
-def _advance(
-    Values, Symbols, Highest, Total, Logits, Penalties,
-    Position, Opening, MaxLengths, Done, LogProbs, Last, Said, Lineage, NumEnded, EndedScores, EndedLogProbs, EndedSaid,
-    vocab_size, eos, min_length, enough, capacity,
-    PARTS: tl.constexpr, PARTS_PADDED: tl.constexpr, K: tl.constexpr, K_PADDED: tl.constexpr,
-    N: tl.constexpr, N_PADDED: tl.constexpr, CANDIDATES: tl.constexpr, STOP_EARLY: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """`Beams.advance` for one sentence; the comments there explain it."""
-    sentence = tl.program_id(0)
-    active = tl.load(Done + sentence) == 0
-    position = tl.load(Position + sentence)
-    max_length = tl.load(MaxLengths + sentence)
-    hypotheses = tl.arange(0, K_PADDED)
-    live = hypotheses < K
-    rows = sentence * K + hypotheses
-    log_probs = tl.load(LogProbs + rows, mask=live, other=float("-inf"))
-
+def _normaliser(Highest, Total, rows, live, PARTS: tl.constexpr, PARTS_PADDED: tl.constexpr):
+    """Of the logits of each hypothesis, from the maxima and sums of their parts."""
     parts = tl.arange(0, PARTS_PADDED)
     there = live[:, None] & (parts < PARTS)[None, :]
     place = rows[:, None] * PARTS + parts[None, :]
     highest = tl.load(Highest + place, mask=there, other=float("-inf"))
     totals = tl.load(Total + place, mask=there, other=0.0)
     top = tl.where(live, tl.max(highest, 1), 0.0)
-    normaliser = top + tl.log(tl.sum(totals * tl.exp(highest - top[:, None]), 1))
+    return top + tl.log(tl.sum(totals * tl.exp(highest - top[:, None]), 1))
 
-    # The K most probable extensions by a symbol other than the end.
-    columns = tl.arange(0, CANDIDATES)
+
+@triton.jit
+def _most_probable(
+    Values, Symbols, rows, live, log_probs, normaliser, may_go_on,
+    PARTS: tl.constexpr, K: tl.constexpr, K_PADDED: tl.constexpr, CANDIDATES: tl.constexpr,
+):  # fmt: skip
+    """The K most probable extensions by a symbol other than the end: log probabilities, parents, symbols."""
+    hypotheses, columns = tl.arange(0, K_PADDED), tl.arange(0, CANDIDATES)
     there = live[:, None] & (columns < PARTS * K)[None, :]
     place = rows[:, None] * (PARTS * K) + columns[None, :]
     values = tl.load(Values + place, mask=there, other=float("-inf"))
     symbols = tl.load(Symbols + place, mask=there, other=0)
     values = log_probs[:, None] + tl.minimum(values - normaliser[:, None], 0.0)
-    values = tl.where(there & (position < max_length), values, float("-inf"))
+    values = tl.where(there & may_go_on, values, float("-inf"))
     index = hypotheses[:, None] * CANDIDATES + columns[None, :]
     going_on = tl.full((K_PADDED,), float("-inf"), tl.float32)
     parents = tl.zeros((K_PADDED,), tl.int32)
@@ -84,33 +75,30 @@ def _advance(
         parents = tl.where(hypotheses == k, chosen // CANDIDATES, parents)
         last = tl.where(hypotheses == k, symbol, last)
         values = tl.where(index == chosen, float("-inf"), values)
+    return going_on, parents, last
 
-    # At the first position the opening of the translation, if it has one, at no cost.
-    opening = tl.load(Opening + sentence)
-    opens = (position == 0) & (opening >= 0)
-    going_on = tl.where(opens, tl.where(hypotheses == 0, 0.0, float("-inf")), going_on)
-    parents = tl.where(opens, 0, parents)
-    last = tl.where(opens, opening, last)
 
-    # Those that end: their end is among the K most probable extensions.
-    end = tl.load(Logits + rows.to(tl.int64) * vocab_size + eos, mask=live, other=float("-inf")).to(tl.float32)
-    ended = log_probs + tl.minimum(end - normaliser, 0.0)
-    ended = tl.where(live & (position >= min_length) & (opens == 0), ended, float("-inf"))
+@triton.jit
+def _ending(going_on, ended, active, K: tl.constexpr):
+    """Which hypotheses end: their end is among the K most probable extensions."""
     as_good = tl.sum((going_on[None, :] >= going_on[:, None]).to(tl.int32), 1)
     as_good += tl.sum((ended[None, :] >= going_on[:, None]).to(tl.int32), 1)
     threshold = tl.max(tl.where(as_good >= K, going_on, float("-inf")), 0)
     as_good = tl.sum((going_on[None, :] >= ended[:, None]).to(tl.int32), 1)
     as_good += tl.sum((ended[None, :] >= ended[:, None]).to(tl.int32), 1)
     threshold = tl.maximum(threshold, tl.max(tl.where(as_good >= K, ended, float("-inf")), 0))
-    ends = (ended >= threshold) & (ended > float("-inf")) & active
-    ended = tl.where(ends, ended, float("-inf"))
+    return (ended >= threshold) & (ended > float("-inf")) & active
 
-    # The N best of those that ended before and now; of equal ones the earlier.
-    ranks = tl.arange(0, N_PADDED)
+
+@triton.jit
+def _best_ended(
+    before, log_probs_before, scores, ended, live,
+    K: tl.constexpr, K_PADDED: tl.constexpr, N: tl.constexpr, N_PADDED: tl.constexpr,
+):  # fmt: skip
+    """The N best of those that ended before and now, of equal ones the earlier: scores, log probabilities, and which
+    they are; those from N on ended now."""
+    hypotheses, ranks = tl.arange(0, K_PADDED), tl.arange(0, N_PADDED)
     kept = ranks < N
-    before = tl.load(EndedScores + sentence * N + ranks, mask=kept, other=float("-inf"))
-    log_probs_before = tl.load(EndedLogProbs + sentence * N + ranks, mask=kept, other=0.0)
-    scores = ended / tl.load(Penalties + position + 1)
     best_scores = tl.full((N_PADDED,), float("-inf"), tl.float32)
     best_log_probs = tl.full((N_PADDED,), float("-inf"), tl.float32)
     order = tl.zeros((N_PADDED,), tl.int32)
@@ -127,16 +115,17 @@ def _advance(
         order = tl.where(ranks == n, chosen, order)
         before = tl.where((ranks == chosen) & kept, float("-inf"), before)
         scores = tl.where(hypotheses + N == chosen, float("-inf"), scores)
+    return best_scores, best_log_probs, order
 
-    num_ended = tl.load(NumEnded + sentence) + tl.sum(ends.to(tl.int32), 0)
-    best = tl.max(going_on, 0)
-    settled = (best == float("-inf")) | (num_ended >= enough)
-    if STOP_EARLY:
-        longest = max_length + 1
-        penalty = tl.maximum(tl.load(Penalties + longest), tl.load(Penalties + tl.minimum(longest, position + 2)))
-        worst = tl.sum(tl.where(ranks == N - 1, best_scores, 0.0), 0)
-        settled = settled | (worst >= best / penalty)
 
+@triton.jit
+def _move_texts(
+    Said, Lineage, EndedSaid, sentence, position, parents, last, order, active, eos, capacity,
+    K: tl.constexpr, K_PADDED: tl.constexpr, N: tl.constexpr, N_PADDED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Each hypothesis takes its parent's symbols and its own, and each that ended those of the place it came from."""
+    hypotheses, ranks = tl.arange(0, K_PADDED), tl.arange(0, N_PADDED)
+    live, kept = hypotheses < K, ranks < N
     for start in range(0, position + 1, BLOCK):
         times = start + tl.arange(0, BLOCK)
         old, new = (times < position)[None, :], (times <= position)[None, :]
@@ -151,12 +140,67 @@ def _advance(
         # All is read before anything is written: rows change places.
         tl.debug_barrier()
         writes = live[:, None] & new & active
-        places = rows[:, None] * capacity + times[None, :]
+        places = (sentence * K + hypotheses)[:, None] * capacity + times[None, :]
         tl.store(Said + places, tl.where(old, said, last[:, None]), mask=writes)
         tl.store(Lineage + places, tl.where(old, lineage, parents[:, None]), mask=writes)
         places = (sentence * N + ranks)[:, None] * capacity + times[None, :]
         tl.store(EndedSaid + places, tl.where(was_ended, ended_before, ended_now), mask=kept[:, None] & new & active)
 
+
+@triton.jit
+def _advance(
+    Values, Symbols, Highest, Total, Logits, Penalties,
+    Position, Opening, MaxLengths, Done, LogProbs, Last, Said, Lineage, NumEnded, EndedScores, EndedLogProbs, EndedSaid,
+    vocab_size, eos, min_length, enough, capacity,
+    PARTS: tl.constexpr, PARTS_PADDED: tl.constexpr, K: tl.constexpr, K_PADDED: tl.constexpr,
+    N: tl.constexpr, N_PADDED: tl.constexpr, CANDIDATES: tl.constexpr, STOP_EARLY: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """`Beams.advance` for one sentence; the comments there explain it."""
+    sentence = tl.program_id(0)
+    active = tl.load(Done + sentence) == 0
+    position = tl.load(Position + sentence)
+    max_length = tl.load(MaxLengths + sentence)
+    hypotheses, ranks = tl.arange(0, K_PADDED), tl.arange(0, N_PADDED)
+    live, kept = hypotheses < K, ranks < N
+    rows = sentence * K + hypotheses
+    log_probs = tl.load(LogProbs + rows, mask=live, other=float("-inf"))
+    normaliser = _normaliser(Highest, Total, rows, live, PARTS, PARTS_PADDED)
+    going_on, parents, last = _most_probable(
+        Values, Symbols, rows, live, log_probs, normaliser, position < max_length, PARTS, K, K_PADDED, CANDIDATES
+    )
+
+    # At the first position the opening of the translation, if it has one, at no cost.
+    opening = tl.load(Opening + sentence)
+    opens = (position == 0) & (opening >= 0)
+    going_on = tl.where(opens, tl.where(hypotheses == 0, 0.0, float("-inf")), going_on)
+    parents = tl.where(opens, 0, parents)
+    last = tl.where(opens, opening, last)
+
+    end = tl.load(Logits + rows.to(tl.int64) * vocab_size + eos, mask=live, other=float("-inf")).to(tl.float32)
+    ended = log_probs + tl.minimum(end - normaliser, 0.0)
+    ended = tl.where(live & (position >= min_length) & (opens == 0), ended, float("-inf"))
+    ends = _ending(going_on, ended, active, K)
+    ended = tl.where(ends, ended, float("-inf"))
+    before = tl.load(EndedScores + sentence * N + ranks, mask=kept, other=float("-inf"))
+    log_probs_before = tl.load(EndedLogProbs + sentence * N + ranks, mask=kept, other=0.0)
+    scores = ended / tl.load(Penalties + position + 1)
+    best_scores, best_log_probs, order = _best_ended(
+        before, log_probs_before, scores, ended, live, K, K_PADDED, N, N_PADDED
+    )
+
+    num_ended = tl.load(NumEnded + sentence) + tl.sum(ends.to(tl.int32), 0)
+    best = tl.max(going_on, 0)
+    settled = (best == float("-inf")) | (num_ended >= enough)
+    if STOP_EARLY:
+        longest = max_length + 1
+        penalty = tl.maximum(tl.load(Penalties + longest), tl.load(Penalties + tl.minimum(longest, position + 2)))
+        worst = tl.sum(tl.where(ranks == N - 1, best_scores, 0.0), 0)
+        settled = settled | (worst >= best / penalty)
+
+    _move_texts(
+        Said, Lineage, EndedSaid, sentence, position, parents, last, order, active, eos, capacity,
+        K, K_PADDED, N, N_PADDED, BLOCK,
+    )  # fmt: skip
     tl.store(LogProbs + rows, going_on, mask=live & active)
     tl.store(Last + rows, last, mask=live & active)
     tl.store(EndedScores + sentence * N + ranks, best_scores, mask=kept & active)
