@@ -34,6 +34,6 @@ def _table(hypothesis: Hypothesis) -> dict[str, Any]:
     return table
 
 
-def write_json(table: dict[str, Any]) -> bytes:
+def encode_json(table: dict[str, Any]) -> bytes:
     """Weights become lists one matrix after the other, so that a long answer takes little memory besides its text."""
     return to_json(table, fallback=lambda weights: weights.astype(np.float64).round(3).tolist())

@@ -18,7 +18,7 @@ from deepnmt.serving.prometheus import Metrics
 ENTRY_BYTES = 600  # size of a cache entry without its texts
 
 
-class Cache:
+class TranslationCache:
     """The most recently used translations, at most `limit` bytes of them."""
 
     def __init__(self, limit: float) -> None:
@@ -65,7 +65,7 @@ class ServedModel:
         self.choices = choices or ([self.source], [self.target])
         self.metrics = metrics
         self.queue = BatchQueue(translator, name, limits, metrics)
-        self.cache = Cache(1e6 * limits.cache_megabytes)
+        self.cache = TranslationCache(1e6 * limits.cache_megabytes)
         own = {name: value for name, value in translator.defaults.items() if name in vars(Options())}
         self._defaults = Options(**own)
 

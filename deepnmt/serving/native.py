@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deepnmt.serving.answers import Hypotheses, sentence_table, size_of, write_json
+from deepnmt.serving.answers import Hypotheses, encode_json, sentence_table, size_of
 from deepnmt.serving.batch_queue import Options
 from deepnmt.serving.limits import Limits, RefusedError
 from deepnmt.serving.models import ServedModel
@@ -54,14 +54,14 @@ def _answer(model: ServedModel, split: list[list[Sentence]], answers: list[Hypot
         text = "".join(hypotheses[0].text + gap for _, gap, hypotheses in rows)
         tables = [sentence_table(sentence.text, gap, found) for sentence, gap, found in rows if sentence.text]
         translations.append({"text": text, "sentences": tables})
-    return write_json({**_head(model), "translations": translations})
+    return encode_json({**_head(model), "translations": translations})
 
 
 async def _lines(
     service: Service, model: ServedModel, split: list[list[Sentence]], options: Options
 ) -> AsyncGenerator[bytes, None]:
     """The number of sentences, each sentence with the number of its text, and that all is done, or an error."""
-    yield write_json({**_head(model), "sentences": sum(map(len, split))}) + b"\n"
+    yield encode_json({**_head(model), "sentences": sum(map(len, split))}) + b"\n"
     places = [
         (number, sentence.text, gap)
         for number, sentences in enumerate(split)
@@ -73,7 +73,7 @@ async def _lines(
             async for hypotheses in stream:
                 number, text, gap = next(remaining)
                 table = {"number": number, **sentence_table(text, gap, hypotheses)}
-                yield await off_loop(size_of(hypotheses), write_json, table) + b"\n"
-        yield write_json({"done": True}) + b"\n"
+                yield await off_loop(size_of(hypotheses), encode_json, table) + b"\n"
+        yield encode_json({"done": True}) + b"\n"
     except RefusedError as refused:  # too late for a status
-        yield write_json({"error": refused.message}) + b"\n"
+        yield encode_json({"error": refused.message}) + b"\n"

@@ -86,11 +86,10 @@ def write_average(run: Path, paths: Sequence[Path], out: Path, meta: dict[str, A
         "averaged": [path.name for path in paths],
         "score": read_state(newest).get("score") if len(paths) == 1 else None,
         "decoding": read_decoding(run),
-        **(meta or {}),
     }
+    described = {name: value for name, value in described.items() if value is not None} | (meta or {})
     with replacing(out) as aside:
-        kept = {name: value for name, value in described.items() if value is not None}
-        write_model(aside, load_config(paths[0]), weights, kept)
+        write_model(aside, load_config(paths[0]), weights, described)
         copy_tokenizers(run, aside)
 
 

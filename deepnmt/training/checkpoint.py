@@ -89,17 +89,17 @@ class Checkpoints:
     def newest(self) -> Path | None:
         """The newest checkpoint that is intact; a damaged one is skipped with a warning."""
         self.wait()
-        found = None
-        if self.world.is_main:
-            for path in sorted(self.all(), key=age, reverse=True):
-                damage = find_damage(path)
-                if damage is None:
-                    found = path
-                    break
-                say(f"{path} is damaged ({damage}); using the checkpoint before it")
-            if found is None and self.all():
-                raise InputError(f"every checkpoint in {self.folder} is damaged; start a new run in another folder")
-        return self.world.agree(found)
+        return self.world.agree(self._newest() if self.world.is_main else None)
+
+    def _newest(self) -> Path | None:
+        paths = sorted(self.all(), key=age, reverse=True)
+        for path in paths:
+            if (damage := find_damage(path)) is None:
+                return path
+            say(f"{path} is damaged ({damage}); using the checkpoint before it")
+        if paths:
+            raise InputError(f"every checkpoint in {self.folder} is damaged; start a new run in another folder")
+        return None
 
     def load(self, path: Path, state: TrainingState) -> None:
         """Restore a checkpoint, written by any number of ranks, sharded or not."""
@@ -186,7 +186,6 @@ def find_damage(path: Path) -> str | None:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """The weights to translate with: the moving average if there is one."""
-    damage = find_damage(path)
-    if damage is not None:
+    if (damage := find_damage(path)) is not None:
         raise InputError(f"{path} is damaged ({damage})")
     return read_tensors(path / EMA if (path / EMA).exists() else path / WEIGHTS)

@@ -23,7 +23,7 @@ SCORED = {"score", "best_scores", "stale"}
 
 
 @dataclass(kw_only=True)
-class Progress:
+class PlainState:
     """The plain values of the state, which state.json stores under these names."""
 
     step: int = 0
@@ -38,7 +38,7 @@ class Progress:
 
 
 @dataclass(kw_only=True)
-class TrainingState(Progress):
+class TrainingState(PlainState):
     model: Transformer
     optimizer: torch.optim.Optimizer
     loss_scale: LossScale
@@ -74,7 +74,7 @@ class TrainingState(Progress):
 
     def stored(self) -> dict[str, Any]:
         """All but tensors of the model's size and the position in the data: the run's part of state.json."""
-        return {plain.name: getattr(self, plain.name) for plain in fields(Progress)} | {
+        return {plain.name: getattr(self, plain.name) for plain in fields(PlainState)} | {
             "window": self.window.tolist(),
             "loss_scale": self.loss_scale.state(),
             "split_limit": self.splitter.limit,
@@ -84,7 +84,7 @@ class TrainingState(Progress):
     def restore(self, stored: Mapping[str, Any], data: StreamState | None) -> None:
         # Checkpoints from before scores had a measure count as being of this one.
         kept = {"measure"} if stored.get("measure", self.measure) == self.measure else {"measure", *SCORED}
-        for name in {plain.name for plain in fields(Progress)} - kept:
+        for name in {plain.name for plain in fields(PlainState)} - kept:
             setattr(self, name, stored.get(name))
         self.data, self.saved_step = data, self.step
         self.window.copy_(torch.tensor(stored["window"], dtype=torch.float64))

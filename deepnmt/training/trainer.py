@@ -30,6 +30,20 @@ INTERRUPTED = "interrupted"
 
 
 @dataclass
+class Speed:
+    """Target tokens per second since the last `read`; reading it after a pause leaves the pause out."""
+
+    tokens: int = 0
+    since: float = field(default_factory=time.monotonic)
+
+    def read(self) -> float:
+        now = time.monotonic()
+        rate = self.tokens / max(now - self.since, 1e-9)
+        self.tokens, self.since = 0, now
+        return rate
+
+
+@dataclass
 class Job:
     """What training works with. `open_updates` opens the data at a position; `validate` evaluates a model."""
 
@@ -42,7 +56,7 @@ class Job:
     diagnosis: Diagnosis
     interruption: Interruption
     validate: Callable[[nn.Module], Validation] | None = None
-    speed: "Speed" = field(default_factory=lambda: Speed())
+    speed: Speed = field(default_factory=Speed)
 
 
 def train(state: TrainingState, job: Job) -> str:
@@ -243,17 +257,3 @@ def _stop_if_diverged(state: TrainingState, job: Job) -> None:
     failed_at = int(state.failed_at)
     if failed_at >= 0:
         raise job.diagnosis.diverged(failed_at)
-
-
-@dataclass
-class Speed:
-    """Target tokens per second since the last `read`; reading it after a pause leaves the pause out."""
-
-    tokens: int = 0
-    since: float = field(default_factory=time.monotonic)
-
-    def read(self) -> float:
-        now = time.monotonic()
-        rate = self.tokens / max(now - self.since, 1e-9)
-        self.tokens, self.since = 0, now
-        return rate
