@@ -362,5 +362,6 @@ def test_packed_batches_train_like_padded_ones(tmp_path):
 
 
 def test_world_of_one_needs_no_process_group():
-    assert ALONE.any(True) and not ALONE.any(False)
+    assert ALONE.any_before(True) and not ALONE.any_before(False)
+    assert ALONE.max(3) == 3
     assert ALONE.agree("x") == "x"
