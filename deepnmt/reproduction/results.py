@@ -45,12 +45,14 @@ def refresh(study: Study, name: str) -> None:
 
 
 def _costs(cost: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """The mean cost of each arm, and its ratio to the reference's."""
+    """The mean time and the least memory of each arm (a process keeps some of the arm before), over the reference's."""
     found: dict[str, dict[str, float]] = {}
     for label in dict.fromkeys(row["arm"] for row in cost["rows"]):
-        rows = [row for row in cost["rows"] if row["arm"] == label and "error" not in row]
-        for key in ("milliseconds_per_step", "memory_gib") if rows else ():
-            found.setdefault(label, {})[key] = statistics.fmean(row[key] for row in rows)
+        if rows := [row for row in cost["rows"] if row["arm"] == label and "error" not in row]:
+            found[label] = {
+                "milliseconds_per_step": statistics.fmean(row["milliseconds_per_step"] for row in rows),
+                "memory_gib": min(row["memory_gib"] for row in rows),
+            }
     plain = found.get(cost["reference"], {})
     for own in found.values():
         own |= {f"{key}_ratio": own[key] / plain[key] for key in list(own) if plain}

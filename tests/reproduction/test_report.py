@@ -97,7 +97,7 @@ def test_figures_are_means_with_the_spread_over_seeds(blocks):
 
 
 def test_costs_and_significance_stand_beside_the_scores(tmp_path):
-    rows = [("plain", 10.0, 2.0), ("DLCL", 13.2, 3.0), ("plain", 12.0, 2.0)]
+    rows = [("plain", 10.0, 2.0), ("DLCL", 13.2, 3.0), ("plain", 12.0, 2.4)]
     measured = [{"arm": arm, "milliseconds_per_step": ms, "memory_gib": gib} for arm, ms, gib in rows]
     study = Study(tmp_path)
     write_json(tmp_path / "two" / "cost.json", {"reference": "plain", "rows": [*measured, {"arm": "x", "error": "no"}]})
