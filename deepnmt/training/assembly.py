@@ -25,6 +25,7 @@ from deepnmt.model.config import ModelConfig
 from deepnmt.model.connections import CONNECTIONS
 from deepnmt.model.growing import with_depth
 from deepnmt.model.initialization import branch_variances, start_from, starts_from_data
+from deepnmt.model.kernels.compilers import start_compilers
 from deepnmt.model.storage import WEIGHTS, fill, load_config, load_meta, read_tensors, weights
 from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.model.transformer import Transformer
@@ -189,11 +190,13 @@ def build_training(
 
     Some schemes around sub-layers start from what they find in the first batch of `stream`.
     """
+    # A recording has one shape for all batches; in a sampled softmax shapes depend on the batch.
+    is_recordable = recipe.batching.layout == "packed" and not recipe.training.sampled_softmax
+    if world.device.type == "cuda" and is_recordable and recipe.training.compile:
+        start_compilers()
     objective = build_objective(recipe.training, world, model, start, stream)
     state = TrainingState.start(objective, recipe.training, world)
     optimizer_tensors(state.model, state.optimizer)  # takes its memory before batches are tried for size
-    # A recording has one shape for all batches; in a sampled softmax shapes depend on the batch.
-    is_recordable = recipe.batching.layout == "packed" and not recipe.training.sampled_softmax
     is_recorded = world.device.type == "cuda" and is_recordable and not is_sharded(objective)
     kind = GraphEngine if is_recorded else EagerEngine
     return state, kind(objective, world, state.splitter)

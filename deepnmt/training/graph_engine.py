@@ -16,6 +16,7 @@ from torch import Tensor
 
 from deepnmt.data.batching import Update
 from deepnmt.data.collate import AnyBatch
+from deepnmt.model.kernels.compilers import start_compilers
 from deepnmt.model.kernels.graphs import Work, record_graph
 from deepnmt.model.transformer import Transformer
 from deepnmt.training.distributed import World
@@ -172,6 +173,7 @@ def compiled_layers(model: Transformer) -> Iterator[None]:
     Only while recording: the recording keeps the compiled kernels, and validation batches differ in shape, so that each
     would be compiled again.
     """
+    start_compilers().join()
     layers = [model.source_embedding, model.target_embedding, *model.encoder.layers, *model.decoder.layers]
     for layer in layers:
         # The embedding's seed by torch's own kernel: else each of its elements would compute it again.
