@@ -1,6 +1,7 @@
 """The experiments as data: what they name exists, and in small every arm gets the same."""
 
 from dataclasses import replace
+from functools import cache
 
 from pytest import approx, mark, raises
 
@@ -17,6 +18,7 @@ SMALL = [name for name, scale in SCALES.items() if not scale.is_full]
 PAPER = {name: experiment for name, experiment in EXPERIMENTS.items() if name != "two"}
 
 
+@cache
 def planned(name, scale, seeds=1, budget=None, settings=()):
     budget = budget or Budget(SCALES[scale].tokens, None)
     return plan_runs({name: PAPER[name]}, SCALES[scale], seeds, budget, settings)
@@ -150,14 +152,14 @@ def test_runs_of_other_settings_have_other_names_and_defaults_none():
     """All that differs is in the name's digest: also what has no fields, like the kind of a connection."""
     digests = [run.name.rsplit("-", 1)[1] for run in planned("table2", "multi30k", seeds=2)]
     assert len(set(digests)) == len(digests) == 2 * len(PAPER["table2"].arms)
-    default = planned("table2", "multi30k", settings=["training.momentum=0.95"])
+    default = planned("table2", "multi30k", settings=("training.momentum=0.95",))
     assert [run.name for run in default] == [run.name for run in planned("table2", "multi30k")]
-    changed = planned("table2", "multi30k", settings=["training.momentum=0.9"])
+    changed = planned("table2", "multi30k", settings=("training.momentum=0.9",))
     assert not {run.name for run in changed} & {run.name for run in default}
 
 
 def test_settings_of_the_call_are_for_every_arm():
-    assert {run.recipe.training.lr for run in planned("table1", "tiny", settings=["training.lr=0.5"])} == {0.5}
+    assert {run.recipe.training.lr for run in planned("table1", "tiny", settings=("training.lr=0.5",))} == {0.5}
 
 
 def budget(name, scale, minutes=None, tokens=None):

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import two_arms
 from processes import Process
-from pytest import fixture, raises
+from pytest import MonkeyPatch, fixture, raises
 
 from deepnmt.cli import main
 from deepnmt.errors import RunError
@@ -64,23 +64,32 @@ def kill_in_second_run(place):
     return finished[0], second
 
 
-def test_a_killed_study_goes_on_where_it_was_and_is_reported(place, monkeypatch, capsys):
+@fixture(scope="module")
+def done(place):
+    """A study that was killed in its second run and went on, as on a machine without sacremoses and with one core."""
     first, second = kill_in_second_run(place)
     assert not (second / "train.json").exists()
     assert main(["reproduce", "--report-only", str(place / "out")]) == 0
-    assert "Not run yet: DLCL." in (place / "out" / "two" / "report.md").read_text(), "what there is can be looked at"
-    before = (first / "train.json").stat().st_mtime_ns
-    logged = read_log(second / "training")[0]
+    early = (place / "out" / "two" / "report.md").read_text()
+    before, logged = (first / "train.json").stat().st_mtime_ns, read_log(second / "training")[0]
+    with MonkeyPatch.context() as patched:
+        patched.setattr("deepnmt.devices.available_cores", lambda: 1)
+        patched.setitem(sys.modules, "sacremoses", None)
+        patched.delitem(sys.modules, "deepnmt.evaluation.multibleu", raising=False)
+        assert main(arguments(place)) == 0
+    results, report = ((place / "out" / "two" / name).read_text() for name in ("results.json", "report.md"))
+    return SimpleNamespace(
+        first=first, second=second, early=early, before=before, logged=logged, results=results, report=report
+    )
 
-    # As on a machine without sacremoses.
-    monkeypatch.setitem(sys.modules, "sacremoses", None)
-    monkeypatch.delitem(sys.modules, "deepnmt.evaluation.multibleu", raising=False)
-    assert main(arguments(place)) == 0
-    assert (first / "train.json").stat().st_mtime_ns == before, "what was done is not done again"
-    assert read_log(second / "training")[0] == logged, "a run that had begun goes on, times included"
-    assert read_step(second / "train.json")["steps"] == 40
 
-    results = json.loads((place / "out" / "two" / "results.json").read_text())
+def test_a_killed_study_goes_on_where_it_was_and_is_reported(done):
+    assert "Not run yet: DLCL." in done.early, "what there is can be looked at"
+    assert (done.first / "train.json").stat().st_mtime_ns == done.before, "what was done is not done again"
+    assert read_log(done.second / "training")[0] == done.logged, "a run that had begun goes on, times included"
+    assert read_step(done.second / "train.json")["steps"] == 40
+
+    results = json.loads(done.results)
     assert [(run["arm"], run["seed"]) for run in results["runs"]] == [
         ("plain", 1),
         ("DLCL", 1),
@@ -91,15 +100,12 @@ def test_a_killed_study_goes_on_where_it_was_and_is_reported(place, monkeypatch,
     assert "compound_bleu" not in results["runs"][3]["scores"]["test"]
     assert results["p_values"].keys() == {"DLCL", "plain is better than DLCL"}
     assert all(0 < value <= 1 for value in results["p_values"].values())
-    assert "--score-only" in (place / "out" / "two" / "report.md").read_text()
+    assert "--score-only" in done.report
     assert results["runs"][1]["weights"][0]["kind"] == "dlcl"
-    assert not (first / "training" / "checkpoints").exists(), "nobody needs them any more"
-    capsys.readouterr()
+    assert not (done.first / "training" / "checkpoints").exists(), "nobody needs them any more"
 
 
-def test_scores_that_were_missing_are_added_later(place, capsys):
-    if not (place / "out" / "two").is_dir():
-        assert main(arguments(place)) == 0
+def test_scores_that_were_missing_are_added_later(place, done, capsys):
     shutil.copytree(place / "out", place / "later")
     for model in (place / "later" / "runs").glob("*/model"):
         shutil.rmtree(model)
@@ -119,9 +125,7 @@ def test_scores_that_were_missing_are_added_later(place, capsys):
     capsys.readouterr()
 
 
-def test_a_study_gives_every_arm_the_same_or_refuses(place, capsys):
-    if not (place / "out" / "two").is_dir():
-        assert main(arguments(place)) == 0
+def test_a_study_gives_every_arm_the_same_or_refuses(place, done, capsys):
     capsys.readouterr()
     other = [word if word != "training.max_steps=40" else "training.max_steps=50" for word in arguments(place)]
     assert main(other) == 2
@@ -159,9 +163,7 @@ def test_workers_that_are_told_to_stop_save_and_go_on_later(place, capsys):
     assert not list(runs.glob("*/train.json")), "a run that was stopped is not done"
 
 
-def test_fewer_seeds_later_do_not_drop_the_ones_there_are(place, capsys):
-    if not (place / "out" / "two").is_dir():
-        assert main(arguments(place)) == 0
+def test_fewer_seeds_later_do_not_drop_the_ones_there_are(place, done, capsys):
     assert main(arguments(place, "out", "--seeds", "1")) == 0
     results = json.loads((place / "out" / "two" / "results.json").read_text())
     assert sorted((run["arm"], run["seed"]) for run in results["runs"])[-1] == ("plain", 2)

@@ -51,7 +51,7 @@ class Quartered:
 
 
 def test_accumulation_over_four_batches_is_like_one(tmp_path):
-    config = replace(TRAINING, max_steps=50, log_every=1, validate_every=100, save_every=100)
+    config = replace(TRAINING, max_steps=30, log_every=1, validate_every=100, save_every=100)
     settings = {"model_config": without_dropout(), "batching": replace(BATCHING, tokens_per_batch=128)}
     run_to_end(tmp_path / "one", config, **settings)
     with open_job(tmp_path / "four", config, **settings) as (run, job):
