@@ -3,6 +3,7 @@
 import ctypes
 import os
 import sys
+import time
 from functools import cache
 from pathlib import Path
 
@@ -65,6 +66,22 @@ def device_name(device: str) -> str:
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
     return f"CPU with {threads} thread{'s' if threads > 1 else ''}"
+
+
+def multiplies_bf16() -> bool:
+    """True if this CPU has bf16 instructions; emulated, bf16 is slower than fp32."""
+    import torch
+
+    def seconds(dtype: torch.dtype) -> float:
+        matrix = torch.ones(512, 512, dtype=dtype)
+        times = []
+        for _ in range(5):
+            started = time.perf_counter()
+            matrix @ matrix
+            times.append(time.perf_counter() - started)
+        return min(times)
+
+    return seconds(torch.bfloat16) < seconds(torch.float32)
 
 
 def available_cores() -> int:

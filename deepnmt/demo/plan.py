@@ -8,14 +8,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from deepnmt.config import load_recipe
-from deepnmt.devices import available_cores
+from deepnmt.devices import available_cores, multiplies_bf16
 from deepnmt.errors import InputError
 from deepnmt.files import write_json
 from deepnmt.progress import say
@@ -189,19 +188,3 @@ def launch(processes: int, words: Sequence[object], quietly: bool = False) -> in
             raise
         finally:
             signal.signal(signal.SIGTERM, before)
-
-
-def multiplies_bf16() -> bool:
-    """True if this CPU has bf16 instructions; emulated, bf16 is slower than fp32."""
-    import torch
-
-    def seconds(dtype: torch.dtype) -> float:
-        matrix = torch.ones(512, 512, dtype=dtype)
-        times = []
-        for _ in range(5):
-            started = time.perf_counter()
-            matrix @ matrix
-            times.append(time.perf_counter() - started)
-        return min(times)
-
-    return seconds(torch.bfloat16) < seconds(torch.float32)

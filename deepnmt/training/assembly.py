@@ -18,7 +18,7 @@ from deepnmt.data.collate import AnyBatch, Batch, PackedBatch
 from deepnmt.data.dataset import Dataset
 from deepnmt.data.loader import Loader
 from deepnmt.data.vocabulary import UNK
-from deepnmt.devices import device_name
+from deepnmt.devices import device_name, multiplies_bf16
 from deepnmt.errors import InputError, RunError
 from deepnmt.files import read_json
 from deepnmt.model.config import ModelConfig
@@ -170,6 +170,8 @@ def say_how_it_starts(recipe: Recipe, step: int, engine: EagerEngine) -> None:
     ranks = f"{engine.world.size} x " if engine.world.size > 1 else ""
     length = f"{recipe.training.max_steps:,} steps of {recipe.training.tokens_per_update:,} target tokens"
     say(f"{start}: {size:,} parameters, {length}, on {ranks}{device_name(str(engine.world.device))}")
+    if not step and engine.world.device.type == "cpu" and recipe.training.precision == "bf16" and not multiplies_bf16():
+        say("this CPU has no bf16 instructions: training.precision=fp32 is faster")
 
 
 def say_what_is_new(dataset: Dataset, stream: BatchStream, newest: Path | None, measure: str) -> None:

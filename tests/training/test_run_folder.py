@@ -230,3 +230,13 @@ def test_pairs_longer_than_learned_positions(tmp_path, layout, capsys, unchanged
         run_to_end(tmp_path / "run", SHORT, **settings)
     run_to_end(tmp_path / "run", SHORT, **settings | {"batching": replace(batching, max_length=5)})
     assert "validation pairs exceed model.max_positions = 6" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_a_run_says_what_it_trains_and_that_bf16_is_slow_here(tmp_path, capsys, monkeypatch, has_bf16):
+    monkeypatch.setattr(assembly, "multiplies_bf16", lambda: has_bf16)
+    with open_job(tmp_path, replace(SHORT, precision="bf16")) as (state, _):
+        size = sum(parameter.numel() for parameter in state.model.parameters())
+    told = capsys.readouterr().err
+    assert f"training: {size:,} parameters, 6 steps of {SHORT.tokens_per_update:,} target tokens, on CPU" in told
+    assert ("this CPU has no bf16 instructions: training.precision=fp32 is faster" in told) != has_bf16
