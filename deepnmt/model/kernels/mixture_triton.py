@@ -4,10 +4,12 @@ Row l of a stack is sum_k W[l, k] * norm_k(y_k). The outputs stay where the laye
 the rows where autograd left them: a kernel finds them by a table of addresses. A LayerNorm is computed while an output
 is read, from its mean and its deviation, so that neither a normalised copy nor a stacked history exists.
 
-Rows read all outputs before them, so deep stacks wait for memory. Every MIXED_AHEAD-th row looks ahead: while it reads
-the outputs it also adds up what the next rows will need of them, and those then read only what came since. The
-gradient of y_k, which is sum_{l >= k} W[l, k] * g_l through the LayerNorm, is gathered in the same way when the
-backward pass reaches layer k; the gradients of W come from the same reading.
+A row reads all outputs before it, so deep stacks wait for memory. Every 16th row looks ahead: while it reads the
+outputs it also adds up what the next 15 rows will need of them, and those then read only the outputs that came since.
+In between, every fourth row does the same for the next three. The gradient of y_k, which is sum_{l >= k} W[l, k] *
+g_l through the LayerNorm, is gathered in the same way when the backward pass reaches layer k; the gradients of W come
+from the same reading. The programs of a gather take the tokens in turn, so that together they read neighbouring
+memory.
 
 Counts, rows and depths are not specialised: 1 and the multiples of 16 would each be compiled apart, and gain nothing.
 """
@@ -21,83 +23,80 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-MIXED_AHEAD = 4  # the kernel has an accumulator for each
+MIXED_AHEAD = 4, 16  # a row that is a multiple of one of these adds up as many rows, itself included
 GATHERED_AHEAD = 8
 PROGRAMS = 1056  # of a gather: each keeps a share of the sums over all tokens
 
 
-@triton.jit(do_not_specialize=["count", "first", "row", "ahead"])
-def _mix(
-    Y, Gains, Constants, W, Addresses, Stats, Partial, Out,
-    count, dim, first, row, num_rows, ahead, eps,
-    NORM: tl.constexpr, NORMS: tl.constexpr, PARTIAL: tl.constexpr, AHEAD: tl.constexpr,
-    R: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr,
-):  # fmt: skip
-    """Out = sum_{first <= k <= row} W[row, k] * norm_k(y_k), on top of the partial sum `ahead - 1`; Y is the last y.
+@triton.jit
+def _normalise(y, inside, dim, eps):
+    """(y - mean) / deviation over the last axis, which is y * scale + shift; and scale and shift."""
+    mean = tl.sum(y, 2, keep_dims=True) / dim
+    centred = tl.where(inside, y - mean, 0.0)
+    scale = 1 / tl.sqrt(tl.sum(centred * centred, 2, keep_dims=True) / dim + eps)
+    return centred * scale, scale, -mean * scale
 
-    With AHEAD, Partial gets the same sums with the weights of the next rows.
+
+@triton.jit(do_not_specialize=["count", "first", "row", "slot"])
+def _mix(
+    Y, Gains, Constants, Columns, Addresses, Stats, Partial, Out,
+    count, dim, first, row, num_rows, stride, slot, eps,
+    NORM: tl.constexpr, NORMS: tl.constexpr, PARTIAL: tl.constexpr, A: tl.constexpr,
+    R: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr, U: tl.constexpr,
+):  # fmt: skip
+    """Out = sum_{first <= k <= row} W[row, k] * norm_k(y_k). Y is the newest y; Columns is W transposed.
+
+    The same sums for the next A - 1 rows go to Partial, from slot + 1 on. With PARTIAL, what the slots hold is added
+    first. Tiles are (rows, tokens, columns).
     """
-    tokens = tl.program_id(0) * R + tl.arange(0, R)
-    columns = tl.arange(0, D)
+    tokens = tl.program_id(0) * R + tl.arange(0, R)[None, :, None]
+    columns = tl.arange(0, D)[None, None, :]
     is_token = tokens < count
-    inside = is_token[:, None] & (columns < dim)[None, :]
+    inside = is_token & (columns < dim)
     if EVEN:
-        is_token, inside = tl.full((R,), True, tl.int1), tl.full((R, D), True, tl.int1)
-    place = tokens[:, None].to(tl.int64) * dim + columns[None, :]
-    spread = columns[None, :] + 0 * tokens[:, None]
-    size = count.to(tl.int64) * dim
+        is_token, inside = tl.full((1, R, 1), True, tl.int1), tl.full((1, R, D), True, tl.int1)
+    place = tokens.to(tl.int64) * dim + columns
+    spread = columns + 0 * tokens  # so that gains are laid out as outputs are
+    stats = Stats + tokens
     y = tl.load(Y + place, mask=inside, other=0.0).to(tl.float32)
     if NORMS:
-        scale = tl.full((R,), 1.0, tl.float32)
-        shift = tl.zeros((R,), tl.float32)
+        scale, shift = tl.full((1, R, 1), 1.0, tl.float32), tl.zeros((1, R, 1), tl.float32)
         if NORM:
-            mean = tl.sum(y, 1) / dim
-            centred = tl.where(inside, y - mean[:, None], 0.0)
-            scale = 1 / tl.sqrt(tl.sum(centred * centred, 1) / dim + eps)
-            shift = -mean * scale
-            y = centred * scale[:, None] * tl.load(Gains + row * dim + spread, mask=inside, other=0.0)
-        here = Stats + tl.cast(2 * row, tl.int64) * count + tokens
-        tl.store(here, scale, mask=is_token)
-        tl.store(here + count, shift, mask=is_token)
+            y, scale, shift = _normalise(y, inside, dim, eps)
+            y = y * tl.load(Gains + row * dim + spread, mask=inside, other=0.0)
+        tl.store(stats + tl.cast(2 * row, tl.int64) * count, scale, mask=is_token)
+        tl.store(stats + tl.cast(2 * row + 1, tl.int64) * count, shift, mask=is_token)
     if tl.program_id(0) == 0:
         tl.store(Addresses + row, Y.to(tl.int64))
 
-    has_1, has_2, has_3 = row + 1 < num_rows, row + 2 < num_rows, row + 3 < num_rows
-    weights = W + row * num_rows
-    mixed = tl.load(weights + row) * y
+    ahead = tl.arange(0, A)[:, None, None]
+    is_row = row + ahead < num_rows
+    weights = Columns + row + ahead
+    partial = Partial + (slot + ahead) * (count.to(tl.int64) * dim) + place
+    mixed = tl.load(weights + row * stride) * y
     if PARTIAL:
-        mixed += tl.load(Partial + (ahead - 1) * size + place, mask=inside, other=0.0).to(tl.float32)
-    if AHEAD:
-        mixed_1 = tl.load(weights + num_rows + row, mask=has_1, other=0.0) * y
-        mixed_2 = tl.load(weights + 2 * num_rows + row, mask=has_2, other=0.0) * y
-        mixed_3 = tl.load(weights + 3 * num_rows + row, mask=has_3, other=0.0) * y
-    for k in tl.range(first, row, loop_unroll_factor=2):
+        mixed += tl.load(partial, mask=inside & is_row, other=0.0).to(tl.float32)
+    for k in tl.range(first, row, loop_unroll_factor=U):
         before = tl.load(Addresses + k).to(tl.pointer_type(Y.dtype.element_ty))
         y = tl.load(tl.multiple_of(before, 16) + place, mask=inside, other=0.0).to(tl.float32)
         if NORMS:
-            here = Stats + tl.cast(2 * k, tl.int64) * count + tokens
-            scale = tl.load(here, mask=is_token, other=0.0)
-            shift = tl.load(here + count, mask=is_token, other=0.0)
-            y = (y * scale[:, None] + shift[:, None]) * tl.load(Gains + k * dim + spread, mask=inside, other=0.0)
-        mixed += tl.load(weights + k) * y
-        if AHEAD:
-            mixed_1 += tl.load(weights + num_rows + k, mask=has_1, other=0.0) * y
-            mixed_2 += tl.load(weights + 2 * num_rows + k, mask=has_2, other=0.0) * y
-            mixed_3 += tl.load(weights + 3 * num_rows + k, mask=has_3, other=0.0) * y
+            scale = tl.load(stats + tl.cast(2 * k, tl.int64) * count, mask=is_token, other=0.0)
+            shift = tl.load(stats + tl.cast(2 * k + 1, tl.int64) * count, mask=is_token, other=0.0)
+            y = (y * scale + shift) * tl.load(Gains + k * dim + spread, mask=inside, other=0.0)
+        mixed += tl.load(weights + k * stride) * y
     if NORMS:
-        mixed += tl.load(Constants + row * dim + spread, mask=inside, other=0.0)
-    tl.store(Out + place, mixed.to(Out.dtype.element_ty), mask=inside)
-    if AHEAD:
-        kind = Partial.dtype.element_ty
-        tl.store(Partial + place, mixed_1.to(kind), mask=inside & has_1)
-        tl.store(Partial + size + place, mixed_2.to(kind), mask=inside & has_2)
-        tl.store(Partial + 2 * size + place, mixed_3.to(kind), mask=inside & has_3)
+        constant = tl.load(Constants + row * dim + spread, mask=inside, other=0.0)
+        mixed += tl.where(ahead == 0, constant, 0.0)
+    mixed = mixed.to(Out.dtype.element_ty)
+    tl.store(Out + place + 0 * ahead, mixed, mask=inside & (ahead == 0))
+    if A > 1:
+        tl.store(partial, mixed, mask=inside & is_row & (ahead > 0))
 
 
 @triton.jit(do_not_specialize=["count", "depth", "stop"])
 def _gather_ahead(
     Newest, Addresses, W, Stats, Gains, Biases, Partial, Shares,
-    count, dim, depth, stop, num_rows, tokens_each,
+    count, dim, depth, stop, num_rows,
     NORMS: tl.constexpr, SPLIT: tl.constexpr, J: tl.constexpr, L: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
     """Partial[j] = sum_{depth <= l < stop} W[l, depth - J + 1 + j] * g_l, and this program's share of the gradients of
@@ -124,7 +123,7 @@ def _gather_ahead(
         gain = tl.load(Gains + norms, mask=is_source[:, None] & is_column[None, :], other=0.0)
         bias = tl.load(Biases + norms, mask=is_source[:, None] & is_column[None, :], other=0.0)
     d_weights = tl.zeros((L, J), tl.float32)
-    for token in range(program * tokens_each, tl.minimum((program + 1) * tokens_each, count)):
+    for token in tl.range(program, count, tl.num_programs(0)):
         place = tl.cast(token, tl.int64) * dim + columns
         g = tl.load(at_rows[:, None] + place[None, :], mask=is_row[:, None] & is_column[None, :], other=0.0)
         y = tl.load(at_sources[:, None] + place[None, :], mask=is_source[:, None] & is_column[None, :], other=0.0)
@@ -148,7 +147,7 @@ def _gather_ahead(
 @triton.jit(do_not_specialize=["count", "depth", "stop"])
 def _gather(
     Newest, Y, Addresses, W, Stats, Gains, Biases, Partial, dY, Shares,
-    count, dim, depth, stop, num_rows, tokens_each,
+    count, dim, depth, stop, num_rows,
     PARTIAL: tl.constexpr, NORM: tl.constexpr, J: tl.constexpr, K: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """dY of layer `depth` from the rows before `stop`, K at most, on top of a partial sum; and this program's share of
@@ -173,7 +172,7 @@ def _gather(
     if NORM:
         gain = tl.load(Gains + depth * dim + columns, mask=is_column, other=0.0)
         bias = tl.load(Biases + depth * dim + columns, mask=is_column, other=0.0)
-    for token in range(program * tokens_each, tl.minimum((program + 1) * tokens_each, count)):
+    for token in tl.range(program, count, tl.num_programs(0), num_stages=3):
         place = tl.cast(token, tl.int64) * dim + columns
         g = tl.load(addresses[:, None] + place[None, :], mask=inside, other=0.0)
         entered = tl.load(Y + place, mask=is_column, other=0.0).to(tl.float32)
@@ -184,7 +183,7 @@ def _gather(
         if PARTIAL:
             gathered += before
         if NORM:
-            here = Stats + tl.cast(2 * depth, tl.int64) * count + token
+            here = Stats + tl.cast(2 * depth, tl.int64) * count + token + tl.arange(0, 1)
             scale = tl.load(here)
             normed = tl.where(is_column, entered * scale + tl.load(here + count), 0.0)
             entered = normed * gain + bias
@@ -261,6 +260,8 @@ class _Work:
         self.num_rows, self.dim, self.count = len(matrix), like.shape[-1], like.numel() // like.shape[-1]
         self.width = max(16, triton.next_power_of_2(self.dim))
         self.dtype = like.dtype
+        # Padded with zeros, so that a kernel may read past the last row.
+        self.columns = F.pad(self.matrix.T, (0, -self.num_rows % 16 + MIXED_AHEAD[-1]))
         self.addresses = torch.empty(2, self.num_rows, dtype=torch.long, device=like.device)
         self.stats = matrix.new_empty(self.num_rows if self.has_norms else 0, 2, self.count)
         self.num_mixed = 0
@@ -272,23 +273,29 @@ class _Work:
 
     def mix(self, row: int, output: Tensor) -> Tensor:
         self.num_mixed = row + 1
-        start = row - row % MIXED_AHEAD
-        ahead, looks_ahead = row - start, start > 0 and row == start
-        if looks_ahead and self.mixed_ahead is None:
-            self.mixed_ahead = output.new_empty(MIXED_AHEAD - 1, self.count, self.dim)
-        has_partial = start > 0 and ahead > 0
-        mixed, tokens = torch.empty_like(output), max(1, 512 // self.width)
+        looked, ahead = self._looks(row)
+        if ahead > 1 and self.mixed_ahead is None:
+            self.mixed_ahead = output.new_empty(MIXED_AHEAD[-1] - 1, self.count, self.dim)
+        mixed, tokens = torch.empty_like(output), max(1, 2048 // (self.width * max(4, ahead)))
         _mix[(triton.cdiv(self.count, tokens),)](
-            output, self.gains, self.constants, self.matrix, self.addresses, self.stats,
+            output, self.gains, self.constants, self.columns, self.addresses, self.stats,
             mixed if self.mixed_ahead is None else self.mixed_ahead, mixed,
-            self.count, self.dim, start + 1 if has_partial else 0, row, self.num_rows, ahead, self.eps[row] or 0.0,
-            NORM=self.eps[row] is not None, NORMS=self.has_norms, PARTIAL=has_partial, AHEAD=looks_ahead,
+            self.count, self.dim, looked + 1 if looked else 0, row, self.num_rows, self.columns.shape[1],
+            row % MIXED_AHEAD[-1] - 1, self.eps[row] or 0.0,
+            NORM=self.eps[row] is not None, NORMS=self.has_norms, PARTIAL=looked > 0, A=ahead,
             R=tokens, D=self.width, EVEN=self.width == self.dim and self.count % tokens == 0,
-            num_warps=max(1, self.width // 1024),
+            U=4 if ahead > 4 else 2, num_warps=max(1, self.width // 1024, self.width * ahead // 4096),
         )  # fmt: skip
         if row + 1 == self.num_rows:
             self.mixed_ahead = None
         return mixed
+
+    def _looks(self, row: int) -> tuple[int, int]:
+        """The row that has looked ahead to this one, 0 if none has; and how many rows this one adds up, itself too."""
+        own = max((width for width in MIXED_AHEAD if row % width == 0), default=1)
+        wider = min((width for width in MIXED_AHEAD if width > own), default=None)
+        looked = row - row % wider if wider else 0
+        return looked, min(own, triton.next_power_of_2(self.num_rows - row)) if row else 1
 
     def gather(self, depth: int, output: Tensor, gradient: Tensor) -> Tensor:
         """The gradient of y_depth, once those of the rows from there on have arrived."""
@@ -296,15 +303,14 @@ class _Work:
         self.gradients.append(gradient)
         stop, partial = self._gather_ahead(depth, gradient)
         # A warp has a token at a time, and a narrow one needs few registers.
-        tokens_each = max(2, triton.cdiv(self.count, PROGRAMS * max(1, 512 // self.width)))
-        programs = triton.cdiv(self.count, tokens_each)
+        programs = min(triton.cdiv(self.count, 2), PROGRAMS * max(1, 512 // self.width))
         if self.shares is None:
             self.shares = self.matrix.new_empty(self.num_mixed, programs, 2 * self.dim + GATHERED_AHEAD)
         d_output = torch.empty_like(output)
         _gather[(programs,)](
             gradient, output, self.addresses, self.matrix, self.stats, self.gains, self.biases,
             output if partial is None else partial, d_output, self.shares[depth],
-            self.count, self.dim, depth, stop, self.num_rows, tokens_each,
+            self.count, self.dim, depth, stop, self.num_rows,
             PARTIAL=partial is not None, NORM=self.eps[depth] is not None,
             J=GATHERED_AHEAD, K=4 if stop - depth <= 4 else GATHERED_AHEAD, D=self.width,
             EVEN=self.width == self.dim, num_warps=max(1, self.width // 512),
@@ -323,12 +329,12 @@ class _Work:
                 self.gathered_ahead = gradient.new_empty(GATHERED_AHEAD, self.count, self.dim)
             lanes = max(32, triton.next_power_of_2(self.num_mixed - depth))
             columns = min(self.width, 4096 // lanes)
-            tokens_each = triton.cdiv(self.count * triton.cdiv(self.dim, columns), 2 * PROGRAMS)
-            grid = triton.cdiv(self.count, tokens_each), triton.cdiv(self.dim, columns)
+            tiles = triton.cdiv(self.dim, columns)
+            grid = min(self.count, 2 * PROGRAMS // tiles), tiles
             shares = self.matrix.new_empty(grid[0] * grid[1], lanes, GATHERED_AHEAD)
             _gather_ahead[grid](
                 gradient, self.addresses, self.matrix, self.stats, self.gains, self.biases, self.gathered_ahead, shares,
-                self.count, self.dim, depth, self.num_mixed, self.num_rows, tokens_each,
+                self.count, self.dim, depth, self.num_mixed, self.num_rows,
                 NORMS=self.has_norms, SPLIT=gradient.element_size() < 4, J=GATHERED_AHEAD, L=lanes, E=columns,
                 num_warps=4, num_stages=4,
             )  # fmt: skip

@@ -12,7 +12,6 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 PROGRAMS = 1056  # at most; each keeps a share of the sums over all tokens
-STAGES = 2  # of the loop over a program's rows in the norm's backward pass
 
 
 @triton.jit
@@ -46,8 +45,8 @@ def _norm(X, Gain, Bias, Normed, Mean, Rstd, count, dim, eps, R: tl.constexpr, D
 
 @triton.jit
 def _norm_backward(
-    dX, dNormed, X, Gain, Mean, Rstd, dSum, Shares, count, dim, rows_each,
-    BESIDE: tl.constexpr, STAGES: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+    dX, dNormed, X, Gain, Mean, Rstd, dSum, Shares, count, dim,
+    BESIDE: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     """dSum: the gradient of x, with what reaches it beside the norm; and this program's share of gain's and bias's"""
     program = tl.program_id(0)
@@ -55,15 +54,14 @@ def _norm_backward(
     gain = tl.load(Gain + columns, mask=columns < dim, other=0.0).to(tl.float32)
     d_gain = tl.zeros((D,), tl.float32)
     d_bias = tl.zeros((D,), tl.float32)
-    last = tl.minimum((program + 1) * rows_each, count)
-    for first in tl.range(program * rows_each, last, R, num_stages=STAGES):
+    for first in tl.range(program * R, count, tl.num_programs(0) * R, num_stages=3):
         rows = first + tl.arange(0, R)
-        inside = (rows < last)[:, None] & (columns < dim)[None, :]
+        inside = (rows < count)[:, None] & (columns < dim)[None, :]
         place = rows[:, None].to(tl.int64) * dim + columns[None, :]
         x = tl.load(X + place, mask=inside, other=0.0).to(tl.float32)
         d_normed = tl.load(dNormed + place, mask=inside, other=0.0).to(tl.float32)
-        mean = tl.load(Mean + rows, mask=rows < last, other=0.0)
-        rstd = tl.load(Rstd + rows, mask=rows < last, other=0.0)
+        mean = tl.load(Mean + rows, mask=rows < count, other=0.0)
+        rstd = tl.load(Rstd + rows, mask=rows < count, other=0.0)
         normed = tl.where(inside, (x - mean[:, None]) * rstd[:, None], 0.0)
         d_gain += tl.sum(d_normed * normed, 0)
         d_bias += tl.sum(d_normed, 0)
@@ -200,11 +198,11 @@ def layer_norm_backward(
     count, dim = x.shape
     total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     shape = _shape(dim, 1024)
-    programs, each = _programs(count, shape["R"], PROGRAMS)
+    programs = min(PROGRAMS, triton.cdiv(count, shape["R"]))
     shares = torch.empty(programs, 2 * dim, device=x.device)
     _norm_backward[(programs,)](
         d_normed if beside is None else beside.contiguous(), d_normed.contiguous(), x, gain, mean, rstd, total, shares,
-        count, dim, each, BESIDE=beside is not None, STAGES=STAGES, **shape,
+        count, dim, BESIDE=beside is not None, **shape,
     )  # fmt: skip
     return [total, add_up(shares)]
 
