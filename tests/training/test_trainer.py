@@ -208,7 +208,8 @@ def test_failure_half_way_through_a_backward_pass_leaves_no_gradient_twice(tmp_p
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_saves_first_and_then_stops(tmp_path, number):
-    with open_job(tmp_path) as (run, job):
+    config = replace(TRAINING, max_steps=10)
+    with open_job(tmp_path, config) as (run, job):
         accumulate = job.engine.accumulate
 
         def interrupted_at_step_7(*arguments):
@@ -221,8 +222,8 @@ def test_signal_saves_first_and_then_stops(tmp_path, number):
             assert train(run, job) is INTERRUPTED
     assert (run.step, job.interruption.signal) == (7, number)
     assert (tmp_path / "checkpoints" / "step-00000007" / "manifest.json").exists()
-    done = run_to_end(tmp_path)
-    assert torch.equal(flat(done.model), flat(run_to_end(tmp_path / "whole").model))
+    done = run_to_end(tmp_path, config)
+    assert torch.equal(flat(done.model), flat(run_to_end(tmp_path / "whole", config).model))
 
 
 def test_second_ctrl_c_does_not_wait():
