@@ -128,6 +128,8 @@ def recognise(checkpoint: Path) -> str:
         model_type = read_json(checkpoint / "config.json").get("model_type")
         if is_exported(checkpoint):
             return "exported"
+        if (checkpoint / "meta.json").is_file():
+            raise InputError(f"{checkpoint} is a MODEL folder already; `deepnmt export` writes it for other toolkits")
         if model_type not in MODEL_TYPES:
             raise InputError(f"{checkpoint} has model_type {model_type!r}; supported are {', '.join(MODEL_TYPES)}")
         toolkit = MODEL_TYPES[model_type]

@@ -104,6 +104,16 @@ def test_an_existing_folder_is_kept_unless_it_is_a_model_to_overwrite(convert, t
     assert (precious / "thesis.tex").exists()
 
 
+def test_a_model_is_not_converted_again(convert, tmp_path):
+    assert convert(AUTHORS / "dlcl_post.npz", "--from", "dlcl", "--out", tmp_path / "MODEL")[0] == 0
+    status, _, err = convert(tmp_path / "MODEL", "--out", tmp_path / "again")
+    assert (status, (tmp_path / "again").exists()) == (2, False)
+    assert (
+        err
+        == f"deepnmt: {tmp_path / 'MODEL'} is a MODEL folder already; `deepnmt export` writes it for other toolkits\n"
+    )
+
+
 def test_a_refusal_leaves_nothing_behind(convert, tmp_path, text_files):
     (tmp_path / "dict.txt").write_text("a 1\n")
     status, out, err = convert(AUTHORS / "dlcl_pre.npz", "--from", "dlcl", "--out", tmp_path / "MODEL", *text_files)
