@@ -1,7 +1,9 @@
 """The experiments as data: what they name exists, and in small every arm gets the same."""
 
+import tarfile
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 from pytest import approx, mark, raises
 
@@ -223,3 +225,12 @@ def test_beyond_has_every_scheme_since_the_paper_at_two_depths():
         )
         assert {model.norm_kind for model in models} == {"layer", "rms"}
         assert {model.qk_norm for model in models} == {False, True}
+
+
+def test_the_stored_study_can_be_continued():
+    """Its runs have the names of today's plan; a changed recipe would train them all again."""
+    with tarfile.open(Path(__file__).parents[2] / "results" / "beyond" / "multi30k.tar.xz") as stored:
+        there = {name.split("/")[2] for name in stored.getnames() if name.startswith("multi30k/runs/")}
+    settings = ("training.tensorboard=false", "model.source_vocab_size=8824", "model.target_vocab_size=8824")
+    names = {run.name for run in planned("beyond", "multi30k", 3, Budget(8_192_000), settings)}
+    assert there and there <= names
