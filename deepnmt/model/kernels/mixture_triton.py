@@ -23,7 +23,8 @@ import triton
 import triton.language as tl
 from torch import Tensor, nn
 
-MIXED_AHEAD = 4, 16  # a row that is a multiple of one of these adds up as many rows, itself included
+MIXED_AHEAD = 4  # a row that is a multiple of this adds up as many rows, itself included
+DEEP_MIXED_AHEAD, DEEP = 16, 32  # so does one of this, in stacks of more rows: it keeps 12 more outputs in memory
 GATHERED_AHEAD = 8
 PROGRAMS = 1056  # of a gather: each keeps a share of the sums over all tokens
 
@@ -260,8 +261,9 @@ class _Work:
         self.num_rows, self.dim, self.count = len(matrix), like.shape[-1], like.numel() // like.shape[-1]
         self.width = max(16, triton.next_power_of_2(self.dim))
         self.dtype = like.dtype
+        self.looks = [MIXED_AHEAD, DEEP_MIXED_AHEAD] if self.num_rows > DEEP else [MIXED_AHEAD]
         # Padded with zeros, so that a kernel may read past the last row.
-        self.columns = F.pad(self.matrix.T, (0, -self.num_rows % 16 + MIXED_AHEAD[-1]))
+        self.columns = F.pad(self.matrix.T, (0, -self.num_rows % 16 + self.looks[-1]))
         self.addresses = torch.empty(2, self.num_rows, dtype=torch.long, device=like.device)
         self.stats = matrix.new_empty(self.num_rows if self.has_norms else 0, 2, self.count)
         self.num_mixed = 0
@@ -275,13 +277,13 @@ class _Work:
         self.num_mixed = row + 1
         looked, ahead = self._looks(row)
         if ahead > 1 and self.mixed_ahead is None:
-            self.mixed_ahead = output.new_empty(MIXED_AHEAD[-1] - 1, self.count, self.dim)
+            self.mixed_ahead = output.new_empty(self.looks[-1] - 1, self.count, self.dim)
         mixed, tokens = torch.empty_like(output), max(1, 2048 // (self.width * max(4, ahead)))
         _mix[(triton.cdiv(self.count, tokens),)](
             output, self.gains, self.constants, self.columns, self.addresses, self.stats,
             mixed if self.mixed_ahead is None else self.mixed_ahead, mixed,
             self.count, self.dim, looked + 1 if looked else 0, row, self.num_rows, self.columns.shape[1],
-            row % MIXED_AHEAD[-1] - 1, self.eps[row] or 0.0,
+            row % self.looks[-1] - 1, self.eps[row] or 0.0,
             NORM=self.eps[row] is not None, NORMS=self.has_norms, PARTIAL=looked > 0, A=ahead,
             R=tokens, D=self.width, EVEN=self.width == self.dim and self.count % tokens == 0,
             U=4 if ahead > 4 else 2, num_warps=max(1, self.width // 1024, self.width * ahead // 4096),
@@ -292,8 +294,8 @@ class _Work:
 
     def _looks(self, row: int) -> tuple[int, int]:
         """The row that has looked ahead to this one, 0 if none has; and how many rows this one adds up, itself too."""
-        own = max((width for width in MIXED_AHEAD if row % width == 0), default=1)
-        wider = min((width for width in MIXED_AHEAD if width > own), default=None)
+        own = max((width for width in self.looks if row % width == 0), default=1)
+        wider = min((width for width in self.looks if width > own), default=None)
         looked = row - row % wider if wider else 0
         return looked, min(own, triton.next_power_of_2(self.num_rows - row)) if row else 1
 
