@@ -206,7 +206,7 @@ def describe_plan(runs: Sequence[PlannedRun], device: str, at_once: int) -> str:
         lines.append(f"{run.name:<44} {size:>12,} {updates:>9} {tokens:>14} {minutes:>8.1f}  {run.purpose}")
     whole = sum(sum(estimate(run, device)) for run in runs) / 60
     shared = f", less with {at_once} at a time" if at_once > 1 else ""
-    return "\n".join([*lines, f"{len(runs)} runs, about {whole:.0f} minutes on one device{shared} (estimated)"])
+    return "\n".join([*lines, f"{len(runs)} runs, about {whole:.1f} minutes on one device{shared} (estimated)"])
 
 
 @cache
