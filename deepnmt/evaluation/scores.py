@@ -10,6 +10,7 @@ from deepnmt.evaluation.metrics import METRICS, Languages, build, choose
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric
+    from sacrebleu.metrics.base import Score as MetricScore
 
 Lines = Sequence[str]
 Named = Sequence[tuple[str, Lines]]  # with the name used in messages
@@ -106,6 +107,9 @@ def score(
     """
 
     def figures(name: str, metric: "Metric", references: Sequence[Lines]) -> list[Score]:
+        # sacreBLEU cannot take the mean of resamples of which some score 0 and so are of another type of number.
+        compute = metric._compute_score_from_stats
+        metric._compute_score_from_stats = lambda stats: _with_plain_number(compute(stats))  # type: ignore[method-assign]
         result = metric.corpus_score(hypotheses, references, n_bootstrap=resamples)
         mean, half = float(result._mean), float(result._ci)
         low, high = (mean - half, mean + half) if resamples > 1 else (None, None)
@@ -114,6 +118,11 @@ def score(
 
     languages, named = Languages(source_lang, target_lang), [("hypotheses", hypotheses)]
     return _scored(named, references, languages, metrics, lowercase, on_metric, figures)[0][1]
+
+
+def _with_plain_number(found: "MetricScore") -> "MetricScore":
+    found.score = float(found.score)
+    return found
 
 
 def compare(

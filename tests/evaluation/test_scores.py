@@ -159,6 +159,12 @@ def test_confidence_intervals_are_sacrebleus() -> None:
     assert "bs:200|seed:12345" in scores.chrf.signature
 
 
+def test_intervals_where_some_resamples_score_nothing() -> None:
+    found = score(["a b c d e", "f", "g"], ["a b c d e", "h", "i"], "en", "de", resamples=100)
+    for one in found.values():
+        assert one.low is not None and one.high is not None and one.low <= one.high
+
+
 def test_json_is_stable_and_complete() -> None:
     texts = {score(GERMAN_OUT, GERMAN, "en", "de", resamples=50).to_json() for _ in range(2)}
     (text,) = texts
