@@ -69,10 +69,6 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         print(f"deepnmt: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
         return 1
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        # Threads of torch.distributed can abort the end of the interpreter; torchrun would take that for a failed run.
-        sys.stderr.flush()
-        os._exit(0)
     return 0
 
 

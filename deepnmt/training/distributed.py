@@ -69,12 +69,6 @@ class World:
         self.asked = box, cast(dist.Work, dist.all_reduce(box, dist.ReduceOp.MAX, async_op=True))
         return answer
 
-    def settle(self) -> None:
-        """Wait for the exchange that `any_before` has begun: nothing may be under way when the ranks part."""
-        if self.asked is not None:
-            self.asked[1].wait()
-            self.asked = None
-
     def max(self, number: int) -> int:
         """The largest of all ranks. Hosts exchange it, not devices: nothing waits for the GPU's queue."""
         if self.size == 1:
@@ -247,7 +241,6 @@ def join_world(device: str | None, timeout_seconds: int) -> Iterator[World]:
         raise RunError(f"rank {rank} of {size} could not join the others: {_sentence(error)}") from error
     with _one_voice(world):
         yield world
-        world.settle()
     # Only after success: after a failure this could wait for a dead rank, and the process ends anyway.
     dist.destroy_process_group()
 
