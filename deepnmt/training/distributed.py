@@ -18,6 +18,10 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
 
 import torch
 import torch.distributed as dist
+
+# Imported before there is a process group: its functions keep the group of that moment as a default argument. FSDP
+# and torch's compiler import it later, and then the threads of a destroyed group abort the interpreter's shutdown.
+import torch.distributed.nn.functional
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous

@@ -7,10 +7,14 @@ import traceback
 from processes import CONTEXT, SECONDS
 
 
-def run_ranks(size, function, *arguments):
+def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        return probe.getsockname()[1]
+
+
+def run_ranks(size, function, *arguments):
+    port = free_port()
     pipes, processes = [], []
     for rank in range(size):
         receiving, sending = CONTEXT.Pipe(duplex=False)

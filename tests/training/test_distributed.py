@@ -1,16 +1,21 @@
 """Any number of ranks trains like one: same losses, same checkpoints, and failures are told once."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint
-from ranks import run_ranks
+from processes import SECONDS
+from ranks import free_port, run_ranks
 from safetensors.torch import load_file
 from small import BATCHING, CONFIG_MODEL, TRAINING, corpus, open_job, run_to_end, without_dropout
 from test_out_of_memory import replayed
@@ -229,6 +234,30 @@ def ask_late():
 
 def test_every_rank_hears_of_another_at_the_same_step():
     assert run_ranks(2, ask_late) == [[False, False, False, True, False]] * 2
+
+
+# Imports FSDP, as torch's compiler does, once the ranks have met; prints the threads that are left when they part.
+PART = """
+from pathlib import Path
+from deepnmt.training.distributed import join_world
+with join_world("cpu", 60) as world:
+    import torch.distributed.fsdp
+    world.agree(None)
+print(*(task.read_text().strip() for task in Path("/proc/self/task").glob("*/comm")))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system does not list the threads of a process")
+def test_ranks_that_have_parted_leave_no_thread_that_could_abort_the_end_of_the_process():
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+
+    def start(rank):  # a new interpreter, in which nothing has imported FSDP
+        environment = {**os.environ, **world, "RANK": str(rank)}
+        return subprocess.Popen([sys.executable, "-c", PART], env=environment, stdout=subprocess.PIPE, text=True)
+
+    for rank in [start(rank) for rank in range(2)]:
+        left, _ = rank.communicate(timeout=SECONDS)
+        assert rank.returncode == 0 and "gloo_runloop" not in left
 
 
 def spread_rows(count):
