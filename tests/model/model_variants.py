@@ -13,6 +13,7 @@ from deepnmt.model.connections import CONNECTIONS, ConnectionConfig
 from deepnmt.model.connections.attention_residual import AttentionResidualConfig
 from deepnmt.model.connections.denseformer import DenseFormerConfig
 from deepnmt.model.connections.dlcl import DlclConfig
+from deepnmt.model.connections.dynamic_dense import DynamicDenseConfig
 from deepnmt.model.connections.hyper import HyperConfig
 from deepnmt.model.connections.residual import ResidualConfig
 from deepnmt.model.connections.sparse_dlcl import SparseDlclConfig
@@ -37,6 +38,8 @@ VARIANTS: dict[str, ConnectionConfig] = {kind: scheme.Config() for kind, scheme 
     "dlcl-dropout": DlclConfig(dropout=0.1),
     "sparse-dlcl-blocks": SparseDlclConfig(block=2),
     "denseformer-sparse": DenseFormerConfig(dilation=2, period=2),
+    "dynamic-dense-periodic": DynamicDenseConfig(period=3),  # encoder and decoder: after the last layer only
+    "dynamic-dense-sparse": DynamicDenseConfig(dilation=2, period=2),
     "attention-residual-blocks": AttentionResidualConfig(blocks=2),
     "hyper-static": HyperConfig(streams=2, dynamic=False),
 }

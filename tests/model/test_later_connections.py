@@ -10,6 +10,7 @@ from deepnmt.model.connections import CONNECTIONS, StackShape
 from deepnmt.model.connections.attention_residual import AttentionResidualConfig
 from deepnmt.model.connections.denseformer import DenseFormerConfig
 from deepnmt.model.connections.dlcl import DlclConfig
+from deepnmt.model.connections.dynamic_dense import DynamicDenseConfig
 from deepnmt.model.connections.hyper import HyperConfig
 from deepnmt.model.connections.manifold_hyper import ManifoldHyperConfig, sinkhorn
 from deepnmt.model.connections.sparse_dlcl import SparseDlclConfig
@@ -156,18 +157,55 @@ def test_transparent_dlcl_holds_both_of_its_parents(y):
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
 
 
-def dynamic_rows(connection, z):
-    """sum_k (a[l,k] + (U_l gelu(V_l rms(z_l)))_k) z_k for l = 1, 2, ..."""
-    for row in range(1, N + 1):
-        inner, outer = connection.inner[row - 1], connection.outer[row - 1]
-        assert inner.shape == (row + 2, DIM) and outer.shape == (row + 1, row + 2)
+def dynamic_rows(connection, z, rows=range(1, N + 1), dilation=1):
+    """sum_k (a[l,k] + (U_l gelu(V_l rms(z_l)))_k) z_k for l = 1, 2, ...; z_l where l is not among the rows."""
+    parameters = zip(rows, connection.weight[1:], connection.inner, connection.outer, strict=True)
+    found = dict(enumerate(z))
+    for row, weight, inner, outer in parameters:
+        columns = range(row % dilation, row + 1, dilation)
+        assert inner.shape == (len(columns) + 1, DIM) and outer.shape == (len(columns), len(columns) + 1)
         dynamic = outer @ F.gelu(inner @ rms(z[row]))
-        yield sum((connection.weight[row, k] + dynamic[k]) * z[k] for k in range(row + 1))
+        found[row] = sum((weight[k] + dynamic[i]) * z[k] for i, k in enumerate(columns))
+    return [found[row] for row in range(1, N + 1)]
 
 
-def test_dynamic_dense(y):
-    connection = build(CONNECTIONS["dynamic-dense"].Config())
-    assert_inputs(connection, y, lambda y: [y[0], *dynamic_rows(connection, y)])
+@mark.parametrize(
+    ("dilation", "period", "rows"),
+    [(1, 1, [1, 2, 3, 4, 5]), (2, 1, [1, 2, 3, 4, 5]), (1, 3, [3, 5]), (3, 2, [2, 4, 5]), (1, 5, [5]), (1, 9, [5])],
+)
+def test_dynamic_dense(y, dilation, period, rows):
+    """The result is a mixture, whether or not the period divides the depth."""
+    connection = build(DynamicDenseConfig(dilation=dilation, period=period))
+    assert_inputs(connection, y, lambda y: [y[0], *dynamic_rows(connection, y, rows, dilation)])
+    matrix = connection.matrix()
+    for row in range(N + 1):
+        if row in rows:
+            columns = torch.arange(row % dilation, row + 1, dilation)
+            expected = connection.weight[1 + rows.index(row), columns].detach().float()
+            torch.testing.assert_close(matrix[row], torch.zeros(N + 1).index_put((columns,), expected))
+        elif row:
+            assert matrix[row].tolist() == [float(k == row) for k in range(N + 1)]
+
+
+def test_dynamic_dense_keeps_only_what_a_row_reads(y):
+    """Rows 2, 4 and 5 with dilation 2 read y_0, y_2, y_4 and y_1, y_3, y_5; with dilation 4: 2; 0, 4; 1, 5."""
+    for dilation, period, kept in ((2, 2, [0, 1, 2, 3, 4, 5]), (4, 2, [0, 1, 2, 4, 5]), (5, 5, [0, 5])):
+        connection = build(DynamicDenseConfig(dilation=dilation, period=period))
+        history = connection.begin()
+        for output in y:
+            connection.write(history, output)
+            connection.read(history)
+        held = {id(output) for _, outputs in history.groups for output in outputs}
+        assert [depth for depth, output in enumerate(y) if id(output) in held] == kept
+
+
+def test_rows_that_do_not_mix_have_no_parameters_and_draw_nothing():
+    full, periodic = (build(DynamicDenseConfig(period=period), scramble=False) for period in (1, 3))
+    assert [tuple(inner.shape) for inner in full.inner] == [(row + 2, DIM) for row in range(1, N + 1)]
+    assert [tuple(outer.shape) for outer in periodic.outer] == [(4, 5), (6, 7)]
+    assert periodic.weight.shape == (3, N + 1) and full.weight.shape == (N + 1, N + 1)
+    assert periodic.matrix().tolist() == full.matrix().tolist() == torch.eye(N + 1).tolist()
+    assert full.state_dict().keys() > periodic.state_dict().keys()
 
 
 @mark.parametrize("norm", ["pre", "post"])
@@ -342,6 +380,8 @@ def test_schemes_of_branches_refuse_post_norm(kind):
     [
         (DenseFormerConfig, {"dilation": 0}, r"connection\.dilation = 0 must be at least 1"),
         (DenseFormerConfig, {"period": -1}, r"connection\.period = -1 must be at least 1"),
+        (DynamicDenseConfig, {"dilation": 0}, r"connection\.dilation = 0 must be at least 1"),
+        (DynamicDenseConfig, {"period": 0}, r"connection\.period = 0 must be at least 1"),
         (SparseDlclConfig, {"block": 0}, r"connection\.block = 0 must be at least 1"),
         (AttentionResidualConfig, {"blocks": 0}, r"connection\.blocks = 0 must be at least 1"),
         (HyperConfig, {"streams": 1}, r"connection\.streams = 1 must be at least 2"),

@@ -52,7 +52,7 @@ class AttentionResidual(Connection):
 
     def begin(self) -> BranchHistory:
         is_fused = self.query.is_cuda and self.block == 1  # the fused tape cannot add to earlier entries
-        return BranchHistory(open_position_tape(self.num_layers + 1, on_gpu=is_fused))
+        return BranchHistory(open_position_tape(self.num_layers + 1, self.num_layers, on_gpu=is_fused))
 
     def write(self, history: History, output: Tensor) -> None:
         assert isinstance(history, BranchHistory)

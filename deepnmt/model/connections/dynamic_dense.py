@@ -10,19 +10,35 @@ from torch import Tensor, nn
 from deepnmt.model.connections.connection import Connection, ConnectionConfig, History, StackShape
 from deepnmt.model.kernels.mixture import PositionTape, open_position_tape
 from deepnmt.model.norms import inverse_rms
+from deepnmt.settings import check_bounds
 
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicDenseConfig(ConnectionConfig):
     kind: str = field(default="dynamic-dense", init=False)
+    dilation: int = 1  # a row reads every dilation-th output, counted back from the last
+    period: int = 1  # mix after every period-th layer and after the last; elsewhere the stack is residual
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "connection.dilation connection.period", least=1)
 
 
 class TapedHistory(History):
-    """Also has the tape that mixes the outputs of this pass."""
+    """The last output, and those that rows read, with the tapes that mix them.
 
-    def __init__(self, tape: PositionTape) -> None:
+    A row reads outputs of its own depth modulo the dilation. These are a group, which has its own tape.
+    """
+
+    last: Tensor
+
+    def __init__(self, tapes: list[PositionTape]) -> None:
         super().__init__()
-        self.tape = tape
+        self.depth = -1
+        self.groups: list[tuple[PositionTape, list[Tensor]]] = [(tape, []) for tape in tapes]
+
+    @property
+    def group(self) -> tuple[PositionTape, list[Tensor]]:
+        return self.groups[self.depth % len(self.groups)]
 
 
 class DynamicDense(Connection):
@@ -30,41 +46,66 @@ class DynamicDense(Connection):
 
     Xiao et al. 2025, https://arxiv.org/abs/2502.12170, with one mixture per layer. Initialised as the residual stack:
     a = identity, U = 0, V from N(0, 1/dim). The input of the first layer is the embedding.
+
+    Dilation and period thin it out as in DenseFormer (https://arxiv.org/abs/2402.02622), but the result of the stack is
+    always a mixture. A row that is none has no parameters: x_{l+1} = y_l.
     """
 
     Config: ClassVar[type[ConnectionConfig]] = DynamicDenseConfig
 
-    def __init__(self, config: ConnectionConfig, shape: StackShape) -> None:
+    def __init__(self, config: DynamicDenseConfig, shape: StackShape) -> None:
         super().__init__(config, shape)
-        rows = range(1, shape.num_layers + 1)
-        self.weight = nn.Parameter(self.start(shape.num_layers + 1))
-        self.inner = nn.ParameterList(torch.empty(row + 2, shape.dim) for row in rows)
+        depth, self.dilation = shape.num_layers, config.dilation
+        self.rows = [row for row in range(1, depth + 1) if row % config.period == 0 or row == depth]
+        self.kept = {output for row in self.rows for output in range(depth + 1)[self._sources(row)]}
+        self.tape_sizes = [
+            tuple(sum(depth % self.dilation == group for depth in depths) for depths in (self.kept, self.rows))
+            for group in range(self.dilation)
+        ]
+        self.weight = nn.Parameter(self.start(depth + 1)[[0, *self.rows]])
+        counts = [row // self.dilation + 1 for row in self.rows]
+        self.inner = nn.ParameterList(torch.empty(count + 1, shape.dim) for count in counts)
         for inner in self.inner:
             nn.init.normal_(inner, std=shape.dim**-0.5)
-        self.outer = nn.ParameterList(torch.zeros(row + 1, row + 2) for row in rows)
+        self.outer = nn.ParameterList(torch.zeros(count, count + 1) for count in counts)
 
     @staticmethod
     def start(count: int) -> Tensor:
         return torch.eye(count)
 
     def begin(self) -> TapedHistory:
-        return TapedHistory(open_position_tape(len(self.weight), on_gpu=self.weight.is_cuda))
+        return TapedHistory([open_position_tape(*size, on_gpu=self.weight.is_cuda) for size in self.tape_sizes])
 
     def write(self, history: History, output: Tensor) -> None:
         assert isinstance(history, TapedHistory)
-        history.append(history.tape.enter(output))
+        history.depth += 1
+        if history.depth in self.kept:
+            tape, outputs = history.group
+            output = tape.enter(output)
+            outputs.append(output)
+        history.last = output
 
     def read(self, history: History) -> Tensor:
-        return history[0] if len(history) == 1 else self.mix(history)
-
-    def mix(self, history: History) -> Tensor:
         assert isinstance(history, TapedHistory)
-        row, last = len(history) - 1, history[-1]
-        inner, outer = self.inner[row - 1], self.outer[row - 1]
+        return self.mix(history) if history.depth in self.rows else history.last
+
+    def mix(self, history: TapedHistory) -> Tensor:
+        row, last = history.depth, history.last
+        tape, outputs = history.group
+        number = self.rows.index(row)
+        inner, outer = self.inner[number], self.outer[number]
         hidden = F.gelu(F.linear(last, inner) * inverse_rms(last))
         dynamic = F.linear(hidden.to(outer.dtype), outer).to(hidden.dtype)
-        return history.tape.mix(history, self.weight[row, : row + 1].to(hidden.dtype) + dynamic)
+        return tape.mix(outputs, self.weight[number + 1, self._sources(row)].to(hidden.dtype) + dynamic)
 
     def matrix(self) -> Tensor:
         """The part that is the same for every position."""
-        return self.weight.detach().float().tril().cpu()
+        weight = self.weight.detach().float().cpu()
+        matrix = torch.eye(weight.shape[1])
+        for number, row in enumerate([0, *self.rows]):
+            matrix[row] = 0
+            matrix[row, self._sources(row)] = weight[number, self._sources(row)]
+        return matrix
+
+    def _sources(self, row: int) -> slice:
+        return slice(row % self.dilation, row + 1, self.dilation)

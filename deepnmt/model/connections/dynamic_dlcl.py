@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from deepnmt.model.connections.connection import ConnectionConfig, History, StackShape
-from deepnmt.model.connections.dynamic_dense import DynamicDense
+from deepnmt.model.connections.dynamic_dense import DynamicDense, DynamicDenseConfig, TapedHistory
 from deepnmt.model.kernels.mixture import mix
 
 
@@ -25,7 +25,7 @@ class DynamicDlcl(DynamicDense):
     Config = DynamicDlclConfig
 
     def __init__(self, config: DynamicDlclConfig, shape: StackShape) -> None:
-        super().__init__(config, shape)
+        super().__init__(DynamicDenseConfig(), shape)
         new_norms = [shape.new_norm if k else nn.Identity for k in range(shape.num_layers + 1)]
         self.norms = nn.ModuleList(new_norm(shape.dim) for new_norm in new_norms)
         self.norms_outputs = shape.norm == "pre"
@@ -36,11 +36,12 @@ class DynamicDlcl(DynamicDense):
         return rows / rows.sum(1, keepdim=True)
 
     def write(self, history: History, output: Tensor) -> None:
-        super().write(history, self.norms[len(history)](output) if self.norms_outputs else output)
+        assert isinstance(history, TapedHistory)
+        super().write(history, self.norms[history.depth + 1](output) if self.norms_outputs else output)
 
     def read(self, history: History) -> Tensor:
-        row = len(history) - 1
-        if row == 0:
-            return mix(history, self.weight[:1, :1].float())
+        assert isinstance(history, TapedHistory)
+        if history.depth == 0:
+            return mix([history.last], self.weight[:1, :1].float())
         mixed = self.mix(history)
-        return mixed if self.norms_outputs else self.norms[row](mixed)
+        return mixed if self.norms_outputs else self.norms[history.depth](mixed)

@@ -103,16 +103,16 @@ class PositionTape:
         return output
 
     def mix(self, history: Sequence[Tensor], weights: Tensor) -> Tensor:
-        """sum_k weights[..., k] * history[k], two outputs or more. weights: (..., len(history)) in fp32"""
+        """sum_k weights[..., k] * history[k] over all outputs so far. weights: (..., len(history)) in fp32"""
         return mix_by_position(history, weights)
 
 
-def open_position_tape(num_rows: int, *, on_gpu: bool) -> PositionTape:
-    """The fused tape on a GPU. Every row after the first is mixed, once."""
+def open_position_tape(num_outputs: int, num_rows: int, *, on_gpu: bool) -> PositionTape:
+    """The fused tape on a GPU. Mixes so many rows of so many outputs; every output is read by a row after it."""
     if on_gpu:
         from deepnmt.model.kernels.position_mixture_triton import FusedPositionTape
 
-        return FusedPositionTape(num_rows)
+        return FusedPositionTape(num_outputs, num_rows)
     return PositionTape()
 
 

@@ -1,8 +1,9 @@
 """Weighted sums of layer outputs in which every position has its own weights, on a GPU: one pass over memory each.
 
-As in `mixture_triton` the outputs lie in one buffer and the gradients of the rows in another, so that the gradient of
-y_k, sum_{l >= k} w_l[k] * g_l at each position, is gathered once, when the backward pass reaches layer k. The weights
-of a row may depend on the outputs, so their gradients are computed in its own backward pass.
+The outputs lie in one buffer and the gradients of the rows in another, so that the gradient of y_k, the sum of
+w_l[k] * g_l over the later rows l at each position, is gathered once, when the backward pass reaches y_k. A row mixes
+all outputs entered before it; several outputs may be entered between two rows. The weights of a row may depend on the
+outputs, so their gradients are computed in its own backward pass.
 """
 
 from collections.abc import Sequence
@@ -26,55 +27,56 @@ def _tile(count, dim, R: tl.constexpr, D: tl.constexpr):
     return positions, exists, place, exists[:, None] & (columns < dim)[None, :], tl.cast(count, tl.int64) * dim
 
 
-@triton.jit(do_not_specialize=["count", "row"])
-def _mix(History, W, Kept, Out, count, dim, row, num_rows, R: tl.constexpr, D: tl.constexpr):
-    """Out = sum_{k <= row} W[:, k] * History[k]; W is kept for the gathering: (rows, rows, positions)"""
+@triton.jit(do_not_specialize=["count", "row", "entered"])
+def _mix(History, W, Kept, Out, count, dim, row, entered, num_outputs, R: tl.constexpr, D: tl.constexpr):
+    """Out = sum_{k < entered} W[:, k] * History[k]; W is kept for the gathering: (rows, outputs, positions)"""
     positions, exists, place, inside, size = _tile(count, dim, R, D)
-    kept = Kept + tl.cast(row, tl.int64) * num_rows * count + positions
+    kept = Kept + tl.cast(row, tl.int64) * num_outputs * count + positions
     mixed = tl.zeros((R, D), tl.float32)
-    for k in tl.range(0, row + 1, loop_unroll_factor=4):
-        weight = tl.load(W + positions.to(tl.int64) * (row + 1) + k, mask=exists, other=0.0)
+    for k in tl.range(0, entered, loop_unroll_factor=4):
+        weight = tl.load(W + positions.to(tl.int64) * entered + k, mask=exists, other=0.0)
         tl.store(kept + tl.cast(k, tl.int64) * count, weight, mask=exists)
         mixed += weight[:, None] * tl.load(History + k * size + place, mask=inside, other=0.0).to(tl.float32)
     tl.store(Out + place, mixed.to(Out.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["count", "row"])
-def _weigh(History, G, Gradients, dW, count, dim, row, R: tl.constexpr, D: tl.constexpr):
-    """dW[:, k] = G . History[k] for k <= row; and G goes to Gradients[row]."""
+@triton.jit(do_not_specialize=["count", "row", "entered"])
+def _weigh(History, G, Gradients, dW, count, dim, row, entered, R: tl.constexpr, D: tl.constexpr):
+    """dW[:, k] = G . History[k] for k < entered; and G goes to Gradients[row]."""
     positions, exists, place, inside, size = _tile(count, dim, R, D)
     given = tl.load(G + place, mask=inside, other=0.0)
     tl.store(Gradients + row * size + place, given, mask=inside)
     gradient = given.to(tl.float32)
-    for k in tl.range(0, row + 1, loop_unroll_factor=4):
+    for k in tl.range(0, entered, loop_unroll_factor=4):
         output = tl.load(History + k * size + place, mask=inside, other=0.0).to(tl.float32)
-        tl.store(dW + positions.to(tl.int64) * (row + 1) + k, tl.sum(gradient * output, 1), mask=exists)
+        tl.store(dW + positions.to(tl.int64) * entered + k, tl.sum(gradient * output, 1), mask=exists)
 
 
-@triton.jit(do_not_specialize=["count", "depth"])
+@triton.jit(do_not_specialize=["count", "output", "first"])
 def _gather(
-    Gradients, Kept, Given, dY, count, dim, depth, num_rows, GIVEN: tl.constexpr, R: tl.constexpr, D: tl.constexpr
-):
-    """dY = sum_{l >= depth} W_l[:, depth] * g_l, plus the gradient from elsewhere"""
+    Gradients, Kept, Given, dY, count, dim, output, first, num_outputs, num_rows,
+    GIVEN: tl.constexpr, R: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """dY = sum_{row >= first} W_row[:, output] * g_row, plus the gradient from elsewhere"""
     positions, exists, place, inside, size = _tile(count, dim, R, D)
     gathered = tl.zeros((R, D), tl.float32)
     if GIVEN:
         gathered = tl.load(Given + place, mask=inside, other=0.0).to(tl.float32)
-    for row in tl.range(tl.maximum(depth, 1), num_rows, loop_unroll_factor=4):
-        kept = Kept + (tl.cast(row, tl.int64) * num_rows + depth) * count
+    for row in tl.range(first, num_rows, loop_unroll_factor=4):
+        kept = Kept + (tl.cast(row, tl.int64) * num_outputs + output) * count
         weight = tl.load(kept + positions, mask=exists, other=0.0)
         gathered += weight[:, None] * tl.load(Gradients + row * size + place, mask=inside, other=0.0).to(tl.float32)
     tl.store(dY + place, gathered.to(dY.dtype.element_ty), mask=inside)
 
 
 class FusedPositionTape(PositionTape):
-    """One pass of a stack whose row l is sum_k w_l[k] * y_k at each position; row 0, the embedding, is not mixed."""
+    """One pass of a stack in which a row is sum_k w[k] * y_k at each position, over the outputs entered before it."""
 
-    def __init__(self, num_rows: int) -> None:
-        self.num_rows = num_rows
-        self.entered = 0
+    def __init__(self, num_outputs: int, num_rows: int) -> None:
+        self.num_outputs, self.num_rows = num_outputs, num_rows
+        self.entered = self.mixed = 0
         self.history: Tensor | None = None
-        self.kept: Tensor | None = None  # the weights: (rows, rows, positions) in fp32
+        self.kept: Tensor | None = None  # the weights: (rows, outputs, positions) in fp32
         self.gradients: Tensor | None = None
 
     def enter(self, output: Tensor) -> Tensor:
@@ -84,22 +86,24 @@ class FusedPositionTape(PositionTape):
 
     def mix(self, history: Sequence[Tensor], weights: Tensor) -> Tensor:
         mixed: Tensor = _Mix.apply(self, weights, *history)
+        self.mixed += 1
         return mixed
 
-    def slot(self, depth: int, like: Tensor) -> Tensor:
+    def slot(self, like: Tensor) -> Tensor:
+        """That of the next output."""
         if self.history is None:
-            self.history = torch.empty(self.num_rows, *like.shape, dtype=like.dtype, device=like.device)
+            self.history = torch.empty(self.num_outputs, *like.shape, dtype=like.dtype, device=like.device)
             count = like.numel() // like.shape[-1]
-            self.kept = torch.empty(self.num_rows, self.num_rows, count, device=like.device)
-        return self.history[depth]
+            self.kept = torch.empty(self.num_rows, self.num_outputs, count, device=like.device)
+        return self.history[self.entered]
 
 
 class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, output: Tensor, tape: FusedPositionTape) -> Tensor:
-        slot = tape.slot(tape.entered, output)
+        slot = tape.slot(output)
         slot.data.copy_(output)  # which does not count as a change of the slots that others have saved
-        ctx.tape, ctx.depth = tape, tape.entered
+        ctx.tape, ctx.output, ctx.first_row = tape, tape.entered, tape.mixed
         ctx.set_materialize_grads(False)
         return slot
 
@@ -107,14 +111,15 @@ class _Enter(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor, None]:
         """By now all mixtures that read this output have run their backward passes and stored their gradients."""
         tape, (given,) = ctx.tape, gradients
-        entered = tape.history[ctx.depth]
+        entered = tape.history[ctx.output]
         if tape.gradients is None:
-            raise RuntimeError(f"no gradient reached the mixtures of output {ctx.depth}")
+            raise RuntimeError(f"no gradient reached the mixtures of output {ctx.output}")
         count, dim, rows, width = tile_shape(entered)
         d_output = torch.empty_like(entered)
         _gather[(triton.cdiv(count, rows),)](
             tape.gradients, tape.kept, entered if given is None else given.contiguous(), d_output,
-            count, dim, ctx.depth, tape.num_rows, GIVEN=given is not None, R=rows, D=width, num_warps=1,
+            count, dim, ctx.output, ctx.first_row, tape.num_outputs, tape.num_rows,
+            GIVEN=given is not None, R=rows, D=width, num_warps=1,
         )  # fmt: skip
         return d_output, None
 
@@ -124,23 +129,26 @@ class _Mix(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tape: FusedPositionTape, weights: Tensor, *history: Tensor) -> Tensor:
-        row, mixed = len(history) - 1, torch.empty_like(history[0])
+        if tape.mixed == tape.num_rows:
+            raise RuntimeError(f"a tape of {tape.num_rows} rows was asked for another: a row is mixed once")
+        mixed = torch.empty_like(history[0])
         count, dim, rows, width = tile_shape(mixed)
         _mix[(triton.cdiv(count, rows),)](
-            tape.history, weights.contiguous(), tape.kept, mixed, count, dim, row, tape.num_rows,
-            R=rows, D=width, num_warps=1,
+            tape.history, weights.contiguous(), tape.kept, mixed, count, dim, tape.mixed, len(history),
+            tape.num_outputs, R=rows, D=width, num_warps=1,
         )  # fmt: skip
-        ctx.tape, ctx.row = tape, row
+        ctx.tape, ctx.row, ctx.entered = tape, tape.mixed, len(history)
         return mixed
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        tape, row, gradient = ctx.tape, ctx.row, gradients[0].contiguous()
+        tape, gradient = ctx.tape, gradients[0].contiguous()
         count, dim, rows, width = tile_shape(gradient)
         if tape.gradients is None:
             tape.gradients = torch.empty(tape.num_rows, *gradient.shape, dtype=gradient.dtype, device=gradient.device)
-        to_weights = torch.empty(*gradient.shape[:-1], row + 1, device=gradient.device)
+        to_weights = torch.empty(*gradient.shape[:-1], ctx.entered, device=gradient.device)
         _weigh[(triton.cdiv(count, rows),)](
-            tape.history, gradient, tape.gradients, to_weights, count, dim, row, R=rows, D=width, num_warps=1
-        )
-        return None, to_weights, *[None] * (row + 1)
+            tape.history, gradient, tape.gradients, to_weights, count, dim, ctx.row, ctx.entered,
+            R=rows, D=width, num_warps=1,
+        )  # fmt: skip
+        return None, to_weights, *[None] * ctx.entered

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from deepnmt.model.connections import CONNECTIONS
 from deepnmt.model.connections.connection import StackShape
+from deepnmt.model.connections.dynamic_dense import DynamicDenseConfig
 from deepnmt.model.connections.manifold_hyper import ROUNDS, sinkhorn
 from deepnmt.model.kernels import mixture
 
@@ -23,6 +24,12 @@ pytestmark = [
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32] if INTERPRETED else [torch.float32, torch.bfloat16]  # the interpreter rounds bf16 towards zero
 
+SCHEMES = {kind: CONNECTIONS[kind].Config() for kind in ("dynamic-dense", "dynamic-dlcl", "attention-residual")} | {
+    "dynamic-dense-periodic": DynamicDenseConfig(period=3),
+    "dynamic-dense-sparse": DynamicDenseConfig(period=3, dilation=3),
+    "dynamic-dense-dilated": DynamicDenseConfig(period=2, dilation=4),
+}
+
 
 def distance(left: Tensor, right: Tensor) -> float:
     left, right = left.detach().double(), right.detach().double()
@@ -31,17 +38,15 @@ def distance(left: Tensor, right: Tensor) -> float:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(37, 48), (3, 5, 64)], ids=str)
-@pytest.mark.parametrize("kind", ["dynamic-dense", "dynamic-dlcl", "attention-residual"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_the_fused_tape_equals_the_plain_one(
-    kind: str, shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    scheme: str, shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A whole stack of stand-in layers: outputs, and gradients of inputs and weights."""
     torch.manual_seed(1)
-    layers = 6
-    scheme = CONNECTIONS[kind]
-    connection = scheme(scheme.Config(), StackShape(num_layers=layers, dim=shape[-1], norm="pre", num_readers=1)).to(
-        DEVICE
-    )
+    layers, config = 7, SCHEMES[scheme]
+    stack = StackShape(num_layers=layers, dim=shape[-1], norm="pre", num_readers=1)
+    connection = CONNECTIONS[config.kind](config, stack).to(DEVICE)
     with torch.no_grad():
         for parameter in connection.parameters():
             parameter += 0.05 * torch.randn_like(parameter)
@@ -53,7 +58,7 @@ def test_the_fused_tape_equals_the_plain_one(
         for module in ("dynamic_dense", "attention_residual"):
             monkeypatch.setattr(
                 f"deepnmt.model.connections.{module}.open_position_tape",
-                lambda rows, on_gpu: open_tape(rows, on_gpu=fused),
+                lambda outputs, rows, on_gpu: open_tape(outputs, rows, on_gpu=fused),
             )
         connection.zero_grad()
         start = embedding.to(dtype, copy=True).requires_grad_()
