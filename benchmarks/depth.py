@@ -38,6 +38,7 @@ FIRST = (
     "sparse-dlcl",
     "denseformer",
     "dynamic-dense",
+    "dynamic-dense-periodic",
     "dynamic-dlcl",
     "attention-residual-blocks",
     "hyper",

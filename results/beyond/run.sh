@@ -2,7 +2,7 @@
 # `deepnmt reproduce beyond` on Multi30k with one GPU, some minutes at a time.
 #
 #   bash results/beyond/run.sh rates TEXT OUT        18 layers, three learning rates, 400 updates: which one each arm gets
-#   bash results/beyond/run.sh multi30k TEXT OUT     all 46 arms, seed by seed: 18 layers, 30 layers, the next seed
+#   bash results/beyond/run.sh multi30k TEXT OUT     all 48 arms, seed by seed: 18 layers, 30 layers, the next seed
 #
 # TEXT has .en.xz and .de.xz of train, val, test_2016_flickr, test_2017_flickr. MINUTES is the time for this command (default
 # 9.5), of which half a minute is for packing.
