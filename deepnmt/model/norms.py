@@ -1,6 +1,7 @@
 """The norms of a model; both axes, sub-layers and connections, are built with them."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,5 +46,22 @@ def inverse_rms(x: Tensor, eps: float = EPS["rms"]) -> Tensor:
 
     A product with rms(x) is one with x, times this: so autograd keeps nothing as wide as x.
     """
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
-    return (norm.square() / x.shape[-1] + eps).rsqrt()
+    inverse: Tensor = _InverseRms.apply(x, eps)
+    return inverse
+
+
+class _InverseRms(torch.autograd.Function):
+    """Its backward pass is one product in the type of x; torch's own makes several copies of x in fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, eps: float) -> Tensor:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
+        inverse = (norm.square() / x.shape[-1] + eps).rsqrt()
+        ctx.save_for_backward(x, inverse)
+        return inverse
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        x, inverse = ctx.saved_tensors
+        factor = gradients[0] * inverse.pow(3) / -x.shape[-1]
+        return torch.mul(x, factor, out=torch.empty_like(x)), None

@@ -17,6 +17,7 @@ from deepnmt.model.connections.sparse_dlcl import SparseDlclConfig
 from deepnmt.model.connections.transparent import TransparentConfig
 from deepnmt.model.connections.transparent_dlcl import TransparentDlclConfig
 from deepnmt.model.kernels.mixture import mix_by_position
+from deepnmt.model.norms import inverse_rms
 from deepnmt.model.transformer import Transformer
 
 N, DIM, READERS = 5, 8, 2
@@ -321,6 +322,19 @@ def test_weights_of_positions_and_outputs_have_the_gradients_of_the_sum():
     expected = sum(weights[..., k : k + 1] * outputs[k] for k in range(3))
     torch.testing.assert_close(mix_by_position(outputs, weights), expected)
     assert torch.autograd.gradcheck(lambda weights, *outputs: mix_by_position(outputs, weights), (weights, *outputs))
+
+
+def test_inverse_rms_and_its_gradient():
+    torch.manual_seed(4)
+    x = torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(x * inverse_rms(x), torch.stack([rms(row) for row in x.view(6, 4)]).view_as(x))
+    assert torch.autograd.gradcheck(inverse_rms, x)
+    half = x.detach().bfloat16().requires_grad_()
+    found = inverse_rms(half)
+    (gradient,) = torch.autograd.grad(found.sum(), half)
+    (exact,) = torch.autograd.grad(inverse_rms(wide := half.detach().double().requires_grad_()).sum(), wide)
+    assert found.dtype is torch.float32 and gradient.dtype is torch.bfloat16
+    torch.testing.assert_close(gradient.double(), exact, rtol=2**-8, atol=0)
 
 
 def test_sinkhorn_is_doubly_stochastic():

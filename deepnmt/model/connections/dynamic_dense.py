@@ -95,7 +95,7 @@ class DynamicDense(Connection):
         number = self.rows.index(row)
         inner, outer = self.inner[number], self.outer[number]
         hidden = F.gelu(F.linear(last, inner) * inverse_rms(last))
-        dynamic = F.linear(hidden.to(outer.dtype), outer).to(hidden.dtype)
+        dynamic = F.linear(hidden.to(outer.dtype), outer)
         return tape.mix(outputs, self.weight[number + 1, self._sources(row)].to(hidden.dtype) + dynamic)
 
     def matrix(self) -> Tensor:
