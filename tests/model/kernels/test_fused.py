@@ -211,7 +211,8 @@ def test_mixture_equals_its_twin(
 
     exact, fused = run(False, torch.float64), run(True, dtype)
     for found, plain, truth in zip(fused, run(False, dtype), exact, strict=True):
-        assert distance(found, truth) < 2.5 * distance(plain, truth) + 1e-5
+        rounding = torch.finfo(dtype).eps / 4  # of one number: a small matrix does not average it away
+        assert distance(found, truth) < 2.5 * distance(plain, truth) + max(rounding, 1e-5)
     assert all(torch.equal(found, again) for found, again in zip(fused, run(True, dtype), strict=True))
 
 
