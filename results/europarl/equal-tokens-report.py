@@ -2,10 +2,10 @@
 
     python equal-tokens-report.py --text FOLDER [FOLDER ...] [--arms equal-tokens] [--against dlcl-30l]
 
-An arm is a folder with log.jsonl, recipe.toml and the translations newstest2014.de and test.de, as equal-tokens.sh
-leaves them, speed.json of its generation, and weights.csv if its connections are learned; note.md beside the arms is
-shown at the top. FOLDER holds the references, newstest2014.de.xz and test.de.xz; the scores need no other data and no
-GPU. An arm without scores.json gets one, with every metric.
+An arm is a folder with log.jsonl, recipe.toml, command.txt and the translations newstest2014.de and test.de, as
+equal-tokens.sh leaves them, speed.json of its generation, and weights.csv if its connections are learned; note.md
+beside the arms is shown at the top. FOLDER holds the references, newstest2014.de.xz and test.de.xz; the scores need no
+other data and no GPU. An arm without scores.json gets one, with every metric.
 """
 
 import argparse
@@ -57,11 +57,6 @@ class Arm:
     @cached_property
     def recipe(self) -> Recipe:
         return load_recipe(str(self.folder / "recipe.toml"))
-
-    @property
-    def width(self) -> str:
-        """As equal-tokens.sh names it."""
-        return "full" if self.recipe.training.tokens_per_update == 32_768 else "half"
 
     @cached_property
     def points(self) -> list[Point]:
@@ -122,7 +117,7 @@ def every_score(arm: Arm, folders: Sequence[Path]) -> dict[str, Any]:
     last = arm.points[-1]
     found: dict[str, Any] = {
         "arm": arm.name,
-        "command": f"WIDTH={arm.width} bash results/europarl/equal-tokens.sh {arm.name} TEXT OUT",
+        "command": read_lines(arm.folder / "command.txt")[0],
         "rate": arm.recipe.training.lr,
         "updates": last.step,
         "tokens_per_update": arm.recipe.training.tokens_per_update,

@@ -7,6 +7,9 @@
 #   WIDTH=full   the paper's: d 512 (Big 1024), joint BPE of 32k, batches of 32,768 tokens, rate 2e-3
 #   WIDTH=half   d 256 (Big 512), joint BPE of 16k, batches of 16,384 tokens, rate 2.8e-3
 #   EPOCHS=12  SEED=1  RATE  DROPOUT=0.1  OPTIMIZER=adam  STEPS (instead of EPOCHS, for a trial)
+#   SETTINGS     more overrides of the recipe, such as model.encoder.connection.period=3
+#   NAME         the folder of the arm in OUT; default: ARM, and the seed if it is not 1
+#   SHARED=1     other work has the GPU too, so the speed of generation is not measured
 # At the full width an arm needs about 12 minutes (Base 5) and 20 GB of disk on an H200.
 set -euo pipefail
 arm=$1 text=$2 out=$3
@@ -33,8 +36,15 @@ esac
 steps=${STEPS:-$((${EPOCHS:-12} * epoch))}
 name=$arm data=$out/data-$width
 [ "$seed" = 1 ] || name=$arm-seed$seed
+name=${NAME:-$name}
+read -ra settings <<< "${SETTINGS:-}"
 run=$out/$name/run model=$out/$name/model home=$out/$name/home
 mkdir -p "$home"
+given=()
+for setting in WIDTH EPOCHS STEPS SEED RATE DROPOUT OPTIMIZER SETTINGS NAME SHARED; do
+    [ -z "${!setting:-}" ] || given+=("$setting=${!setting@Q}")
+done
+echo "${given[*]}${given:+ }bash results/europarl/equal-tokens.sh $arm TEXT OUT" > "$home/command.txt"
 if [ ! -d "$data" ]; then
     exec 9> "$out/data.lock" && flock 9 # the first of several arms prepares for all
     [ -d "$data" ] || deepnmt prepare --source "$text/train.en.xz" --target "$text/train.de.xz" \
@@ -49,7 +59,7 @@ deepnmt train $recipe model.encoder.num_layers="$depth" "${size[@]}" \
     model.dropout="${DROPOUT:-0.1}" model.attention_dropout=0.1 model.ffn_dropout=0.1 'training.betas=[0.9, 0.98]' \
     training.label_smoothing=0.1 training.seed=$seed training.validate_every=$((steps / 20)) training.validation_lines=0 \
     training.best_by=loss training.keep_best=0 training.save_every=$((steps / 15)) training.keep_last=5 \
-    training.save_epochs=false training.export=last training.log_every=50 training.tensorboard=false \
+    training.save_epochs=false training.export=last training.log_every=50 training.tensorboard=false "${settings[@]}" \
     --data "$data" --out "$run" --resume
 cp "$run/log.jsonl" "$run/recipe.toml" "$home"
 deepnmt average "$run" --last 5 --out "$model"
@@ -57,6 +67,6 @@ for test in newstest2014 test; do
     for side in en de; do xz -dc "$text/$test.$side.xz" > "$out/$name/$test.$side"; done
     deepnmt translate "$model" --beam 4 --length-penalty 0.6 --input "$out/$name/$test.en" --output "$home/$test.de"
 done
-deepnmt bench generate "$run/recipe.toml" --precision bf16 --json > "$home/speed.json"
+[ -n "${SHARED:-}" ] || deepnmt bench generate "$run/recipe.toml" --precision bf16 --json > "$home/speed.json"
 deepnmt inspect weights "$model" --out "$home/weights.csv" || true # some schemes have none
 # On any machine: deepnmt score --hypothesis home/newstest2014.de --reference newstest2014.de --source-lang en --target-lang de

@@ -15,7 +15,7 @@ one() {
     local name=$arm
     [ "$seed" = 1 ] || name=$arm-seed$seed
     [ -s "$out/$name/home/test.de" ] && return
-    SEED=$seed bash "$here/equal-tokens.sh" "$arm" "$text" "$out" > "$out/$name.txt" 2>&1 \
+    SHARED=1 SEED=$seed bash "$here/equal-tokens.sh" "$arm" "$text" "$out" > "$out/$name.txt" 2>&1 \
         && echo "$name done" || echo "$name failed: $out/$name.txt"
 }
 export -f one

@@ -24,6 +24,7 @@ def arms(tmp_path):
         shutil.copy(HOME / "equal-tokens" / name / "recipe.toml", folder)
         lines = [{"kind": "train", "step": s, "tokens": 1000, "tokens_per_second": speed} for s in (50, 100)]
         lines += [{"kind": "validation", "step": 100, "nll": 2.5}]
+        (folder / "command.txt").write_text(f"bash equal-tokens.sh {name}\n")
         (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         for test in ("newstest2014", "test"):
             translated = LINES[:kept] + ["Nein ."] * (len(LINES) - kept)
