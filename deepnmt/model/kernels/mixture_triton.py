@@ -4,12 +4,15 @@ Row l of a stack is sum_k W[l, k] * norm_k(y_k). The outputs stay where the laye
 the rows where autograd left them: a kernel finds them by a table of addresses. A LayerNorm is computed while an output
 is read, from its mean and its deviation, so that neither a normalised copy nor a stacked history exists.
 
-A row reads all outputs before it, so deep stacks wait for memory. Every 16th row looks ahead: while it reads the
-outputs it also adds up what the next 15 rows will need of them, and those then read only the outputs that came since.
-In between, every fourth row does the same for the next three. The gradient of y_k, which is sum_{l >= k} W[l, k] *
-g_l through the LayerNorm, is gathered in the same way when the backward pass reaches layer k; the gradients of W come
-from the same reading. The programs of a gather take the tokens in turn, so that together they read neighbouring
-memory.
+A row reads all outputs before it, so deep stacks wait for memory. Every fourth row looks ahead: while it reads the
+outputs it also adds up what the next three rows will need of them, and those then read only the outputs that came
+since. Deep stacks come in blocks of 16 rows: before the first row of a block, one matrix product adds up what all of
+them need of the outputs of earlier blocks. The gradient of y_k, which is sum_{l >= k} W[l, k] * g_l through the
+LayerNorm, is gathered in the same way when the backward pass reaches layer k; the gradients of W come from the same
+reading. The programs of a gather take the tokens in turn, and those that share a token by columns come one after the
+other, so that together they read neighbouring memory.
+
+In the products a weight is the sum of two numbers in half precision, so that its rounding does not matter.
 
 Counts, rows and depths are not specialised: 1 and the multiples of 16 would each be compiled apart, and gain nothing.
 """
@@ -24,9 +27,15 @@ import triton.language as tl
 from torch import Tensor, nn
 
 MIXED_AHEAD = 4  # a row that is a multiple of this adds up as many rows, itself included
-DEEP_MIXED_AHEAD, DEEP = 16, 32  # so does one of this, in stacks of more rows: it keeps 12 more outputs in memory
+UNROLLED, SUMS_PER_WARP = 2, 4096  # outputs that a row reads at a time, and sums that a warp holds
+OUTPUTS_FROM, OUTPUTS_LEAVE = ".cg", ""  # older outputs bypass the first-level cache, which keeps the gains
+BLOCK, DEEP = 16, 16  # stacks of more rows are mixed in blocks, which keeps 13 more outputs in memory
+BLOCK_TILE, BLOCK_WARPS, BLOCK_STAGES = (4, 64), 4, 5  # tokens and columns of a program
 GATHERED_AHEAD = 8
+AHEAD_TILE, AHEAD_WARPS, AHEAD_STAGES = 4096, 4, 4  # gradients that a program gathers ahead at a time
+AHEAD_PROGRAMS = 528  # as many as run at once, four to a multiprocessor
 PROGRAMS = 1056  # of a gather: each keeps a share of the sums over all tokens
+LAST_FIRST = True  # the last tokens, which the kernel before has just written, may still be in the cache
 
 
 @triton.jit
@@ -43,14 +52,16 @@ def _mix(
     Y, Gains, Constants, Columns, Addresses, Stats, Partial, Out,
     count, dim, first, row, num_rows, stride, slot, eps,
     NORM: tl.constexpr, NORMS: tl.constexpr, PARTIAL: tl.constexpr, A: tl.constexpr,
-    R: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr, U: tl.constexpr,
+    R: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr, U: tl.constexpr, FROM: tl.constexpr,
+    LEAVE: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     """Out = sum_{first <= k <= row} W[row, k] * norm_k(y_k). Y is the newest y; Columns is W transposed.
 
     The same sums for the next A - 1 rows go to Partial, from slot + 1 on. With PARTIAL, what the slots hold is added
     first. Tiles are (rows, tokens, columns).
     """
-    tokens = tl.program_id(0) * R + tl.arange(0, R)[None, :, None]
+    program = tl.num_programs(0) - 1 - tl.program_id(0) if LAST else tl.program_id(0)
+    tokens = program * R + tl.arange(0, R)[None, :, None]
     columns = tl.arange(0, D)[None, None, :]
     is_token = tokens < count
     inside = is_token & (columns < dim)
@@ -67,7 +78,7 @@ def _mix(
             y = y * tl.load(Gains + row * dim + spread, mask=inside, other=0.0)
         tl.store(stats + tl.cast(2 * row, tl.int64) * count, scale, mask=is_token)
         tl.store(stats + tl.cast(2 * row + 1, tl.int64) * count, shift, mask=is_token)
-    if tl.program_id(0) == 0:
+    if program == 0:
         tl.store(Addresses + row, Y.to(tl.int64))
 
     ahead = tl.arange(0, A)[:, None, None]
@@ -79,7 +90,8 @@ def _mix(
         mixed += tl.load(partial, mask=inside & is_row, other=0.0).to(tl.float32)
     for k in tl.range(first, row, loop_unroll_factor=U):
         before = tl.load(Addresses + k).to(tl.pointer_type(Y.dtype.element_ty))
-        y = tl.load(tl.multiple_of(before, 16) + place, mask=inside, other=0.0).to(tl.float32)
+        before = tl.multiple_of(before, 16) + place
+        y = tl.load(before, mask=inside, other=0.0, cache_modifier=FROM, eviction_policy=LEAVE).to(tl.float32)
         if NORMS:
             scale = tl.load(stats + tl.cast(2 * k, tl.int64) * count, mask=is_token, other=0.0)
             shift = tl.load(stats + tl.cast(2 * k + 1, tl.int64) * count, mask=is_token, other=0.0)
@@ -94,6 +106,45 @@ def _mix(
         tl.store(partial, mixed, mask=inside & is_row & (ahead > 0))
 
 
+@triton.jit(do_not_specialize=["count", "row"])
+def _mix_ahead(
+    Addresses, Columns, Stats, Gains, Partial,
+    count, dim, row, num_rows, stride,
+    NORMS: tl.constexpr, SPLIT: tl.constexpr, A: tl.constexpr, T: tl.constexpr, E: tl.constexpr, EVEN: tl.constexpr,
+    S: tl.constexpr,
+):  # fmt: skip
+    """Partial[a] = sum_{k < row} W[row + a, k] * norm_k(y_k): a matrix product, A outputs at a time, of which `row` is
+    a multiple. Columns is W transposed. Tiles are (outputs, tokens, columns)."""
+    kind = Partial.dtype.element_ty
+    program, tiles = tl.program_id(0), tl.cdiv(dim, E)
+    columns, tokens = program % tiles * E + tl.arange(0, E), program // tiles * T + tl.arange(0, T)
+    is_token, is_column = tokens < count, columns < dim
+    if EVEN:
+        is_token, is_column = tl.full((T,), True, tl.int1), tl.full((E,), True, tl.int1)
+    inside = (is_token[:, None] & is_column[None, :])[None, :, :]
+    place = (tokens[:, None].to(tl.int64) * dim + columns[None, :])[None, :, :]
+    ahead = tl.arange(0, A)
+    sums = tl.zeros((A, T * E), tl.float32)
+    for first in tl.range(0, row, A, num_stages=S):
+        outputs = first + tl.arange(0, A)
+        at = tl.multiple_of(tl.load(Addresses + outputs).to(tl.pointer_type(kind)), 16)
+        y = tl.load(at[:, None, None] + place, mask=inside, other=0.0)
+        if NORMS:
+            here = Stats + tl.cast(2 * outputs, tl.int64)[:, None] * count + tokens[None, :]
+            scale = tl.load(here, mask=is_token[None, :], other=0.0)[:, :, None]
+            shift = tl.load(here + count, mask=is_token[None, :], other=0.0)[:, :, None]
+            gain = tl.load(Gains + outputs[:, None] * dim + columns[None, :], mask=is_column[None, :], other=0.0)
+            y = ((y.to(tl.float32) * scale + shift) * gain[:, None, :]).to(kind)
+        y = tl.reshape(y, (A, T * E))
+        weights = tl.load(Columns + outputs[None, :] * stride + row + ahead[:, None])
+        high = weights.to(kind)
+        sums = tl.dot(high, y, sums, input_precision="ieee")
+        if SPLIT:
+            sums = tl.dot((weights - high.to(tl.float32)).to(kind), y, sums)
+    slots = Partial + ahead[:, None, None] * (count.to(tl.int64) * dim) + place
+    tl.store(slots, tl.reshape(sums.to(kind), (A, T, E)), mask=inside & (row + ahead < num_rows)[:, None, None])
+
+
 @triton.jit(do_not_specialize=["count", "depth", "stop"])
 def _gather_ahead(
     Newest, Addresses, W, Stats, Gains, Biases, Partial, Shares,
@@ -101,17 +152,19 @@ def _gather_ahead(
     NORMS: tl.constexpr, SPLIT: tl.constexpr, J: tl.constexpr, L: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
     """Partial[j] = sum_{depth <= l < stop} W[l, depth - J + 1 + j] * g_l, and this program's share of the gradients of
-    those weights: (L, J). Both are matrix products. Of two numbers in half precision a weight is the sum."""
-    program, columns = tl.program_id(0), tl.program_id(1) * E + tl.arange(0, E)
+    those weights: (J, L). Both are matrix products with few rows, which need few registers: many programs fit."""
+    columns, program = tl.program_id(0) * E + tl.arange(0, E), tl.program_id(1)
     kind = Newest.dtype.element_ty
     rows, sources = depth + tl.arange(0, L), depth - J + 1 + tl.arange(0, J)
     is_row, is_source, is_column = rows < stop, sources >= 0, columns < dim
     size = count.to(tl.int64) * dim
-    weights = tl.load(
-        W + rows[:, None] * num_rows + sources[None, :], mask=is_row[:, None] & is_source[None, :], other=0.0
-    )
+    halves = tl.arange(0, 2 * J if SPLIT else J)  # the tensor cores take 16 rows: both halves of the weights
+    columns_of_w = depth - J + 1 + halves % J
+    is_weight = (columns_of_w >= 0)[:, None] & is_row[None, :]
+    weights = tl.load(W + rows[None, :] * num_rows + columns_of_w[:, None], mask=is_weight, other=0.0)
     high = weights.to(kind)
-    low = (weights - high.to(tl.float32)).to(kind)
+    if SPLIT:
+        weights = tl.where(halves[:, None] < J, high, (weights - high.to(tl.float32)).to(kind))
 
     newest = Newest.to(tl.int64)
     at_rows = tl.load(Addresses + num_rows + rows, mask=is_row & (rows > depth), other=0)
@@ -123,8 +176,8 @@ def _gather_ahead(
         norms = sources[:, None] * dim + columns[None, :]
         gain = tl.load(Gains + norms, mask=is_source[:, None] & is_column[None, :], other=0.0)
         bias = tl.load(Biases + norms, mask=is_source[:, None] & is_column[None, :], other=0.0)
-    d_weights = tl.zeros((L, J), tl.float32)
-    for token in tl.range(program, count, tl.num_programs(0)):
+    d_weights = tl.zeros((J, L), tl.float32)
+    for token in tl.range(program, count, tl.num_programs(1)):
         place = tl.cast(token, tl.int64) * dim + columns
         g = tl.load(at_rows[:, None] + place[None, :], mask=is_row[:, None] & is_column[None, :], other=0.0)
         y = tl.load(at_sources[:, None] + place[None, :], mask=is_source[:, None] & is_column[None, :], other=0.0)
@@ -133,16 +186,16 @@ def _gather_ahead(
             scale = tl.load(here, mask=is_source, other=0.0)
             shift = tl.load(here + count, mask=is_source, other=0.0)
             y = ((y.to(tl.float32) * scale[:, None] + shift[:, None]) * gain + bias).to(kind)
-        d_weights = tl.dot(g, tl.trans(y), d_weights, input_precision="ieee")
-        gathered = tl.dot(tl.trans(high), g, input_precision="ieee")
+        d_weights = tl.dot(y, tl.trans(g), d_weights, input_precision="ieee")
+        gathered = tl.dot(weights, g, input_precision="ieee")
         if SPLIT:
-            gathered = tl.dot(tl.trans(low), g, gathered)
+            gathered = tl.sum(tl.reshape(gathered, (2, J, E)), 0)
         tl.store(
             Partial + tl.arange(0, J)[:, None] * size + place[None, :],
             gathered.to(Partial.dtype.element_ty), mask=is_source[:, None] & is_column[None, :],
         )  # fmt: skip
-    share = Shares + (program * tl.num_programs(1) + tl.program_id(1)) * L * J
-    tl.store(share + tl.arange(0, L)[:, None] * J + tl.arange(0, J)[None, :], d_weights)
+    share = Shares + (program * tl.num_programs(0) + tl.program_id(0)) * L * J
+    tl.store(share + tl.arange(0, J)[:, None] * L + tl.arange(0, L)[None, :], d_weights)
 
 
 @triton.jit(do_not_specialize=["count", "depth", "stop"])
@@ -150,6 +203,7 @@ def _gather(
     Newest, Y, Addresses, W, Stats, Gains, Biases, Partial, dY, Shares,
     count, dim, depth, stop, num_rows,
     PARTIAL: tl.constexpr, NORM: tl.constexpr, J: tl.constexpr, K: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr,
+    LAST: tl.constexpr,
 ):  # fmt: skip
     """dY of layer `depth` from the rows before `stop`, K at most, on top of a partial sum; and this program's share of
     the gradients of gain, bias and W[depth : depth + J, depth], in a row. Newest is the gradient of row `depth`."""
@@ -173,7 +227,8 @@ def _gather(
     if NORM:
         gain = tl.load(Gains + depth * dim + columns, mask=is_column, other=0.0)
         bias = tl.load(Biases + depth * dim + columns, mask=is_column, other=0.0)
-    for token in tl.range(program, count, tl.num_programs(0), num_stages=3):
+    for turn in tl.range(program, count, tl.num_programs(0), num_stages=3):
+        token = count - 1 - turn if LAST else turn
         place = tl.cast(token, tl.int64) * dim + columns
         g = tl.load(addresses[:, None] + place[None, :], mask=inside, other=0.0)
         entered = tl.load(Y + place, mask=is_column, other=0.0).to(tl.float32)
@@ -261,9 +316,9 @@ class _Work:
         self.num_rows, self.dim, self.count = len(matrix), like.shape[-1], like.numel() // like.shape[-1]
         self.width = max(16, triton.next_power_of_2(self.dim))
         self.dtype = like.dtype
-        self.looks = [MIXED_AHEAD, DEEP_MIXED_AHEAD] if self.num_rows > DEEP else [MIXED_AHEAD]
+        self.deep = self.num_rows > DEEP
         # Padded with zeros, so that a kernel may read past the last row.
-        self.columns = F.pad(self.matrix.T, (0, -self.num_rows % 16 + self.looks[-1]))
+        self.columns = F.pad(self.matrix.T, (0, -self.num_rows % BLOCK + BLOCK))
         self.addresses = torch.empty(2, self.num_rows, dtype=torch.long, device=like.device)
         self.stats = matrix.new_empty(self.num_rows if self.has_norms else 0, 2, self.count)
         self.num_mixed = 0
@@ -275,29 +330,42 @@ class _Work:
 
     def mix(self, row: int, output: Tensor) -> Tensor:
         self.num_mixed = row + 1
-        looked, ahead = self._looks(row)
+        first, ahead = self._looks(row)
         if ahead > 1 and self.mixed_ahead is None:
-            self.mixed_ahead = output.new_empty(self.looks[-1] - 1, self.count, self.dim)
+            self.mixed_ahead = output.new_empty(BLOCK if self.deep else MIXED_AHEAD - 1, self.count, self.dim)
+        if self.deep and row and row % BLOCK == 0:
+            self._mix_ahead(row)
         mixed, tokens = torch.empty_like(output), max(1, 2048 // (self.width * max(4, ahead)))
         _mix[(triton.cdiv(self.count, tokens),)](
             output, self.gains, self.constants, self.columns, self.addresses, self.stats,
             mixed if self.mixed_ahead is None else self.mixed_ahead, mixed,
-            self.count, self.dim, looked + 1 if looked else 0, row, self.num_rows, self.columns.shape[1],
-            row % self.looks[-1] - 1, self.eps[row] or 0.0,
-            NORM=self.eps[row] is not None, NORMS=self.has_norms, PARTIAL=looked > 0, A=ahead,
+            self.count, self.dim, first, row, self.num_rows, self.columns.shape[1],
+            row % BLOCK if self.deep else row % MIXED_AHEAD - 1, self.eps[row] or 0.0,
+            NORM=self.eps[row] is not None, NORMS=self.has_norms, PARTIAL=first > 0, A=ahead,
             R=tokens, D=self.width, EVEN=self.width == self.dim and self.count % tokens == 0,
-            U=4 if ahead > 4 else 2, num_warps=max(1, self.width // 1024, self.width * ahead // 4096),
+            U=UNROLLED, FROM=OUTPUTS_FROM, LEAVE=OUTPUTS_LEAVE, LAST=LAST_FIRST,
+            num_warps=max(1, self.width // 1024, self.width * ahead // SUMS_PER_WARP),
         )  # fmt: skip
         if row + 1 == self.num_rows:
             self.mixed_ahead = None
         return mixed
 
     def _looks(self, row: int) -> tuple[int, int]:
-        """The row that has looked ahead to this one, 0 if none has; and how many rows this one adds up, itself too."""
-        own = max((width for width in self.looks if row % width == 0), default=1)
-        wider = min((width for width in self.looks if width > own), default=None)
-        looked = row - row % wider if wider else 0
-        return looked, min(own, triton.next_power_of_2(self.num_rows - row)) if row else 1
+        """The first output that this row reads, as those before it are summed; and how many rows it adds up."""
+        block = row - row % BLOCK if self.deep else 0
+        looked = row - row % MIXED_AHEAD
+        if block < row == looked:
+            return block, min(MIXED_AHEAD, triton.next_power_of_2(self.num_rows - row))
+        return looked + 1 if looked > block else block, 1
+
+    def _mix_ahead(self, row: int) -> None:
+        tokens, columns = BLOCK_TILE[0], min(BLOCK_TILE[1], self.width)
+        _mix_ahead[(triton.cdiv(self.dim, columns) * triton.cdiv(self.count, tokens),)](
+            self.addresses, self.columns, self.stats, self.gains, self.mixed_ahead,
+            self.count, self.dim, row, self.num_rows, self.columns.shape[1],
+            NORMS=self.has_norms, SPLIT=self.dtype.itemsize < 4, A=BLOCK, T=tokens, E=columns,
+            EVEN=self.count % tokens == 0 and self.dim % columns == 0, S=BLOCK_STAGES, num_warps=BLOCK_WARPS,
+        )  # fmt: skip
 
     def gather(self, depth: int, output: Tensor, gradient: Tensor) -> Tensor:
         """The gradient of y_depth, once those of the rows from there on have arrived."""
@@ -315,7 +383,7 @@ class _Work:
             self.count, self.dim, depth, stop, self.num_rows,
             PARTIAL=partial is not None, NORM=self.eps[depth] is not None,
             J=GATHERED_AHEAD, K=4 if stop - depth <= 4 else GATHERED_AHEAD, D=self.width,
-            EVEN=self.width == self.dim, num_warps=max(1, self.width // 512),
+            EVEN=self.width == self.dim, LAST=LAST_FIRST, num_warps=max(1, self.width // 512),
         )  # fmt: skip
         return d_output
 
@@ -330,17 +398,17 @@ class _Work:
             if self.gathered_ahead is None:
                 self.gathered_ahead = gradient.new_empty(GATHERED_AHEAD, self.count, self.dim)
             lanes = max(32, triton.next_power_of_2(self.num_mixed - depth))
-            columns = min(self.width, 4096 // lanes)
+            columns = min(self.width, AHEAD_TILE // lanes)
             tiles = triton.cdiv(self.dim, columns)
-            grid = min(self.count, 2 * PROGRAMS // tiles), tiles
-            shares = self.matrix.new_empty(grid[0] * grid[1], lanes, GATHERED_AHEAD)
+            grid = tiles, min(self.count, max(1, AHEAD_PROGRAMS // tiles))
+            shares = self.matrix.new_empty(grid[0] * grid[1], GATHERED_AHEAD, lanes)
             _gather_ahead[grid](
                 gradient, self.addresses, self.matrix, self.stats, self.gains, self.biases, self.gathered_ahead, shares,
                 self.count, self.dim, depth, self.num_mixed, self.num_rows,
                 NORMS=self.has_norms, SPLIT=gradient.element_size() < 4, J=GATHERED_AHEAD, L=lanes, E=columns,
-                num_warps=4, num_stages=4,
+                num_warps=AHEAD_WARPS, num_stages=AHEAD_STAGES,
             )  # fmt: skip
-            found = shares.sum(0)[: self.num_mixed - depth, max(0, -first) :]
+            found = shares.sum(0).T[: self.num_mixed - depth, max(0, -first) :]
             self._gradient_of_matrix()[depth : self.num_mixed, max(0, first) : depth + 1] = found
         assert self.gathered_ahead is not None
         return start, self.gathered_ahead[depth - first]
