@@ -28,14 +28,12 @@ from torch import Tensor, nn
 
 MIXED_AHEAD = 4  # a row that is a multiple of this adds up as many rows, itself included
 UNROLLED, SUMS_PER_WARP = 2, 4096  # outputs that a row reads at a time, and sums that a warp holds
-OUTPUTS_FROM, OUTPUTS_LEAVE = ".cg", ""  # older outputs bypass the first-level cache, which keeps the gains
 BLOCK, DEEP = 16, 16  # stacks of more rows are mixed in blocks, which keeps 13 more outputs in memory
 BLOCK_TILE, BLOCK_WARPS, BLOCK_STAGES = (4, 64), 4, 5  # tokens and columns of a program
 GATHERED_AHEAD = 8
-AHEAD_TILE, AHEAD_WARPS, AHEAD_STAGES = 4096, 4, 4  # gradients that a program gathers ahead at a time
-AHEAD_PROGRAMS = 528  # as many as run at once, four to a multiprocessor
+# Of gathering ahead, up to 64 rows and more: gradients that a program gathers at a time, stages, programs at once.
+AHEAD, DEEP_AHEAD = (4096, 4, 528), (8192, 3, 396)
 PROGRAMS = 1056  # of a gather: each keeps a share of the sums over all tokens
-LAST_FIRST = True  # the last tokens, which the kernel before has just written, may still be in the cache
 
 
 @triton.jit
@@ -52,15 +50,14 @@ def _mix(
     Y, Gains, Constants, Columns, Addresses, Stats, Partial, Out,
     count, dim, first, row, num_rows, stride, slot, eps,
     NORM: tl.constexpr, NORMS: tl.constexpr, PARTIAL: tl.constexpr, A: tl.constexpr,
-    R: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr, U: tl.constexpr, FROM: tl.constexpr,
-    LEAVE: tl.constexpr, LAST: tl.constexpr,
+    R: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr, U: tl.constexpr,
 ):  # fmt: skip
     """Out = sum_{first <= k <= row} W[row, k] * norm_k(y_k). Y is the newest y; Columns is W transposed.
 
     The same sums for the next A - 1 rows go to Partial, from slot + 1 on. With PARTIAL, what the slots hold is added
     first. Tiles are (rows, tokens, columns).
     """
-    program = tl.num_programs(0) - 1 - tl.program_id(0) if LAST else tl.program_id(0)
+    program = tl.num_programs(0) - 1 - tl.program_id(0)  # the last tokens were just written: they may be in the cache
     tokens = program * R + tl.arange(0, R)[None, :, None]
     columns = tl.arange(0, D)[None, None, :]
     is_token = tokens < count
@@ -91,7 +88,8 @@ def _mix(
     for k in tl.range(first, row, loop_unroll_factor=U):
         before = tl.load(Addresses + k).to(tl.pointer_type(Y.dtype.element_ty))
         before = tl.multiple_of(before, 16) + place
-        y = tl.load(before, mask=inside, other=0.0, cache_modifier=FROM, eviction_policy=LEAVE).to(tl.float32)
+        # Past the first-level cache, which keeps the gains.
+        y = tl.load(before, mask=inside, other=0.0, cache_modifier=".cg").to(tl.float32)
         if NORMS:
             scale = tl.load(stats + tl.cast(2 * k, tl.int64) * count, mask=is_token, other=0.0)
             shift = tl.load(stats + tl.cast(2 * k + 1, tl.int64) * count, mask=is_token, other=0.0)
@@ -203,7 +201,6 @@ def _gather(
     Newest, Y, Addresses, W, Stats, Gains, Biases, Partial, dY, Shares,
     count, dim, depth, stop, num_rows,
     PARTIAL: tl.constexpr, NORM: tl.constexpr, J: tl.constexpr, K: tl.constexpr, D: tl.constexpr, EVEN: tl.constexpr,
-    LAST: tl.constexpr,
 ):  # fmt: skip
     """dY of layer `depth` from the rows before `stop`, K at most, on top of a partial sum; and this program's share of
     the gradients of gain, bias and W[depth : depth + J, depth], in a row. Newest is the gradient of row `depth`."""
@@ -228,7 +225,7 @@ def _gather(
         gain = tl.load(Gains + depth * dim + columns, mask=is_column, other=0.0)
         bias = tl.load(Biases + depth * dim + columns, mask=is_column, other=0.0)
     for turn in tl.range(program, count, tl.num_programs(0), num_stages=3):
-        token = count - 1 - turn if LAST else turn
+        token = count - 1 - turn  # the last ones first, as in _mix
         place = tl.cast(token, tl.int64) * dim + columns
         g = tl.load(addresses[:, None] + place[None, :], mask=inside, other=0.0)
         entered = tl.load(Y + place, mask=is_column, other=0.0).to(tl.float32)
@@ -343,8 +340,7 @@ class _Work:
             row % BLOCK if self.deep else row % MIXED_AHEAD - 1, self.eps[row] or 0.0,
             NORM=self.eps[row] is not None, NORMS=self.has_norms, PARTIAL=first > 0, A=ahead,
             R=tokens, D=self.width, EVEN=self.width == self.dim and self.count % tokens == 0,
-            U=UNROLLED, FROM=OUTPUTS_FROM, LEAVE=OUTPUTS_LEAVE, LAST=LAST_FIRST,
-            num_warps=max(1, self.width // 1024, self.width * ahead // SUMS_PER_WARP),
+            U=UNROLLED, num_warps=max(1, self.width // 1024, self.width * ahead // SUMS_PER_WARP),
         )  # fmt: skip
         if row + 1 == self.num_rows:
             self.mixed_ahead = None
@@ -383,7 +379,7 @@ class _Work:
             self.count, self.dim, depth, stop, self.num_rows,
             PARTIAL=partial is not None, NORM=self.eps[depth] is not None,
             J=GATHERED_AHEAD, K=4 if stop - depth <= 4 else GATHERED_AHEAD, D=self.width,
-            EVEN=self.width == self.dim, LAST=LAST_FIRST, num_warps=max(1, self.width // 512),
+            EVEN=self.width == self.dim, num_warps=max(1, self.width // 512),
         )  # fmt: skip
         return d_output
 
@@ -398,15 +394,16 @@ class _Work:
             if self.gathered_ahead is None:
                 self.gathered_ahead = gradient.new_empty(GATHERED_AHEAD, self.count, self.dim)
             lanes = max(32, triton.next_power_of_2(self.num_mixed - depth))
-            columns = min(self.width, AHEAD_TILE // lanes)
+            tile, stages, programs = DEEP_AHEAD if lanes > 64 else AHEAD
+            columns = min(self.width, tile // lanes)
             tiles = triton.cdiv(self.dim, columns)
-            grid = tiles, min(self.count, max(1, AHEAD_PROGRAMS // tiles))
+            grid = tiles, min(self.count, max(1, programs // tiles))
             shares = self.matrix.new_empty(grid[0] * grid[1], GATHERED_AHEAD, lanes)
             _gather_ahead[grid](
                 gradient, self.addresses, self.matrix, self.stats, self.gains, self.biases, self.gathered_ahead, shares,
                 self.count, self.dim, depth, self.num_mixed, self.num_rows,
                 NORMS=self.has_norms, SPLIT=gradient.element_size() < 4, J=GATHERED_AHEAD, L=lanes, E=columns,
-                num_warps=AHEAD_WARPS, num_stages=AHEAD_STAGES,
+                num_warps=4, num_stages=stages,
             )  # fmt: skip
             found = shares.sum(0).T[: self.num_mixed - depth, max(0, -first) :]
             self._gradient_of_matrix()[depth : self.num_mixed, max(0, first) : depth + 1] = found

@@ -183,7 +183,7 @@ def test_dropout_keeps_its_share_and_its_gradient_follows_it() -> None:
 # In half precision, which the interpreter has for fp16, the weights of products are sums of two numbers.
 @pytest.mark.parametrize("dtype", [*TOLERANCE, torch.float16], ids=str)
 @pytest.mark.parametrize("new_norm", [LayerNorm, RmsNorm, nn.Identity])
-@pytest.mark.parametrize(("dim", "depth"), [(48, 5), (48, 2), (20, 14), (20, 37), (512, 9)])
+@pytest.mark.parametrize(("dim", "depth"), [(48, 5), (48, 2), (20, 14), (20, 37), (16, 70), (512, 9)])
 def test_mixture_equals_its_twin(
     dtype: torch.dtype, new_norm: Callable[[int], nn.Module], dim: int, depth: int
 ) -> None:
@@ -213,7 +213,7 @@ def test_mixture_equals_its_twin(
     exact, fused = run(False, torch.float64), run(True, dtype)
     for found, plain, truth in zip(fused, run(False, dtype), exact, strict=True):
         rounding = torch.finfo(dtype).eps / 4  # of one number: a small matrix does not average it away
-        assert distance(found, truth) < 2.5 * distance(plain, truth) + max(rounding, 1e-5)
+        assert distance(found, truth) < 4 * distance(plain, truth) + max(rounding, 1e-5)
     assert all(torch.equal(found, again) for found, again in zip(fused, run(True, dtype), strict=True))
 
 
