@@ -29,7 +29,7 @@ COMMANDS = {
     "bench": "measure how fast a recipe trains or generates on this machine",
     "convert": "convert another toolkit's model to a MODEL folder",
     "export": "export a MODEL to CTranslate2, Hugging Face or ONNX, and verify the export",
-    "reproduce": "run the paper's experiments and compare the results with the paper's",
+    "reproduce": "run the paper's experiments, or your own, and report the results in tables and charts",
 }
 
 
