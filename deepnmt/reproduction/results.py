@@ -33,8 +33,7 @@ def collect(study: Study, name: str, experiment: Experiment, runs: Sequence[Plan
         before = read_results(study, name)["runs"]
         planned = {(run["arm"], run["seed"]): run["run"] for run in found}
         changed = {run["arm"] for run in before if planned.get((run["arm"], run["seed"]), run["run"]) != run["run"]}
-        kept = [run for run in before if run["arm"] not in changed and (run["arm"], run["seed"]) not in planned]
-        found += kept
+        found += [run for run in before if run["arm"] not in changed and (run["arm"], run["seed"]) not in planned]
     own = {} if name in EXPERIMENTS else {"definition": asdict(experiment)}
     write_json(study.folder / name / RESULTS, {"experiment": name, **own, **study.read(), "runs": found})
     refresh(study, name)
