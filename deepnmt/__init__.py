@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from deepnmt.api.convert import convert as convert
     from deepnmt.api.evaluate import evaluate as evaluate
     from deepnmt.api.export import export as export
+    from deepnmt.api.inspect import inspect_curves as inspect_curves
     from deepnmt.api.inspect import inspect_gradients as inspect_gradients
     from deepnmt.api.inspect import inspect_size as inspect_size
     from deepnmt.api.inspect import inspect_weights as inspect_weights
@@ -43,6 +44,7 @@ _HOMES = {
     "convert": "api.convert",
     "evaluate": "api.evaluate",
     "export": "api.export",
+    "inspect_curves": "api.inspect",
     "inspect_gradients": "api.inspect",
     "inspect_size": "api.inspect",
     "inspect_weights": "api.inspect",

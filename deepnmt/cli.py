@@ -25,11 +25,11 @@ COMMANDS = {
     "score": "score translations with BLEU, chrF and TER, each with its signature",
     "likelihood": "score given translations by their probability under a model (forced decoding)",
     "serve": "serve models over HTTP, with a web page for translating",
-    "inspect": "show a model's size, its learned connection weights or its gradients",
+    "inspect": "show a model's size, connection weights or gradients, or the learning curves of runs",
     "bench": "measure how fast a recipe trains or generates on this machine",
     "convert": "convert another toolkit's model to a MODEL folder",
     "export": "export a MODEL to CTranslate2, Hugging Face or ONNX, and verify the export",
-    "reproduce": "run the paper's experiments and compare the results with the paper's",
+    "reproduce": "run the paper's experiments, or your own, and report the results in tables and charts",
 }
 
 

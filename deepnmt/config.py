@@ -1,6 +1,5 @@
 """A recipe: all settings of a run, read from TOML files and overrides."""
 
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from deepnmt.data.batching import BatchingConfig
 from deepnmt.data.dataset import Dataset
 from deepnmt.decoding.config import DecodingConfig
 from deepnmt.errors import InputError
+from deepnmt.files import read_toml
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.growing import check_growth
 from deepnmt.settings import did_you_mean, from_table, set_override, to_table
@@ -105,10 +105,7 @@ def recipes_folder() -> Path:
 
 def read_table(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
     """Read a TOML file on top of the one that it `extends`: a path relative to it, or a preset."""
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not TOML: {error}") from error
+    table = read_toml(path)
     base = table.pop("extends", None)
     if base is None:
         return table

@@ -6,6 +6,7 @@ import shutil
 import sys
 import tomllib
 import types
+from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from deepnmt.model.folding import folded
 from deepnmt.model.storage import load_model, save_model
 from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.model.transformer import Transformer
-from deepnmt.reproduction.experiment import Experiment
+from deepnmt.reproduction.experiment import Arm, Claim, Experiment, read_experiment
 from deepnmt.settings import from_table
 
 ROOT = Path(__file__).parents[1]
@@ -95,6 +96,17 @@ def test_the_experiment_of_the_guide_is_one(decaying):
         "dlcl",
     ]
     assert {claim.text for claim in experiment.claims} == {"decaying is better than residual"}
+
+
+def test_the_page_about_studies_has_an_experiment_and_every_field(tmp_path):
+    page = (ROOT / "docs" / "study.md").read_text(encoding="utf-8").partition("## Your own experiments")[2]
+    for name, file in re.findall(r"```toml\n# (\S+): (.*?)```", page, re.DOTALL):
+        (tmp_path / name).write_text(f"# {file}", encoding="utf-8")
+    experiment = read_experiment(tmp_path / "peri.toml")
+    encoders = [load_recipe(arm.recipe, experiment.overrides_of(arm)).model.encoder for arm in experiment.arms]
+    assert [encoder.connection.kind for encoder in encoders] == ["residual", "dlcl", "dlcl"]
+    for field in (*fields(Experiment), *fields(Arm), *fields(Claim)):
+        assert f"`{field.name}`" in page, field.name
 
 
 def test_the_option_of_the_guide_is_an_override(decaying, capsys):

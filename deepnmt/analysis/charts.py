@@ -101,7 +101,22 @@ def line_chart(series: Sequence[Series], axes: Axes) -> str:
         style = f"stroke='{stroke}' stroke-width='2.5' {dashes}"
         names.append(f"<line x1='{x}' x2='{x + 30}' y1='{y - 4}' y2='{y - 4}' {style}/>")
         names.append(_text(x + 36, y, line.name, size=11))
-    return _svg(WIDTH, top + 18 * ((len(drawn) + 1) // 2), [*parts, *names])
+    return _svg(WIDTH, _height(len(drawn)), [*parts, *names])
+
+
+def line_charts(charts: Sequence[tuple[Sequence[Series], Axes]], columns: int) -> str:
+    """Line charts in one picture, `columns` in a row."""
+    height = max(_height(len(series)) for series, _ in charts)
+    placed = [
+        f"<g transform='translate({WIDTH * (i % columns)} {height * (i // columns)})'>{line_chart(*chart)}</g>"
+        for i, chart in enumerate(charts)
+    ]
+    return _svg(WIDTH * columns, height * -(-len(charts) // columns), placed)
+
+
+def _height(lines: int) -> int:
+    """Of a chart with this many lines in its legend, two in a row."""
+    return BOTTOM + 54 + 18 * ((lines + 1) // 2)
 
 
 @dataclass(frozen=True)

@@ -34,11 +34,13 @@ def weights_figure(found: Sequence[ConnectionWeights], column: int, mask: bool, 
     _save(plt, figure, out)
 
 
-def lines_figure(charts: Sequence[tuple[Sequence[Series], Axes]], out: Path) -> None:
-    """Line charts side by side."""
+def lines_figure(charts: Sequence[tuple[Sequence[Series], Axes]], out: Path, rows: int = 1) -> None:
+    """Line charts side by side, in equal rows."""
     plt = _pyplot(out)
-    figure, axes = plt.subplots(1, len(charts), figsize=(6.4 * len(charts), 4.4), layout="constrained", squeeze=False)
-    for place, (series, described) in zip(axes[0], charts, strict=True):
+    columns = len(charts) // rows
+    size = 6.4 * columns, 4.4 * rows
+    figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+    for place, (series, described) in zip(axes.flat, charts, strict=True):
         for line in series:
             xs, ys = zip(*line.points, strict=True) if line.points else ((), ())
             style = "--" if line.dashed else "-"
@@ -46,7 +48,8 @@ def lines_figure(charts: Sequence[tuple[Sequence[Series], Axes]], out: Path) -> 
         place.set(title=described.title, xlabel=described.x_label, ylabel=described.y_label)
         if described.log_y:
             place.set_yscale("log")
-        place.xaxis.get_major_locator().set_params(integer=True)
+        whole = all(float(x).is_integer() for line in series for x, _ in line.points)
+        place.xaxis.get_major_locator().set_params(integer=whole)
         place.grid(alpha=0.3)
         place.legend(fontsize=8)
     _save(plt, figure, out)

@@ -1,10 +1,11 @@
-"""`deepnmt.inspect_size`, `inspect_weights` and `inspect_gradients`: inspect a model or a recipe."""
+"""`deepnmt.inspect_size`, `inspect_weights`, `inspect_gradients` and `inspect_curves`: of a model, a recipe or runs."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from deepnmt.analysis import gradients
 from deepnmt.analysis.config import GradientTrial
+from deepnmt.analysis.learning_curves import LearningCurves, read_curves
 from deepnmt.analysis.size import ModelSize, measure
 from deepnmt.analysis.training_speed import random_corpus, typical_lengths
 from deepnmt.analysis.weights import ConnectionWeights, read_weights
@@ -69,3 +70,8 @@ def inspect_gradients(
             shown.note = name
             found.append(gradients.measure_gradients(name, arm, training, corpora, trial, done=shown.advance))
     return gradients.GradientReport(recipe, model, found)
+
+
+def inspect_curves(*runs: str | Path) -> LearningCurves:
+    """Validation loss and BLEU of RUN folders over updates, target tokens and seconds; also while they train."""
+    return read_curves([Path(run) for run in runs])

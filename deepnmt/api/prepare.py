@@ -44,8 +44,9 @@ def prepare(
     Text is one or several files (plain, .gz, .xz, .bz2, .zst): `source` and `target` with corresponding lines, `tsv`
     with two columns, or `memory` (TMX or XLIFF). These form the training corpus called `train`; `corpora` adds others
     by name, each a pair of files, and `weights` and `tags` are by corpus name. `settings` are the fields of
-    `PrepareSettings`, such as `vocab_size=8000` or `vocab_size=(8000, 6000)`. `workers` is the number of processes
-    (default: all cores); it does not affect the result.
+    `PrepareSettings`, such as `vocab_size=8000` or `vocab_size=(8000, 6000)`; without a validation set,
+    `hold_out=2000` takes one out of the training text. `workers` is the number of processes (default: all cores); it
+    does not affect the result.
     """
     languages = source_lang, target_lang
     files = {"train": _pair_files("", source, target, tsv, memory, languages)}

@@ -1,4 +1,4 @@
-"""`deepnmt inspect`: the size, the connection weights and the gradients of a model or a recipe."""
+"""`deepnmt inspect`: size, connection weights and gradients of a model or recipe, and the learning curves of runs."""
 
 import argparse
 import json
@@ -18,17 +18,23 @@ if TYPE_CHECKING:
 
 EXAMPLE = """deepnmt inspect size en-de-pre-dlcl-30l model.encoder.num_layers=25
   deepnmt inspect weights MODEL --out weights.png
-  deepnmt inspect gradients en-de-pre-20l --out gradients.png"""
+  deepnmt inspect gradients en-de-pre-20l --out gradients.png
+  deepnmt inspect curves RUN1 RUN2 --out curves.svg"""
 
 FIGURES = (".png", ".svg", ".pdf", ".html", ".csv")
 WHAT = {
     "size": "parameters and FLOPs of each part",
     "weights": "learned connection weights of a MODEL",
     "gradients": "gradient norm of each layer, with pre-norm and with post-norm",
+    "curves": "validation loss and BLEU of one or several RUNs",
+}
+GIVEN = {
+    "model MODEL_OR_RECIPE": "model folder, bundled preset or recipe file (.toml); curves: RUN folder",
+    "overrides section.field=value*": f"{next(iter(OVERRIDES.values()))}; curves: further RUN folders",
 }
 OPTIONS = {
     "--json": "write JSON instead of a table",
-    "--out PATH": f"write to this file; weights and gradients: {' '.join(FIGURES)}",
+    "--out PATH": f"write to this file; but for size: {' '.join(FIGURES)}",
     "--data DATASET": "size: use its vocabulary sizes; gradients: train on its sentences (default: random ones)",
 }
 WEIGHTS = {
@@ -45,7 +51,7 @@ GRADIENTS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = "; ".join(f"{name}: {summary}" for name, summary in WHAT.items())
     parser.add_argument("what", choices=list(WHAT), metavar="WHAT", help=what)
-    add_options(parser, {"model MODEL_OR_RECIPE": "model folder, bundled preset or recipe file (.toml)"} | OVERRIDES)
+    add_options(parser, GIVEN)
     add_options(parser, OPTIONS, absent=None)
     add_options(parser.add_argument_group("weights"), WEIGHTS, absent=None)
     add_settings(parser.add_argument_group("gradients"), GradientTrial, GRADIENTS)
@@ -55,7 +61,7 @@ def run(arguments: argparse.Namespace) -> None:
     out = arguments.out
     if arguments.what != "size" and out is not None and not arguments.json and out.suffix not in FIGURES:
         raise InputError(f"--out {out}: the file name must end in {', '.join(FIGURES)}")
-    {"size": _size, "weights": _weights, "gradients": _gradients}[arguments.what](arguments)
+    {"size": _size, "weights": _weights, "gradients": _gradients, "curves": _curves}[arguments.what](arguments)
 
 
 def _size(arguments: argparse.Namespace) -> None:
@@ -132,6 +138,30 @@ def _gradients(arguments: argparse.Namespace) -> None:
     elif out is not None:
         lines_figure(charts(found), out)
     print(report)
+
+
+def _curves(arguments: argparse.Namespace) -> None:
+    from deepnmt.analysis.charts import line_chart, line_charts, page
+    from deepnmt.analysis.figures import lines_figure
+    from deepnmt.analysis.learning_curves import UNITS, charts, to_csv
+    from deepnmt.api.inspect import inspect_curves
+
+    curves, out = inspect_curves(arguments.model, *arguments.overrides), arguments.out
+    if arguments.json:
+        _write(out, json.dumps(asdict(curves), indent=2))
+    elif out is None:
+        print(curves)
+    elif out.suffix == ".csv":
+        _write(out, to_csv(curves).removesuffix("\n"))
+    elif out.suffix == ".html":
+        _write(
+            out, page("Learning curves", [f"<pre>{curves}</pre>", *(line_chart(*chart) for chart in charts(curves))])
+        )
+    elif out.suffix == ".svg":
+        _write(out, line_charts(charts(curves), len(UNITS)))
+    else:
+        drawn = charts(curves)
+        lines_figure(drawn, out, len(drawn) // len(UNITS))
 
 
 def _write(out: Path | None, text: str) -> None:

@@ -13,6 +13,9 @@ from deepnmt.errors import InputError
 EXAMPLE = """deepnmt prepare --source train.en --target train.de --valid-source dev.en --valid-target dev.de \\
                   --source-lang en --target-lang de --out DATASET
 
+  One pair of files, of which 2,000 pairs become the validation set:
+  deepnmt prepare --source all.en --target all.de --hold-out 2000 --source-lang en --target-lang de --out DATASET
+
   Several corpora, one of them back-translated and tagged:
   deepnmt prepare --corpus news news.en.gz news.de.gz --corpus bt bt.en.zst bt.de.zst --tag 'bt=<bt>' --weight bt=0.5 \\
                   --valid-tsv dev.tsv --source-lang en --target-lang de --out DATASET"""
@@ -56,6 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             f"--{prefix}memory FILE+": f"{what} text in TMX or XLIFF",
         }
         add_options(text, files)
+        if prefix == "valid-":
+            add_settings(text, PrepareSettings, {"hold_out": "take N pairs out of the training text for validation"})
     several: dict[str, Any] = {"action": "append", "default": []}
     names = ("NAME", "SOURCE", "TARGET")
     text.add_argument("--corpus", nargs=3, dest="corpora", metavar=names, help="additional training corpus", **several)
@@ -147,4 +152,5 @@ def _advice(meta: dict[str, Any]) -> Iterator[str]:
         fitting = " ".join(str(round(size, -2)) for size in dict.fromkeys(found))
         yield f"The text is small for this --vocab-size, so rare words are split finely; try --vocab-size {fitting}."
     if meta["valid"] is None:
-        yield "There is no validation set, so training cannot choose the best checkpoint; hold out some pairs for it."
+        remedy = "--hold-out N takes N pairs of the training text for it"
+        yield f"There is no validation set, so training cannot choose the best checkpoint; {remedy}."

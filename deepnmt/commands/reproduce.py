@@ -1,4 +1,4 @@
-"""`deepnmt reproduce`: run the paper's experiments, at full or reduced scale, and report beside its results."""
+"""`deepnmt reproduce`: run the paper's experiments or your own, at full or reduced scale, and report the results."""
 
 import argparse
 
@@ -9,13 +9,14 @@ from deepnmt.reproduction.request import Request
 EXAMPLE = """deepnmt reproduce table1 figure4 --scale multi30k --data DATASET --out STUDY --minutes 20 --parallel 4
   deepnmt reproduce headline --scale europarl --data DATASET --out STUDY --minutes 60 \\
                     --test newstest2014 newstest2014.en newstest2014.de
+  deepnmt reproduce my-experiment.toml --scale multi30k --data DATASET --out STUDY      your own arms (docs/study.md)
   deepnmt reproduce --score-only STUDY      compute missing scores, on any machine
   deepnmt reproduce --report-only STUDY     rewrite the reports
   deepnmt reproduce --list                  list experiments and scales"""
 OPTIONS = {
-    "experiments EXPERIMENT*": "experiment from --list, or section.field=value to override a setting of all arms",
+    "experiments EXPERIMENT*": "name from --list or your .toml file; section.field=value sets a setting of all arms",
     "--list": "list the experiments and the scales",
-    "--scale NAME": f"scale from --list (default: {Request.scale}, the paper's)",
+    "--scale NAME": f"scale from --list (default: {Request.scale}, the recipes as they are)",
     "--data DATASET": "folder written by `deepnmt prepare`",
     "--out DIR": "study folder to write; run the command again to resume",
     "--stop-after MINUTES": "start no new runs after this time",

@@ -1,22 +1,30 @@
-"""Validation and test sets: every pair is kept, in order, with its original text; unusual pairs are only reported."""
+"""Validation and test sets: every pair is kept, in order, with its original text; unusual pairs are only reported.
+
+A validation set may be a sample of the training text.
+"""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from heapq import nsmallest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from deepnmt.data.cleaning import Judge, Keys, ReasonCounts, keys
+from deepnmt.data.cleaning import Judge, Keys, ReasonCounts, SeenKeys, keys, pair_keys
 from deepnmt.data.dataset import SIDES, CorpusWriter
-from deepnmt.data.parallel import CHUNK_PAIRS, ParallelFile, parallel_chunks
-from deepnmt.data.passes import flatten
+from deepnmt.data.parallel import CHUNK_PAIRS, ParallelFile, RawChunk, parallel_chunks
+from deepnmt.data.passes import Cleaner, flatten
 from deepnmt.data.prepare_settings import CleaningSettings
 from deepnmt.data.tokenizer import Preprocessor, TokenizerPair, split_tag
 from deepnmt.errors import InputError
 from deepnmt.files import write_text
+from deepnmt.progress import progress
 from deepnmt.text import joined
+
+LEAST_REST = 5  # a sample is at most this part of the text
+SPARE = 4  # candidates for each place in a sample, in case some are not clean
 
 
 class HeldOut:
@@ -26,13 +34,14 @@ class HeldOut:
         self,
         split: str,
         files: tuple[ParallelFile, ...],
+        chunks: Iterable[RawChunk],
         preprocessors: Sequence[Preprocessor],
         tags: Sequence[str],
     ) -> None:
         self.split, self.files, self.noted = split, files, ReasonCounts()
         self.text: tuple[list[str], list[str]] = ([], [])
         judge = Judge(CleaningSettings(), ("", ""))
-        for chunk in parallel_chunks(files, CHUNK_PAIRS):
+        for chunk in chunks:
             for number, columns in chunk.numbered():
                 if len(columns) != 2:
                     raise InputError(f"line {number:,} of {chunk.file} has {len(columns)} columns instead of two")
@@ -70,3 +79,37 @@ class HeldOut:
             self.noted.add("too-long", f"{self.split} pair {i + 1}", self.text[0][i], self.text[1][i])
         files = [list(map(str, file.paths)) for file in self.files]
         return {"files": files, **writer.counts(), "noted": self.noted.table()}
+
+
+def sample(files: Sequence[ParallelFile], count: int, cleaner: Cleaner, others: Sequence[HeldOut]) -> RawChunk:
+    """This number of different clean pairs: those with the smallest hashes, which are spread over the text.
+
+    They do not depend on the order of the text, and most of them stay when text is added.
+    """
+    for path in (path for file in files for path in file.paths):
+        if not path.is_file():
+            raise InputError(f"{path} is not a regular file; hold_out reads the text twice")
+    found: dict[int, list[bytes]] = {}
+    with progress("holding out", unit="pairs") as shown:
+        for chunk in parallel_chunks(files, CHUNK_PAIRS):
+            pairs = [columns for _, columns in chunk.numbered() if len(columns) == 2]
+            found |= zip(keys(map(b"\t".join, pairs)).tolist(), pairs, strict=True)
+            found = dict(nsmallest(SPARE * count, found.items()))
+            shown.advance(len(chunk))
+    text = " and ".join(map(str, files))
+    if count > shown.done // LEAST_REST:
+        raise InputError(f"hold_out = {count} is more than a fifth of the {shown.done:,} pairs of {text}")
+    sides = [[pair[side] for pair in found.values()] for side in (0, 1)]
+    clean = cleaner(RawChunk(files[0], 1, sides))
+    usable = SeenKeys().add(pair_keys(*clean.keys))
+    for one in others:
+        usable &= ~one.overlaps(*clean.keys)
+    # In words, since there are no subwords yet: what is too long in words is too long in any unit.
+    lengths = ([line.count(b" ") + 1 for line in lines] for lines in clean.lines)
+    judged = [cleaner.settings.judge_lengths(*pair) for pair in zip(*lengths, strict=True)]
+    usable &= np.array([reason is None for reason in judged], bool)
+    rows = clean.numbers[usable][:count] - 1
+    if len(rows) < count:
+        tried = f"{len(found):,} pairs of {text}"
+        raise InputError(f"hold_out = {count}, but of {tried} that were tried only {len(rows):,} are clean")
+    return RawChunk(ParallelFile(Path("valid")), 1, [[side[row] for row in rows] for side in sides])

@@ -10,6 +10,7 @@ import re
 import shutil
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,8 +23,8 @@ from deepnmt import __version__
 from deepnmt.data import learning
 from deepnmt.data.cleaning import ReasonCounts, SeenKeys, pair_keys
 from deepnmt.data.dataset import DATASET_FORMAT, CorpusWriter, Dataset, train_file_name
-from deepnmt.data.held_out import HeldOut
-from deepnmt.data.parallel import CHUNK_PAIRS, ParallelFile, parallel_chunks
+from deepnmt.data.held_out import HeldOut, sample
+from deepnmt.data.parallel import CHUNK_PAIRS, ParallelFile, RawChunk, parallel_chunks
 from deepnmt.data.passes import CleanChunk, Cleaner, SpoolChunk, count_words, encode
 from deepnmt.data.prepare_settings import REASONS, PrepareSettings
 from deepnmt.data.subword_nmt import Codes
@@ -70,6 +71,8 @@ def make_dataset(
     """Write the DATASET folder `out` with this number of processes (default: all cores), and open it."""
     if not corpora:
         raise InputError("no training text: give source and target, tsv or a corpus")
+    if settings.hold_out and held_out["valid"]:
+        raise InputError("hold_out takes the validation set from the training text: omit it, or valid_source")
     check_out(out, overwrite, "a dataset", "dataset.json")
     for file in (file for files in (*held_out.values(), *(corpus.files for corpus in corpora)) for file in files):
         for path in file.paths:
@@ -99,6 +102,7 @@ class _Preparation:
         self.corpora, self.settings = corpora, settings
         self.dropped = {corpus.name: ReasonCounts() for corpus in corpora}
         self.read = dict.fromkeys(self.dropped, 0)
+        self.sampled = np.empty(0, np.uint64)  # the keys of the pairs held out
         self.tags = tuple(dict.fromkeys(corpus.tag for corpus in corpora if corpus.tag))
         self.preprocessors = [
             Preprocessor(language, settings.pretokenizer[i], settings.lowercase, settings.normalization)
@@ -119,9 +123,11 @@ class _Preparation:
         self.folder, self.workers = folder, workers
         started = time.monotonic()
         held_out = {
-            split: HeldOut(split, files, self.preprocessors, self.known_tags) if files else None
+            split: self._held_out(split, files, parallel_chunks(files, CHUNK_PAIRS)) if files else None
             for split, files in held_out_files.items()
         }
+        if self.settings.hold_out:
+            held_out["valid"] = self._sample(self.settings.hold_out, [one for one in held_out.values() if one])
         with tempfile.TemporaryDirectory(prefix="spool-", dir=folder) as spool:
             chunks = self._clean(Path(spool), [one for one in held_out.values() if one])
             tokenizers = self.given or self._learn(chunks)
@@ -143,6 +149,19 @@ class _Preparation:
             "cleaning": {name: dropped.table() for name, dropped in self.dropped.items()},
             "seconds": round(time.monotonic() - started, 1),
         }
+
+    def _held_out(self, split: str, files: tuple[ParallelFile, ...], chunks: Iterable[RawChunk]) -> HeldOut:
+        return HeldOut(split, files, chunks, self.preprocessors, self.known_tags)
+
+    def _sample(self, count: int, others: list[HeldOut]) -> HeldOut:
+        """A validation set from the first corpus without a tag; back-translations have one."""
+        untagged = [corpus for corpus in self.corpora if not corpus.tag]
+        if not untagged:
+            raise InputError("hold_out needs a corpus without a tag")
+        files = untagged[0].files
+        held_out = self._held_out("valid", files, [sample(files, count, self.cleaner, others)])
+        self.sampled = pair_keys(*held_out.keys)
+        return held_out
 
     def _clean(self, spool: Path, held_out: list[HeldOut]) -> Chunks:
         """First pass: write the kept pairs to the spool, chunk by chunk."""
@@ -169,11 +188,15 @@ class _Preparation:
     ) -> npt.NDArray[np.int64]:
         """The pairs of a chunk that do not overlap with held-out sets and were not seen before."""
         reasons = np.full(len(chunk.numbers), "", "U9")
+        pairs = pair_keys(*chunk.keys)
+        repeated = ~seen.add(pairs)
         if "overlap" not in self.settings.keep:
             for one in held_out:
                 reasons[one.overlaps(*chunk.keys)] = "overlap"
         if "duplicate" not in self.settings.keep:
-            reasons[~seen.add(pair_keys(*chunk.keys)) & (reasons == "")] = "duplicate"
+            reasons[repeated & (reasons == "")] = "duplicate"
+        sampled = np.isin(pairs, self.sampled)
+        reasons[sampled] = np.where(repeated[sampled], "duplicate", "held-out")
         for i in np.flatnonzero(reasons):
             texts = (side[i].decode("utf-8") for side in chunk.lines)
             dropped.add(str(reasons[i]), f"{chunk.file}:{chunk.numbers[i]}", *texts)

@@ -22,6 +22,7 @@ REASONS = {
     "language": "wrong language",
     "too-long": "too long",
     "ratio": "lengths too different",
+    "held-out": "held out for validation",
     "overlap": "a side occurs in valid or test",
     "duplicate": "exact duplicate",
 }
@@ -66,6 +67,7 @@ class PrepareSettings(CleaningSettings, SubwordSettings):
 
     source_lang: str
     target_lang: str
+    hold_out: int | None = None  # pairs to take out of the training text for validation
     tokenizer_lines: int = 1_000_000
     tokenizer: tuple[Path, ...] = ()
     codes: tuple[Path, ...] = ()
@@ -77,7 +79,7 @@ class PrepareSettings(CleaningSettings, SubwordSettings):
         for name in ("vocab_size", "tokenizer", "codes", "pretokenizer"):
             if (count := len(getattr(self, name))) > 2:
                 raise InputError(f"{name} takes one value for both sides, or one per side, not {count}")
-        check_bounds(self, "vocab_size min_frequency tokenizer_lines", least=1)
+        check_bounds(self, "vocab_size min_frequency tokenizer_lines hold_out", least=1)
         check_bounds(self, "max_length", least=0)
         check_bounds(self, "character_coverage", above=0)
         if self.max_ratio != 0 and self.max_ratio < 1:

@@ -1,15 +1,17 @@
-"""An experiment: models to train (arms), measurements, the paper's results and its claims.
+"""An experiment: models to train (arms), measurements, published results and claims.
 
-`experiments/` has a file for each table and figure of the paper, and for a few others.
+`experiments/` has a file for each table and figure of the paper, and for a few others; a user's file has the same form.
 """
 
-import tomllib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from deepnmt.settings import from_table
+from deepnmt.errors import InputError
+from deepnmt.files import read_toml
+from deepnmt.settings import did_you_mean, from_table
 
 Measure = Literal["scores", "speed", "weights"]
 
@@ -33,11 +35,15 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A claim of the paper: `better` scores above `worse`, or `fails` does not train."""
+    """A claim to judge: `better` scores above `worse`, or `fails` does not train."""
 
     better: str = ""
     worse: str = ""
     fails: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.better) != bool(self.worse) or bool(self.better) == bool(self.fails):
+            raise ValueError("a claim has `better` and `worse`, or `fails`")
 
     @property
     def text(self) -> str:
@@ -53,7 +59,7 @@ class Experiment:
     claims: tuple[Claim, ...] = ()
     also: tuple[str, ...] = ()  # other parts of the paper that it covers
     measures: tuple[Measure, ...] = ("scores",)
-    metric: str = "compound_bleu"  # compared with the paper's figure
+    metric: str = "bleu"  # of the table, and of the claims
     plot: Literal["", "score", "speed"] = ""  # over depth
     equal: Literal["tokens", "time"] = "tokens"  # which every arm gets the same amount of
     own_setting: bool = False  # learning rates and batches of the recipes, even at a small scale
@@ -63,8 +69,19 @@ class Experiment:
     shows_significance: bool = False  # of the difference from the first arm of the group
     shows_curves: bool = True  # of training
     charts_by_group: bool = False  # of training: more lines than one can tell apart in one chart
-    claims_title: str = "The paper's claims"
+    claims_title: str = "Claims"
     trains: bool = True
+
+    def __post_init__(self) -> None:
+        labels = [arm.label for arm in self.arms]
+        if not labels:
+            raise ValueError("arms is empty; an experiment has at least one")
+        if twice := [label for label in labels if labels.count(label) > 1]:
+            raise ValueError(f"two arms have the label {twice[0]!r}")
+        for claim in self.claims:
+            for label in filter(None, (claim.better, claim.worse, claim.fails)):
+                if label not in labels:
+                    raise ValueError(f"a claim is about {label!r}, which is not an arm{did_you_mean(label, labels)}")
 
     def overrides_of(self, arm: Arm) -> list[str]:
         """The overrides of an arm at the paper's scale."""
@@ -89,8 +106,28 @@ def at_rates(experiment: Experiment, depth: int, rates: Sequence[float]) -> Expe
     )
 
 
+def read_experiment(path: Path) -> Experiment:
+    """The experiment of a user's file; its recipes are files relative to it, or presets."""
+    if not re.fullmatch(r"[\w.-]+", path.stem) or path.stem in (*EXPERIMENTS, "runs", "tests", "workers"):
+        raise InputError(
+            f"{path}: {path.stem!r} cannot be the name of an experiment: it is taken, or has characters besides "
+            "letters, digits, '_', '-' and '.'; rename the file"
+        )
+    table = read_toml(path)
+    try:
+        found = from_table(Experiment, table)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    arms = (
+        replace(arm, recipe=str(path.parent / arm.recipe)) if arm.recipe.endswith(".toml") else arm
+        for arm in found.arms
+    )
+    return replace(found, arms=tuple(arms))
+
+
+OF_THE_PAPER = {"metric": "compound_bleu", "claims_title": "The paper's claims"}
 EXPERIMENTS = {
-    path.stem: from_table(Experiment, tomllib.loads(path.read_text(encoding="utf-8")), path.stem)
+    path.stem: from_table(Experiment, OF_THE_PAPER | read_toml(path), path.stem)
     for path in sorted((Path(__file__).parent / "experiments").glob("*.toml"))
 }
 EXPERIMENTS["beyond-rates"] = at_rates(EXPERIMENTS["beyond"], depth=18, rates=(5e-4, 1e-3, 2e-3))

@@ -46,6 +46,8 @@ def work(runs: Sequence[PlannedRun], setup: Setup, stop_after: float | None = No
                 say(f"run {number} of {len(runs)}: {run.name} ({run.purpose})")
                 try:
                     do_run(run, setup)
+                except KeyboardInterrupt as error:
+                    raise KeyboardInterrupt("interrupted; repeat the command to resume") from error
                 except Exception as error:
                     traceback.print_exc()
                     failed.append(f"{run.name}: {type(error).__name__}: {error}")

@@ -35,7 +35,9 @@ def report(content: Mapping[str, Any], experiment: Experiment) -> list[Block]:
         blocks += [heading(f"All scores on {test}"), table(["model", *metrics], rows)]
     if failures := [_failures(arm) for arm in arms if arm.failures]:
         blocks += [heading("Failed runs"), bullets(failures)]
-    return [*blocks, *_provenance(content, arms)]
+    made = [" ".join([Path(arm.arm.recipe).name, *experiment.overrides_of(arm.arm)]) for arm in arms]
+    recipes = bullets([f"{arm.arm.label}: `{words}`" for arm, words in zip(arms, made, strict=True)])
+    return [*blocks, heading("Recipes, before scaling"), recipes, *_provenance(content, arms)]
 
 
 def _scores(arms: Arms) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
@@ -174,7 +176,7 @@ def _best_rates(arms: Arms) -> Iterator[str]:
 
 
 def _notes(arms: Arms, experiment: Experiment) -> Iterator[Block]:
-    if not experiment.measures and experiment.trains:
+    if not experiment.measures and all(arm.arm.lr for arm in arms):
         yield paragraph("The learning rate with the lowest validation loss:")
         yield bullets(list(_best_rates(arms)))
     if waiting := [arm.arm.label for arm in arms if not arm.is_started]:
@@ -189,8 +191,12 @@ def _notes(arms: Arms, experiment: Experiment) -> Iterator[Block]:
             "Δ, `ahead` (the seeds in which an arm scores higher) and p are about the seeds that both arms have. p is "
             f"sacreBLEU's of a paired bootstrap with {SAMPLES:,} resamples of the sentences of every test set, on the "
             "means over seeds: one-sided for a clear difference, and about the choice of sentences, not of seeds. "
-            f"With {len(compared)} comparisons some are below 0.05 by chance; a star marks those that Holm-Bonferroni "
-            f"leaves at 0.05: {', '.join(kept) or 'none'}."
+            + (
+                f"With {len(compared)} comparisons some are below 0.05 by chance; a star marks those that "
+                f"Holm-Bonferroni leaves at 0.05: {', '.join(kept) or 'none'}."
+                if len(compared) > 1
+                else "A star marks p below 0.05."
+            )
         )
     parallel = max((trained["parallel"] for arm in arms for trained in arm.trained), default=1)
     if parallel > 1 and experiment.trains:
@@ -227,7 +233,7 @@ def _judge(claim: Claim, arms: Arms, experiment: Experiment, p_values: Mapping[s
     if ours is None or theirs is None:
         return "not run"
     difference = (ours.mean - theirs.mean) * sign
-    if difference == 0:
+    if f"{ours.mean:.2f}" == f"{theirs.mean:.2f}":
         return f"**no difference** ({ours.mean:.2f})"
     noise = (ours.spread**2 / len(ours.values) + theirs.spread**2 / len(theirs.values)) ** 0.5
     doubt = ", within two standard errors: not settled" if abs(difference) < 2 * noise else ""
@@ -374,7 +380,9 @@ def _repeatable(command: str) -> str:
     names = {"--data": "DATASET", "--out": "STUDY"}
     words = shlex.split(command)
     shown = [
-        names.get(before, f"TEXT/{Path(word).name}") if Path(word).is_absolute() else word
+        names.get(before, Path(word).name if word.endswith(".toml") else f"TEXT/{Path(word).name}")
+        if Path(word).is_absolute()
+        else word
         for before, word in zip(["", *words], words, strict=False)
     ]
     return shlex.join(shown)

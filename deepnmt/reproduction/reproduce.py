@@ -10,6 +10,7 @@ import torch
 from deepnmt.data.dataset import Dataset
 from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
+from deepnmt.evaluation import metrics
 from deepnmt.evaluation.scores import check_lengths
 from deepnmt.reproduction.experiment import EXPERIMENTS, Experiment
 from deepnmt.reproduction.processes import start_workers, work
@@ -32,7 +33,9 @@ def reproduce(request: Request) -> None:
     study = setup.study
     _begin(request, setup, experiments, budget)
     for name in experiments:
-        collect(study, name, runs)  # so that --report-only knows the plan even if this call is interrupted
+        collect(
+            study, name, experiments[name], runs
+        )  # so that --report-only knows the plan even if this call is interrupted
     gpus = _gpus(setup.device)
     if len(gpus) * request.parallel > 1:
         start_workers(request.words(), gpus, request.parallel, runs, study)
@@ -68,7 +71,8 @@ def describe_all() -> str:
     """List the experiments and the scales."""
     experiments = (f"  {name:<15} {found.title} ({len(found.arms)} arms)" for name, found in EXPERIMENTS.items())
     scales = (f"  {name:<15} {scale.about} (seeds: {scale.seeds})" for name, scale in SCALES.items())
-    return "\n".join(["experiments:", *experiments, "scales:", *scales])
+    own = "  FILE.toml       your own, as described in docs/study.md"
+    return "\n".join(["experiments:", *experiments, own, "scales:", *scales])
 
 
 def _planned(request: Request) -> tuple[Setup, dict[str, Experiment], Budget, list[PlannedRun]]:
@@ -86,7 +90,9 @@ def _planned(request: Request) -> tuple[Setup, dict[str, Experiment], Budget, li
     study = Study(request.out or Path("-"))
 
     def planned(budget: Budget) -> list[PlannedRun]:
-        return plan_runs(experiments, scale, request.seeds or scale.seeds, budget, request.settings, dataset)
+        return plan_runs(
+            experiments, scale, request.seeds or scale.seeds, budget, request.settings, dataset, request.arms
+        )
 
     # A study keeps its initial budget; its first experiment of equal time adds the seconds.
     stored = study.read() if request.tokens is None and (study.folder / STUDY).exists() else None
@@ -116,10 +122,20 @@ def _begin(request: Request, setup: Setup, experiments: dict[str, Experiment], b
     tests = _tests(request, dataset)
     if not tests and any("scores" in experiment.measures for experiment in experiments.values()):
         raise InputError(f"{dataset.folder} has no test set: prepare it with --test-source, or give one with --test")
+    for name in experiments.keys() - EXPERIMENTS:
+        _check_metric(name, experiments[name], metrics.Languages(pair.source.language, pair.target.language))
     command = f"deepnmt reproduce {shlex.join(request.words())}"
     languages = [pair.source.language, pair.target.language]
     setup.study.begin(fixed, budget.seconds, languages, command, list(experiments))
     setup.study.keep_tests(tests)
+
+
+def _check_metric(name: str, experiment: Experiment, languages: metrics.Languages) -> None:
+    """Before hours of training: the table of a user's experiment is about a score that exists for these languages."""
+    computed = metrics.choose(languages, lowercase=False)
+    suitable = [metric for metric in computed if not metrics.METRICS[metric].lower_is_better]
+    if "scores" in experiment.measures and experiment.metric not in suitable:
+        raise InputError(f"{name}: metric = {experiment.metric!r} is not one of {', '.join(suitable)}")
 
 
 def _tests(request: Request, dataset: Dataset) -> list[TestSet]:

@@ -2,14 +2,15 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from deepnmt.files import read_json, write_json
-from deepnmt.reproduction.experiment import Arm, Experiment
+from deepnmt.reproduction.experiment import EXPERIMENTS, Arm, Experiment
 from deepnmt.reproduction.runs import PlannedRun
 from deepnmt.reproduction.scales import SCALES
 from deepnmt.reproduction.study import DECODE, SCORES, SPEED, TRAIN, WEIGHTS, Study, read_step
+from deepnmt.settings import from_table
 
 RESULTS = "results.json"
 COST = "cost.json"  # what benchmarks/depth.py measured, if it was copied there
@@ -17,8 +18,11 @@ FAILED = "failed"
 STEPS = {"train": TRAIN, "decode": DECODE, "scores": SCORES, "speed": SPEED, "weights": WEIGHTS}
 
 
-def collect(study: Study, name: str, runs: Sequence[PlannedRun]) -> None:
-    """Write DIR/EXPERIMENT/results.json with the runs of this call, keeping those of earlier calls."""
+def collect(study: Study, name: str, experiment: Experiment, runs: Sequence[PlannedRun]) -> None:
+    """Write DIR/EXPERIMENT/results.json with the runs of this call, keeping those of earlier calls.
+
+    An arm whose settings have changed since, in a user's file, loses its earlier runs.
+    """
     found = [
         {"arm": use.label, "run": run.name, "seed": run.seed, **dict.fromkeys(STEPS)}
         for run in runs
@@ -26,9 +30,12 @@ def collect(study: Study, name: str, runs: Sequence[PlannedRun]) -> None:
         if use.experiment == name
     ]
     if (study.folder / name / RESULTS).exists():
-        planned = {(run["arm"], run["seed"]) for run in found}
-        found += [run for run in read_results(study, name)["runs"] if (run["arm"], run["seed"]) not in planned]
-    write_json(study.folder / name / RESULTS, {"experiment": name, **study.read(), "runs": found})
+        before = read_results(study, name)["runs"]
+        planned = {(run["arm"], run["seed"]): run["run"] for run in found}
+        changed = {run["arm"] for run in before if planned.get((run["arm"], run["seed"]), run["run"]) != run["run"]}
+        found += [run for run in before if run["arm"] not in changed and (run["arm"], run["seed"]) not in planned]
+    own = {} if name in EXPERIMENTS else {"definition": asdict(experiment)}
+    write_json(study.folder / name / RESULTS, {"experiment": name, **own, **study.read(), "runs": found})
     refresh(study, name)
 
 
@@ -61,6 +68,13 @@ def _costs(cost: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 def read_results(study: Study, name: str) -> dict[str, Any]:
     return read_json(study.folder / name / RESULTS, "run the experiment first")
+
+
+def experiment_in(content: Mapping[str, Any]) -> Experiment:
+    """The experiment that these results are of: a user's as it was run, or one of ours."""
+    if "definition" in content:
+        return from_table(Experiment, content["definition"])
+    return EXPERIMENTS[content["experiment"]]
 
 
 @dataclass(frozen=True)

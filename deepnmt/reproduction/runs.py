@@ -3,9 +3,10 @@
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from fnmatch import fnmatchcase
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from deepnmt.analysis.size import measure, total
@@ -13,7 +14,7 @@ from deepnmt.config import Recipe, load_recipe
 from deepnmt.data.dataset import Dataset
 from deepnmt.errors import InputError
 from deepnmt.model.config import ModelConfig
-from deepnmt.reproduction.experiment import EXPERIMENTS, Experiment, Measure
+from deepnmt.reproduction.experiment import EXPERIMENTS, Experiment, Measure, read_experiment
 from deepnmt.reproduction.scales import Scale
 from deepnmt.settings import did_you_mean
 
@@ -59,23 +60,24 @@ class Budget:
 
 
 def choose(names: Sequence[str], arms: Sequence[str] = ()) -> dict[str, Experiment]:
-    """The experiments of these names, with only the arms whose labels match these patterns (`DLCL *`), if any."""
+    """The experiments of these names and files; `arms` are patterns (`DLCL *`), each of which must match a label."""
     known = {other: name for name, experiment in EXPERIMENTS.items() for other in (name, *experiment.also)}
+    chosen: dict[str, Experiment] = {}
     for name in names:
-        if name not in known:
-            nearest = did_you_mean(name, EXPERIMENTS)
-            raise InputError(f"unknown experiment {name!r}{nearest} (one of {', '.join(EXPERIMENTS)})")
-    chosen = {known[name]: EXPERIMENTS[known[name]] for name in names}
+        if name.endswith(".toml"):
+            if Path(name).stem in chosen:
+                raise InputError(f"{name}: another experiment of this call has the same name; rename the file")
+            chosen[Path(name).stem] = read_experiment(Path(name))
+        elif name in known:
+            chosen[known[name]] = EXPERIMENTS[known[name]]
+        else:
+            nearest = did_you_mean(name, [*EXPERIMENTS, *(path.name for path in Path().glob("*.toml"))])
+            raise InputError(f"unknown experiment {name!r}{nearest} (one of {', '.join(EXPERIMENTS)}, or a .toml file)")
     labels = [arm.label for experiment in chosen.values() for arm in experiment.arms]
     for pattern in arms:
         if not any(fnmatchcase(label, pattern) for label in labels):
             raise InputError(f"--arms {pattern!r} matches none of {', '.join(map(repr, dict.fromkeys(labels)))}")
-    if not arms:
-        return chosen
-    return {
-        name: replace(e, arms=tuple(arm for arm in e.arms if any(fnmatchcase(arm.label, p) for p in arms)))
-        for name, e in chosen.items()
-    }
+    return chosen
 
 
 def plan_runs(
@@ -85,8 +87,12 @@ def plan_runs(
     budget: Budget,
     settings: Sequence[str] = (),
     dataset: Dataset | None = None,
+    arms: Sequence[str] = (),
 ) -> list[PlannedRun]:
-    """List every run once, seed by seed, so that all arms have the same number of seeds if a study stops early."""
+    """List every run once, seed by seed, so that all arms have the same number of seeds if a study stops early.
+
+    `arms` are patterns of labels; by default all are run.
+    """
     runs: dict[str, PlannedRun] = {}
     for seed in range(1, seeds + 1):
         for name, experiment in experiments.items():
@@ -94,11 +100,16 @@ def plan_runs(
                 continue
             seconds = budget.seconds if experiment.equal == "time" and not scale.is_full else None
             for arm in scale.arms(experiment):
+                if arms and not any(fnmatchcase(arm.label, pattern) for pattern in arms):
+                    continue
                 own = experiment.overrides_of(arm)
-                written = load_recipe(arm.recipe, own, dataset)
-                own += scale.overrides_of(arm, experiment, written, budget.tokens)
-                own += [*settings, f"training.seed={seed}"]
-                recipe = load_recipe(arm.recipe, own, dataset)
+                try:
+                    written = load_recipe(arm.recipe, own, dataset)
+                    own += scale.overrides_of(arm, experiment, written, budget.tokens)
+                    own += [*settings, f"training.seed={seed}"]
+                    recipe = load_recipe(arm.recipe, own, dataset)
+                except InputError as error:
+                    raise InputError(f"{name}, arm {arm.label!r}: {error}") from error
                 run = PlannedRun(
                     _name(recipe, experiment.trains, seconds), arm.recipe, own, seed, recipe, experiment.trains, seconds
                 )

@@ -5,11 +5,11 @@ than another, and all see the same tokens. Table 7, which compares settings, has
 may have the best learning rate of a sweep that all arms had.
 """
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 from deepnmt.config import Recipe
+from deepnmt.files import read_toml
 from deepnmt.model.config import StackConfig
 from deepnmt.reproduction.experiment import Arm, Experiment
 from deepnmt.settings import from_table
@@ -60,7 +60,7 @@ class Scale:
         halves = 2 if arm.setting == "base" else 1
         batch = self.tokens_per_update // halves
         if experiment.own_setting:
-            batch = self.tokens_per_update * recipe.training.tokens_per_update // PAPER_TOKENS_PER_UPDATE
+            batch = max(self.tokens_per_update * recipe.training.tokens_per_update // PAPER_TOKENS_PER_UPDATE, 1)
         else:
             overrides += [f"training.lr={arm.lr or self.lr / halves}", "training.betas=[0.9, 0.98]"]
             names = ("dropout", "attention_dropout", "ffn_dropout")
@@ -91,6 +91,5 @@ class Scale:
 
 
 SCALES = {
-    name: from_table(Scale, table, name)
-    for name, table in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
+    name: from_table(Scale, table, name) for name, table in read_toml(Path(__file__).with_suffix(".toml")).items()
 }

@@ -12,9 +12,9 @@ from deepnmt.evaluation.scores import score
 from deepnmt.files import write_json, write_text
 from deepnmt.progress import progress, say
 from deepnmt.reproduction.document import write_report
-from deepnmt.reproduction.experiment import EXPERIMENTS
+from deepnmt.reproduction.experiment import Experiment
 from deepnmt.reproduction.report import report
-from deepnmt.reproduction.results import read_results, refresh
+from deepnmt.reproduction.results import experiment_in, read_results, refresh
 from deepnmt.reproduction.significance import add_p_values
 from deepnmt.reproduction.study import HYPOTHESES, SCORES, Study, read_step
 from deepnmt.text import joined
@@ -26,7 +26,7 @@ def score_study(study: Study) -> None:
     """Compute missing scores from the study's folder alone."""
     about = study.read()
     languages = about["languages"][0], about["languages"][1]
-    names = _metrics(languages, [EXPERIMENTS[name].metric for name in about["experiments"]])
+    names = _metrics(languages, [_experiment(study, name).metric for name in about["experiments"]])
     folders = [path for path in sorted(study.runs.glob("*")) if (path / HYPOTHESES).is_dir()]
     missing: set[str] = set()
     with progress("score", total=len(folders), unit="runs") as shown:
@@ -81,11 +81,15 @@ def write_reports(study: Study, names: Sequence[str]) -> None:
     """Write a report for each of these experiments, and an index of all."""
     for name in names:
         refresh(study, name)
-        experiment = EXPERIMENTS[name]
+        experiment = _experiment(study, name)
         if experiment.shows_significance:
             add_p_values(study, name)
         write_report(study.folder / name, experiment.title, report(read_results(study, name), experiment))
         say(f"{study.folder / name / 'report.md'}, report.html")
     written = [name for name in study.read()["experiments"] if (study.folder / name / "report.md").exists()]
-    lines = [f"- [{EXPERIMENTS[name].title}]({name}/report.md) ([HTML]({name}/report.html))" for name in written]
+    lines = [f"- [{_experiment(study, name).title}]({name}/report.md) ([HTML]({name}/report.html))" for name in written]
     write_text(study.folder / "index.md", "# Reports\n\n" + joined(lines))
+
+
+def _experiment(study: Study, name: str) -> Experiment:
+    return experiment_in(read_results(study, name))

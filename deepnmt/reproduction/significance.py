@@ -8,8 +8,8 @@ from deepnmt.evaluation.metrics import Languages
 from deepnmt.evaluation.seeds import Values, bootstrap_bleu, p_value
 from deepnmt.files import write_json
 from deepnmt.progress import progress
-from deepnmt.reproduction.experiment import EXPERIMENTS, Experiment
-from deepnmt.reproduction.results import RESULTS, ArmResult, by_arm, read_results
+from deepnmt.reproduction.experiment import Experiment
+from deepnmt.reproduction.results import RESULTS, ArmResult, by_arm, experiment_in, read_results
 from deepnmt.reproduction.study import HYPOTHESES, Study, TestSet
 from deepnmt.text import read_lines
 
@@ -17,7 +17,7 @@ from deepnmt.text import read_lines
 def add_p_values(study: Study, name: str) -> None:
     """Write into the experiment's results what the translations of its runs say; without these it stays as it is."""
     content = read_results(study, name)
-    experiment, tests = EXPERIMENTS[name], study.tests()
+    experiment, tests = experiment_in(content), study.tests()
     arms = by_arm(content, experiment)
     translated = {arm.arm.label: _translated(study, arm, tests) for arm in arms}
     folders = {folder for seeds in translated.values() for folder in seeds.values()}

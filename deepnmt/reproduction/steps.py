@@ -106,7 +106,7 @@ def _train(run: PlannedRun, folder: Path, setup: Setup) -> dict[str, Any]:
     return {
         "status": status,
         "reason": reason,
-        "recipe": run.recipe_name,
+        "recipe": Path(run.recipe_name).name,
         "overrides": run.overrides,
         "seed": run.seed,
         "parameters": count_parameters(recipe.model),

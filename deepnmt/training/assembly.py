@@ -177,7 +177,8 @@ def say_how_it_starts(recipe: Recipe, step: int, engine: EagerEngine) -> None:
 def say_what_is_new(dataset: Dataset, stream: BatchStream, newest: Path | None, measure: str) -> None:
     """Which pairs a new run skips, and how it is validated, if that is unusual."""
     if not dataset.valid:
-        say(f"{dataset.folder} has no validation set: the last checkpoint will count as the best")
+        best = "the last checkpoint will count as the best (`deepnmt prepare --hold-out N` makes a validation set)"
+        say(f"{dataset.folder} has no validation set: {best}")
     if newest is None:
         if report := stream.pairs.report():
             say(report)

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from deepnmt import compare, score
-from deepnmt.analysis.charts import WIDTH, Axes, Series, line_chart
+from deepnmt.analysis.charts import Axes, Series, line_charts
+from deepnmt.analysis.learning_curves import Point, read_points
 from deepnmt.analysis.weights import ConnectionWeights, draw
 from deepnmt.config import Recipe, load_recipe
 from deepnmt.errors import InputError
@@ -27,23 +28,12 @@ from deepnmt.reproduction.document import Block, bullets, chart, code, heading, 
 from deepnmt.reproduction.runs import count_parameters
 from deepnmt.settings import to_table
 from deepnmt.text import read_lines
-from deepnmt.training.curves import read_log
 from deepnmt.training.folder import flatten
 
 TITLE = "Europarl at equal tokens: Base, Big and deep models"
 TEST_SETS = {"newstest2014": "newstest2014", "test": "Europarl test"}
 METRICS = ("bleu", "chrf")
 SHOWN_ABOVE_BEST = 0.6  # nats: the curves leave out the steep beginning
-
-
-@dataclass(frozen=True)
-class Point:
-    """A validation, and what training had taken until then."""
-
-    step: int
-    tokens: int
-    seconds: float
-    nll: float
 
 
 @dataclass(frozen=True)
@@ -60,16 +50,7 @@ class Arm:
 
     @cached_property
     def points(self) -> list[Point]:
-        tokens, seconds, found = 0, 0.0, []
-        for line in read_log(self.folder):
-            if line["kind"] == "train":
-                tokens += line["tokens"]
-                seconds += line["tokens"] / line["tokens_per_second"]
-            elif line["kind"] == "validation":
-                found.append(Point(line["step"], tokens, seconds, line["nll"]))
-        if not found:
-            raise InputError(f"{self.folder / 'log.jsonl'} has no validation")
-        return found
+        return read_points(self.folder)
 
     @cached_property
     def generation(self) -> str:
@@ -227,8 +208,8 @@ def curves(arms: Sequence[Arm]) -> Block:
     """Over updates, tokens and seconds, side by side in one picture."""
     most = min(point.nll for arm in arms for point in arm.points) + SHOWN_ABOVE_BEST
     shown = {arm.name: [point for point in arm.points if point.nll <= most] for arm in arms}
-    pictures = [
-        line_chart(
+    charts = [
+        (
             [
                 Series(name, [(getattr(point, x) / unit, point.nll) for point in points])
                 for name, points in shown.items()
@@ -241,12 +222,8 @@ def curves(arms: Sequence[Arm]) -> Block:
             ("seconds", "seconds", 1),
         )
     ]
-    placed = [f"<g transform='translate({WIDTH * place} 0)'>{picture}</g>" for place, picture in enumerate(pictures)]
-    height = 384 + 18 * ((len(arms) + 1) // 2)
-    size = f"viewBox='0 0 {WIDTH * len(placed)} {height}' width='{WIDTH * len(placed)}' height='{height}'"
-    whole = f"<svg xmlns='http://www.w3.org/2000/svg' {size}>\n" + "\n".join(placed) + "\n</svg>"
     about = f"Validation loss (newstest2013) over updates, target tokens and seconds, from {most:.2f} nats down"
-    return chart("curves", whole, about)
+    return chart("curves", line_charts(charts, len(charts)), about)
 
 
 def read_weights(path: Path) -> list[ConnectionWeights]:

@@ -17,6 +17,7 @@ from grammar import english_german, write_pairs
 
 import deepnmt
 from deepnmt.cli import main
+from deepnmt.data import held_out
 from deepnmt.data import prepare as preparing
 from deepnmt.data.dataset import CorpusWriter, Dataset
 from deepnmt.data.prepare_settings import PrepareSettings
@@ -128,6 +129,51 @@ def test_nothing_is_dropped_from_held_out_text(tmp_path: Path, capsys: pytest.Ca
     noted = {reason: entry["count"] for reason, entry in dataset.meta["valid"]["noted"].items()}
     assert noted == {"empty": 1, "identical": 2, "control": 2, "too-long": 1}
     assert "valid: 1 pair kept although a side is empty" in capsys.readouterr().out
+
+
+def test_a_validation_set_is_held_out_of_the_training_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(held_out, "CHUNK_PAIRS", 40)
+    pairs, test = english_german(300), write_pairs(tmp_path, "test", english_german(30)[10:])
+    pairs += [("", "leer"), *pairs[::2], *((source, f"Auch: {target}") for source, target in pairs[:50])]
+    tests = {"test_source": test[0], "test_target": test[1]}
+    found = []
+    for name, listed in (("one", pairs), ("other", list(reversed(pairs)))):
+        (tmp_path / name).mkdir()
+        dataset = make(tmp_path / name, listed, hold_out=30, keep=("overlap", "duplicate"), **tests)
+        assert dataset.valid is not None and dataset.valid_text is not None and len(dataset.valid) == 30
+        valid = set(zip(*dataset.valid_text, strict=True))
+        assert len(valid) == 30 and not valid & set(english_german(30)[10:])
+        kept, counts = text_of(dataset), {k: v["count"] for k, v in dataset.meta["cleaning"]["train"].items()}
+        assert kept == [pair for pair in listed if all(pair) and pair not in valid]
+        assert counts["held-out"] == 30 and sum(counts.values()) + len(kept) == len(pairs)
+        assert dataset.meta["settings"]["hold_out"] == 30
+        found.append(valid)
+    assert found[0] == found[1], "in any order of the text"
+    places = sorted(i for i, pair in enumerate(pairs[:300]) if pair in found[0])
+    assert places[0] < 60 and places[-1] > 240, "from everywhere"
+
+    make(tmp_path / "one", pairs, hold_out=30, overwrite=True, **tests)
+    dataset = Dataset.open(tmp_path / "one" / "data")
+    assert dataset.valid_text is not None and not {s for s, _ in text_of(dataset)} & set(dataset.valid_text[0])
+
+
+def test_what_is_held_out_is_clean_and_comes_from_a_corpus_without_a_tag(tmp_path: Path) -> None:
+    dirty = [
+        *english_german(100),
+        *[("x\x07", f"{i}") for i in range(100)],
+        *[("w " * 150, f"{i}") for i in range(100)],
+    ]
+    tagged, real = write_pairs(tmp_path, "bt", english_german(100, seed=1)), write_pairs(tmp_path, "real", dirty)
+    options: dict[str, Any] = {**LANGUAGES, "vocab_size": 400, "workers": 1, "out": tmp_path / "d"}
+    corpora = {"bt": tagged, "real": real}
+    dataset = deepnmt.prepare(corpora=corpora, tags={"bt": "<bt>"}, hold_out=20, **options)
+    assert dataset.valid_text is not None and set(zip(*dataset.valid_text, strict=True)) < set(dirty[:100])
+    assert dataset.meta["valid"]["noted"] == {}
+    with pytest.raises(InputError, match="hold_out needs a corpus without a tag"):
+        deepnmt.prepare(corpora={"bt": tagged}, tags={"bt": "<bt>"}, hold_out=20, overwrite=True, **options)
+    write_pairs(tmp_path, "real", dirty[90:])
+    with pytest.raises(InputError, match=r"hold_out = 30, but of 120 pairs of .* that were tried only \d are clean"):
+        deepnmt.prepare(source=real[0], target=real[1], hold_out=30, overwrite=True, **options)
 
 
 @pytest.mark.parametrize("pretokenizer", ["none", "moses"])
@@ -286,6 +332,11 @@ BAD_INPUT = {
     "{both} --codes x y z": "codes takes one value for both sides",
     "{both} --pretokenizer mecab": "invalid choice: 'mecab'",
     "{both} --tokenizer nowhere": "nowhere does not exist",
+    "{both} --hold-out 11": "hold_out = 11 is more than a fifth of the 50 pairs of {en} and {de}",
+    "--source {blank} --target {de} --hold-out 5": "of 20 pairs of {blank} and {de} that were tried only 0 are clean",
+    "{both} --hold-out 0": "hold_out = 0 must be at least 1",
+    "{both} --hold-out 5 --valid-source {en} --valid-target {de}": "from the training text: omit it, or valid_source",
+    "--source /dev/null --target {de} --hold-out 5": "/dev/null is not a regular file; hold_out reads the text twice",
     "{both} --workers -1": "workers = -1 must be at least 1",
     "{both} --no-such-option 3": "see deepnmt prepare --help",
     "--corpus ../up {en} {de}": "corpus name '../up'",
@@ -416,7 +467,14 @@ def test_the_summary_says_what_was_kept_dropped_and_what_to_do_next(
     out = tmp_path / "d"
     assert main(["prepare", "--source", str(train[0]), "--target", str(train[1]), *SMALL, "--out", str(out)]) == 0
     shown = capsys.readouterr()
-    for part in ("empty: a side is empty", "1.96 %", "no validation set", "Shared vocabulary:", "sentences/s"):
+    for part in (
+        "empty: a side is empty",
+        "1.96 %",
+        "no validation set",
+        "--hold-out N",
+        "Shared vocabulary:",
+        "sentences/s",
+    ):
         assert part in shown.out
     assert f"Next: deepnmt train RECIPE --data {out} --out RUN" in shown.out.replace("\n", "")
     assert "cleaning: 51 pairs" in shown.err

@@ -27,15 +27,6 @@ def planned(name, scale, seeds=1, budget=None, settings=()):
 
 
 @mark.parametrize("name", PAPER)
-def test_arms_have_names_of_their_own_and_claims_are_about_arms(name):
-    labels = [arm.label for arm in PAPER[name].arms]
-    assert len(set(labels)) == len(labels)
-    for claim in PAPER[name].claims:
-        for label in (claim.better, claim.worse, claim.fails):
-            assert not label or label in labels
-
-
-@mark.parametrize("name", PAPER)
 def test_in_full_the_recipes_are_the_papers(name):
     for run in planned(name, "full"):
         written = to_table(load_recipe(run.recipe_name, [o for o in run.overrides if o.startswith("model.")]))

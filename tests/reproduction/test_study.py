@@ -185,6 +185,78 @@ def test_some_arms_are_run_now_and_the_others_later(place, capsys):
     capsys.readouterr()
 
 
+OWN = """
+title = "Mine"
+about = "A preset and a recipe of my own."
+arms = [{ label = "preset", recipe = "en-de-pre-20l" }, { label = "mine", recipe = "recipes/mine.toml" }]
+claims = [{ better = "mine", worse = "preset" }]
+"""
+
+
+def test_an_experiment_of_ones_own_is_run_reported_and_resumed(place, capsys):
+    home = place / "own"
+    (home / "recipes").mkdir(parents=True)
+    (home / "mine.toml").write_text(OWN)
+    (home / "recipes" / "mine.toml").write_text('extends = "en-de-pre-20l"\n[model.encoder]\nnum_layers = 10\n')
+    words = ["reproduce", str(home / "mine.toml"), "training.max_steps=8", "--scale", "tiny", "--device", "cpu"]
+    words += ["--data", str(place / "toy" / "data"), "--out", str(home / "out")]
+    assert main(words) == 0
+
+    # The study folder is enough to report it anywhere.
+    report = (home / "out" / "mine" / "report.md").read_text()
+    (home / "out" / "mine" / "report.md").unlink()
+    (home / "mine.toml").rename(home / "elsewhere")
+    assert main(["reproduce", "--report-only", str(home / "out")]) == 0
+    assert (home / "out" / "mine" / "report.md").read_text() == report
+    for said in ("# Mine\n", "\n| preset | ", "\n## Claims\n", "- mine: `mine.toml`", "deepnmt reproduce mine.toml "):
+        assert said in report
+    (home / "elsewhere").rename(home / "mine.toml")
+
+    # A changed recipe is another model: its runs of before do not count, not even the seeds that are not run again.
+    times = {path.parent.name: path.stat().st_mtime_ns for path in home.glob("out/runs/*/train.json")}
+    (home / "recipes" / "mine.toml").write_text('extends = "en-de-pre-20l"\n[model.encoder]\nnum_layers = 15\n')
+    assert main([*words, "--seeds", "1"]) == 0
+    runs = json.loads((home / "out" / "mine" / "results.json").read_text())["runs"]
+    assert [(run["arm"], run["seed"], run["run"] in times) for run in runs] == [
+        ("preset", 1, True),
+        ("mine", 1, False),
+        ("preset", 2, True),
+    ]
+    assert all((home / f"out/runs/{name}/train.json").stat().st_mtime_ns == then for name, then in times.items())
+    capsys.readouterr()
+
+
+def test_refusals_of_an_experiment_of_ones_own(place, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    data = ["--scale", "tiny", "--data", str(place / "toy" / "data"), "--out", "out"]
+    for old, new, message in [
+        ("title", "titel", "deepnmt: mine.toml: unknown setting titel; did you mean title?"),
+        ("title", "= title", "mine.toml is not TOML"),
+        (', recipe = "en-de-pre-20l"', "", "mine.toml: missing setting arms[0].recipe"),
+        ('label = "mine"', 'label = "preset"', "mine.toml: two arms have the label 'preset'"),
+        ('worse = "preset"', 'worse = "pre"', "mine.toml: a claim is about 'pre', which is not an arm; did you mean"),
+        (', worse = "preset"', "", "mine.toml: claims[0]: a claim has `better` and `worse`, or `fails`"),
+        ("arms = [", "arms = []\nalso = [] #", "mine.toml: arms is empty"),
+        ("claims", "metric = 'ter'\nclaims", "mine: metric = 'ter' is not one of bleu, bleu_lower"),
+        ("recipes/mine", "none", "mine, arm 'mine': none.toml is neither a recipe file (.toml) nor one of the presets"),
+        ("claims", "overrides = ['model.lr=1']\nclaims", "mine, arm 'preset': unknown setting model.lr"),
+    ]:
+        changed = OWN.replace("recipes/mine.toml", "en-de-pre-base") if old == "claims" else OWN
+        assert old in changed
+        (tmp_path / "mine.toml").write_text(changed.replace(old, new, 1))
+        assert main(["reproduce", "mine.toml", *data]) == 2, new
+        assert message in capsys.readouterr().err, new
+    for name, message in [
+        ("mine", "unknown experiment 'mine'; did you mean mine.toml?"),
+        ("absent.toml", "absent.toml does not exist"),
+        ("table1.toml", "table1.toml: 'table1' cannot be the name of an experiment: it is taken"),
+        ("my experiment.toml", "'my experiment' cannot be the name of an experiment"),
+    ]:
+        assert main(["reproduce", name, *data]) == 2, name
+        assert message in capsys.readouterr().err, name
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_dry_run_prints_the_runs_and_writes_nothing(place, capsys):
     assert main([*arguments(place, "dry"), "--dry-run"]) == 0
     out = capsys.readouterr().out

@@ -14,6 +14,7 @@ TWO = Experiment(
     title="Two arms",
     about="Pre-norm and DLCL, tiny.",
     measures=("scores", "weights"),
+    metric="compound_bleu",
     shows_gradients=True,
     shows_perplexity=True,
     shows_significance=True,

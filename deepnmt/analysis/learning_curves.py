@@ -1,0 +1,154 @@
+"""Learning curves of runs: validation loss and BLEU over updates, target tokens and seconds of training."""
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from deepnmt.analysis.charts import Axes, Series
+from deepnmt.columns import aligned, comma_separated
+from deepnmt.errors import InputError
+from deepnmt.training.curves import LOG, read_log
+
+SHOWN_ABOVE = 0.6  # nats: the charts leave out the steep beginning, which would flatten all differences
+MAX_ROWS = 20  # of a table over updates
+MEASURES = {"nll": ("Validation loss", "nats per subword"), "bleu": ("Validation BLEU", "BLEU")}
+UNITS = {
+    "step": {"updates": 1.0},
+    "tokens": {"billion target tokens": 1e9, "million target tokens": 1e6, "target tokens": 1.0},
+    "seconds": {"hours of training": 3600.0, "minutes of training": 60.0, "seconds of training": 1.0},
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """A validation, and what training had taken until then; validation itself is not counted."""
+
+    step: int
+    tokens: int
+    seconds: float
+    nll: float  # nats per subword
+    bleu: float | None
+
+
+@dataclass(frozen=True)
+class LearningCurves:
+    """The validations of each run, by its name. As text: a summary, and tables over updates."""
+
+    runs: dict[str, list[Point]]
+
+    def __str__(self) -> str:
+        return "\n\n".join([_summary(self), *(_table(self, name) for name in _measured(self))])
+
+
+def read_points(folder: Path) -> list[Point]:
+    """The validations in the log of a RUN folder."""
+    if not (folder / LOG).is_file():
+        raise InputError(f"{folder} is not a RUN folder: it has no {LOG}")
+    log = read_log(folder)
+    trained = [line for line in log if line["kind"] == "train"]
+    rates = [line["tokens_per_second"] or math.inf for line in trained]
+    steps = [0, *(line["step"] for line in trained)]
+    tokens = np.cumsum([0, *(line["tokens"] for line in trained)])
+    seconds = np.cumsum([0, *(line["tokens"] / rate for line, rate in zip(trained, rates, strict=True))])
+    found = [
+        Point(
+            line["step"],
+            round(np.interp(line["step"], steps, tokens)),
+            round(float(np.interp(line["step"], steps, seconds)), 2),
+            line["nll"],
+            line.get("bleu"),
+        )
+        for line in log
+        if line["kind"] == "validation" and math.isfinite(line["nll"])
+    ]
+    if not found:
+        raise InputError(f"{folder / LOG} has no validation; did the run have a validation set, and time for one?")
+    return found
+
+
+def read_curves(folders: Sequence[Path]) -> LearningCurves:
+    """The curves of RUN folders, named by what differs in their paths."""
+    paths = [folder.resolve() for folder in folders]
+    for path, folder in zip(paths, folders, strict=True):
+        if paths.count(path) > 1:
+            raise InputError(f"{folder} is given twice")
+    names = [Path(path.name) for path in paths]
+    if len(paths) > 1:
+        names = [path.relative_to(os.path.commonpath(paths)) for path in paths]
+    while len({name.name for name in names}) == 1 and all(len(name.parts) > 1 for name in names):
+        names = [name.parent for name in names]
+    return LearningCurves({str(name): read_points(folder) for name, folder in zip(names, folders, strict=True)})
+
+
+def charts(curves: LearningCurves) -> list[tuple[list[Series], Axes]]:
+    """A row of charts for each measure, over each of UNITS."""
+    drawn = []
+    for measure in _measured(curves):
+        title, y_label = MEASURES[measure]
+        highest = math.inf
+        if measure == "nll":
+            highest = max(min(point.nll for point in points) for points in curves.runs.values()) + SHOWN_ABOVE
+            if any(point.nll > highest for points in curves.runs.values() for point in points):
+                title += f" below {highest:.2f}"
+        for x, units in UNITS.items():
+            most = max(getattr(points[-1], x) for points in curves.runs.values())
+            unit, size = next((unit for unit in units.items() if most >= unit[1]), [*units.items()][-1])
+            series = [
+                Series(
+                    name,
+                    [
+                        (getattr(point, x) / size, value)
+                        for point in points
+                        if (value := getattr(point, measure)) is not None and value <= highest
+                    ],
+                )
+                for name, points in curves.runs.items()
+            ]
+            drawn.append((series, Axes(title, unit, y_label)))
+    return drawn
+
+
+def to_csv(curves: LearningCurves) -> str:
+    """One line per validation."""
+    rows = [[name, *asdict(point).values()] for name, points in curves.runs.items() for point in points]
+    return comma_separated([["run", *Point.__dataclass_fields__], *rows])
+
+
+def _measured(curves: LearningCurves) -> list[str]:
+    """The measures that some run has."""
+    points = [point for of_run in curves.runs.values() for point in of_run]
+    return [name for name in MEASURES if any(getattr(point, name) is not None for point in points)]
+
+
+def _summary(curves: LearningCurves) -> str:
+    has_bleu = "bleu" in _measured(curves)
+    rows = [["run", "updates", "target tokens", "seconds", "last loss", "best loss", "at"]]
+    rows[0] += ["best BLEU", "at"] if has_bleu else []
+    for name, points in curves.runs.items():
+        last, best = points[-1], min(points, key=lambda point: point.nll)
+        row = [name, f"{last.step:,}", f"{last.tokens:,}", f"{last.seconds:,.0f}"]
+        rows.append([*row, f"{last.nll:.3f}", f"{best.nll:.3f}", f"{best.step:,}"])
+        if scored := [point for point in points if point.bleu is not None]:
+            top = max(scored, key=lambda point: point.bleu or 0.0)
+            rows[-1] += [f"{top.bleu:.2f}", f"{top.step:,}"]
+        elif has_bleu:
+            rows[-1] += ["", ""]
+    return aligned(rows)
+
+
+def _table(curves: LearningCurves, measure: str) -> str:
+    """A row per update at which a run was validated, and a column per run."""
+    of_runs = [{point.step: getattr(point, measure) for point in points} for points in curves.runs.values()]
+    steps = sorted({step for of_run in of_runs for step, value in of_run.items() if value is not None})
+    every = -(-len(steps) // MAX_ROWS)
+    steps = steps[::-every][::-1]  # with the last one
+    rows = [["update", *curves.runs]]
+    digits = 3 if measure == "nll" else 2
+    for step in steps:
+        values = [of_run.get(step) for of_run in of_runs]
+        rows.append([f"{step:,}", *("" if value is None else f"{value:.{digits}f}" for value in values)])
+    return f"{MEASURES[measure][0]}:\n{aligned(rows, slice(0, None))}"
