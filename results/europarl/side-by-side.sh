@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Several arms of equal-tokens.sh on one GPU at a time, which models of half the width leave half idle (MPS shares it).
+# Several arms of equal-tokens.sh on one GPU at a time, shared by MPS. On an H200 two of half the width with 30 layers gain nothing.
 #   WIDTH=half JOBS=4 bash side-by-side.sh TEXT OUT ARM [ARM ...]       an ARM may be ARM:SEED
 # Arms whose translations are in OUT are skipped. An arm that was interrupted resumes.
 set -euo pipefail
