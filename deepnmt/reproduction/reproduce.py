@@ -33,9 +33,8 @@ def reproduce(request: Request) -> None:
     study = setup.study
     _begin(request, setup, experiments, budget)
     for name in experiments:
-        collect(
-            study, name, experiments[name], runs
-        )  # so that --report-only knows the plan even if this call is interrupted
+        # Already here, so that --report-only knows the plan even if this call is interrupted.
+        collect(study, name, experiments[name], runs)
     gpus = _gpus(setup.device)
     if len(gpus) * request.parallel > 1:
         start_workers(request.words(), gpus, request.parallel, runs, study)

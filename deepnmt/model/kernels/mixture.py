@@ -108,7 +108,7 @@ class PositionTape:
 
 
 def open_position_tape(num_outputs: int, num_rows: int, *, on_gpu: bool) -> PositionTape:
-    """The fused tape on a GPU. Mixes so many rows of so many outputs; every output is read by a row after it."""
+    """The fused tape on a GPU. It mixes exactly `num_rows` rows; every output is read by a row after it."""
     if on_gpu:
         from deepnmt.model.kernels.position_mixture_triton import FusedPositionTape
 
