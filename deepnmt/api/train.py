@@ -88,9 +88,31 @@ def train(
     Progress goes to standard error. SIGTERM makes the run save a checkpoint and return; Ctrl-C also raises
     KeyboardInterrupt after saving. Under torchrun, every rank calls this function.
     """
-    start, stored = None if from_model is None else Path(from_model), Path(out) / folder.RECIPE
+    start = None if from_model is None else Path(from_model)
+    timeout, refusal = TrainingConfig.distributed_timeout_seconds, None
+    try:
+        resolved, dataset = _resolve_all(recipe, data, Path(out), overrides, resume, start)
+        timeout = resolved.training.distributed_timeout_seconds
+    except InputError as error:
+        refusal = error
+    with join_world(choose_device(device), timeout) as world:
+        if refusal is not None:
+            raise refusal  # here, where the main rank alone reports what every rank has found
+        return _train(resolved, dataset, Path(out), world, resume, start)
+
+
+def _resolve_all(
+    recipe: str | Path | Recipe | None,
+    data: str | Path | Dataset | None,
+    out: Path,
+    overrides: Overrides,
+    resume: bool,
+    start: Path | None,
+) -> tuple[Recipe, Dataset]:
+    """The recipe and the verified dataset: as given, or those of the run that is resumed."""
+    stored = out / folder.RECIPE
     if resume and stored.is_file():
-        recipe, data = recipe or stored, data or folder.read_about(Path(out))["data"]
+        recipe, data = recipe or stored, data or folder.read_about(out)["data"]
     if data is None:
         raise InputError(f"--data is missing, and {out} holds no run to resume")
     dataset = data if isinstance(data, Dataset) else Dataset.open(Path(data))
@@ -99,9 +121,7 @@ def train(
         if start is None:
             raise InputError("give a recipe, or a model to fine-tune (--from MODEL)")
         recipe = fine_tuning(start)
-    resolved = resolve_recipe(recipe, dataset, overrides)
-    with join_world(choose_device(device), resolved.training.distributed_timeout_seconds) as world:
-        return _train(resolved, dataset, Path(out), world, resume, start)
+    return resolve_recipe(recipe, dataset, overrides), dataset
 
 
 def fine_tuning(model: Path) -> Recipe:

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from small import BATCHING, CONFIG_MODEL, TRAINING, corpus, open_job, run_to_end, without_dropout
 from test_out_of_memory import replayed
 
+import deepnmt
 from deepnmt.errors import InputError, RunError
 from deepnmt.training.curves import read_log
 from deepnmt.training.distributed import _fresh_store, join_world
@@ -288,6 +289,24 @@ def test_error_of_one_rank_ends_all_and_is_told_once_by_the_main_one():
 def test_error_of_every_rank_is_told_once():
     results = run_ranks(2, refuse_everywhere)
     assert results == [("InputError", "no such setting"), ("SystemExit", 2)]
+
+
+def test_what_no_rank_can_train_is_told_once(tmp_path):
+    results = run_ranks(2, train_nothing, tmp_path / "run")
+    assert results == [
+        ("InputError", f"--data is missing, and {tmp_path / 'run'} holds no run to resume"),
+        ("SystemExit", 2),
+    ]
+    assert not (tmp_path / "run").exists()
+
+
+def train_nothing(out):
+    try:
+        deepnmt.train("demo", data=None, out=out, device="cpu")
+    except InputError as told:
+        return "InputError", str(told)
+    except SystemExit as ended:
+        return "SystemExit", ended.code
 
 
 def refuse_everywhere():
