@@ -272,7 +272,7 @@ def run_peer(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
 KINDS = {
     "matrix products": ("gemm", "cutlass", "nvjet", "cublas", "_relu_product"),
     "attention": ("_forward", "_backward_queries", "_backward_keys"),
-    "mixture": ("_mix", "_gather", "_enter"),
+    "mixture": ("_mix", "_gather", "_enter", "mix_row", "mix_ahead", "gather_column", "gather_ahead"),
     "optimiser": ("_adam", "_root", "_judge", "multi_tensor", "FusedAdam"),
     "passes": ("triton_", "_norm", "_relu", "_add_up"),
     "gradients added up": ("_add",),

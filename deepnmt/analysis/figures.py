@@ -34,10 +34,11 @@ def weights_figure(found: Sequence[ConnectionWeights], column: int, mask: bool, 
     _save(plt, figure, out)
 
 
-def lines_figure(charts: Sequence[tuple[Sequence[Series], Axes]], out: Path, rows: int = 1) -> None:
-    """Line charts side by side, in equal rows."""
+def lines_figure(charts: Sequence[tuple[Sequence[Series], Axes]], out: Path, columns: int | None = None) -> None:
+    """Line charts side by side, `columns` in a row; by default all."""
     plt = _pyplot(out)
-    columns = len(charts) // rows
+    columns = columns or len(charts)
+    rows = len(charts) // columns
     size = 6.4 * columns, 4.4 * rows
     figure, axes = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
     for place, (series, described) in zip(axes.flat, charts, strict=True):

@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ GIVEN = {
 }
 OPTIONS = {
     "--json": "write JSON instead of a table",
-    "--out PATH": f"write to this file; but for size: {' '.join(FIGURES)}",
+    "--out PATH": f"write to this file; except for size, one of {' '.join(FIGURES)}",
     "--data DATASET": "size: use its vocabulary sizes; gradients: train on its sentences (default: random ones)",
 }
 WEIGHTS = {
@@ -154,14 +155,12 @@ def _curves(arguments: argparse.Namespace) -> None:
     elif out.suffix == ".csv":
         _write(out, to_csv(curves).removesuffix("\n"))
     elif out.suffix == ".html":
-        _write(
-            out, page("Learning curves", [f"<pre>{curves}</pre>", *(line_chart(*chart) for chart in charts(curves))])
-        )
+        drawn = (line_chart(*chart) for chart in charts(curves))
+        _write(out, page("Learning curves", [f"<pre>{escape(str(curves))}</pre>", *drawn]))
     elif out.suffix == ".svg":
         _write(out, line_charts(charts(curves), len(UNITS)))
     else:
-        drawn = charts(curves)
-        lines_figure(drawn, out, len(drawn) // len(UNITS))
+        lines_figure(charts(curves), out, len(UNITS))
 
 
 def _write(out: Path | None, text: str) -> None:

@@ -14,7 +14,7 @@ EXAMPLE = """deepnmt reproduce table1 figure4 --scale multi30k --data DATASET --
   deepnmt reproduce --report-only STUDY     rewrite the reports
   deepnmt reproduce --list                  list experiments and scales"""
 OPTIONS = {
-    "experiments EXPERIMENT*": "name from --list or your .toml file; section.field=value sets a setting of all arms",
+    "experiments EXPERIMENT*": "name from --list or .toml file; section.field=value overrides a setting of every arm",
     "--list": "list the experiments and the scales",
     "--scale NAME": f"scale from --list (default: {Request.scale}, the recipes as they are)",
     "--data DATASET": "folder written by `deepnmt prepare`",

@@ -98,7 +98,9 @@ def sample(files: Sequence[ParallelFile], count: int, cleaner: Cleaner, others: 
             shown.advance(len(chunk))
     text = " and ".join(map(str, files))
     if count > shown.done // LEAST_REST:
-        raise InputError(f"hold_out = {count} is more than a fifth of the {shown.done:,} pairs of {text}")
+        raise InputError(
+            f"hold_out = {count} is more than a fifth of the {shown.done:,} pairs of {text}; hold out fewer"
+        )
     sides = [[pair[side] for pair in found.values()] for side in (0, 1)]
     clean = cleaner(RawChunk(files[0], 1, sides))
     usable = SeenKeys().add(pair_keys(*clean.keys))

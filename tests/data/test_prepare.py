@@ -332,7 +332,7 @@ BAD_INPUT = {
     "{both} --codes x y z": "codes takes one value for both sides",
     "{both} --pretokenizer mecab": "invalid choice: 'mecab'",
     "{both} --tokenizer nowhere": "nowhere does not exist",
-    "{both} --hold-out 11": "hold_out = 11 is more than a fifth of the 50 pairs of {en} and {de}",
+    "{both} --hold-out 11": "hold_out = 11 is more than a fifth of the 50 pairs of {en} and {de}; hold out fewer",
     "--source {blank} --target {de} --hold-out 5": "of 20 pairs of {blank} and {de} that were tried only 0 are clean",
     "{both} --hold-out 0": "hold_out = 0 must be at least 1",
     "{both} --hold-out 5 --valid-source {en} --valid-target {de}": "from the training text: omit it, or valid_source",

@@ -48,7 +48,7 @@ class DynamicDense(Connection):
     a = identity, U = 0, V from N(0, 1/dim). The input of the first layer is the embedding.
 
     Dilation and period thin it out as in DenseFormer (https://arxiv.org/abs/2402.02622), but the result of the stack is
-    always a mixture. A row that is none has no parameters: x_{l+1} = y_l.
+    always a mixture. Where there is none, x_{l+1} = y_l, without parameters.
     """
 
     Config: ClassVar[type[ConnectionConfig]] = DynamicDenseConfig
@@ -58,8 +58,8 @@ class DynamicDense(Connection):
         depth, self.dilation = shape.num_layers, config.dilation
         self.rows = [row for row in range(1, depth + 1) if row % config.period == 0 or row == depth]
         self.kept = {output for row in self.rows for output in range(depth + 1)[self._sources(row)]}
-        self.tape_sizes = [
-            tuple(sum(depth % self.dilation == group for depth in depths) for depths in (self.kept, self.rows))
+        self.tape_sizes = [  # outputs and rows of each group
+            (sum(k % self.dilation == group for k in self.kept), sum(row % self.dilation == group for row in self.rows))
             for group in range(self.dilation)
         ]
         self.weight = nn.Parameter(self.start(depth + 1)[[0, *self.rows]])
