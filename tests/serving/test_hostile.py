@@ -156,7 +156,10 @@ def test_ignored_fields_are_not_kept_while_a_request_waits():
                 waiting = [asyncio.create_task(asking(app, "POST", "/translate", body)) for _ in range(20)]
                 while service(app).gate.requests < 20:
                     await asyncio.sleep(0.01)
-                held = tracemalloc.get_traced_memory()[0]
+                for _ in range(500):  # a thread that has just parsed a body drops it only when it runs again
+                    if (held := tracemalloc.get_traced_memory()[0]) < 10e6:
+                        break
+                    await asyncio.sleep(0.01)
             finally:
                 tracemalloc.stop()
         return held, [answer.status for answer in await asyncio.gather(*waiting)]
