@@ -75,7 +75,7 @@ def _runners(
         return lambda: searches.search_all(sources, rules, config), encode_slots
 
     def run() -> object:
-        state = prepared.start(source, workload.beam, workload.length)
+        state = prepared.start(source, workload.beam)
         growing = Paths(rules) if workload.beam == 1 else Beams(rules, config)
         # No hypothesis ends before the last step, and checking would make the host wait.
         return search(prepared.step, state, growing, shrink_every=workload.length + 2)

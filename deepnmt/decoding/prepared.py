@@ -34,9 +34,9 @@ class PreparedModel:
         return PreparedModel(self.model, PackedLinear(weight, bias))
 
     @torch.inference_mode()
-    def start(self, source: Tensor, beam: int, max_length: int = 0) -> Cache:
-        """source: (B, S) ids, padded at the end; `max_length` is how long the longest target may get, if known."""
-        return self.model.start(self.model.encode(source), beam, max_length=max_length + 1 if max_length else 0)
+    def start(self, source: Tensor, beam: int) -> Cache:
+        """source: (B, S) ids, padded at the end"""
+        return self.model.start(self.model.encode(source), beam)
 
     def step(self, symbols: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """symbols (B * K,) -> logits (B * K, V) of the next position.

@@ -218,9 +218,7 @@ class Translator:
         rules = self._rules(batch, config, self.device)
         count = config.nbest if config.sampling else config.beam
         sources = [padded(part, device=self.device) for part in zip(*(piece.sources for piece in batch), strict=True)]
-        parts: list[Any] = [
-            model.start(ids, count, rules.total) for model, ids in zip(self.prepared, sources, strict=True)
-        ]
+        parts: list[Any] = [model.start(ids, count) for model, ids in zip(self.prepared, sources, strict=True)]
         steps: list[Any] = [model.step for model in self.prepared]
         listed = None
         if self.shortlist is not None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from deepnmt.model.attention import KeysValues, rotated
-from deepnmt.model.cache import Cache, MemoryVisibility, PastVisibility, put
+from deepnmt.model.cache import BLOCK_SLOTS, Cache, MemoryVisibility, PastVisibility, cached
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections import CONNECTIONS, Connection, StackShape
 from deepnmt.model.embedding import Embedding, LearnedPositions, SinusoidalPositions
@@ -138,23 +138,25 @@ class Transformer(nn.Module):
         (result,) = self.decoder(self.target_embedding(target.ids, positions), given)
         return result
 
-    def start(self, encoded: Encoded, beam: int = 1, max_length: int = 0, need_attention: bool = False) -> Cache:
-        """A cache for `beam` hypotheses of each encoded (padded) sentence, nothing decoded yet.
-
-        Room for `max_length` positions is reserved, which saves copying; unwritten memory costs nothing.
-        """
+    def start(self, encoded: Encoded, beam: int = 1, need_attention: bool = False) -> Cache:
+        """A cache for `beam` hypotheses of each encoded (padded) sentence, nothing decoded yet."""
         source = encoded.source
         if not isinstance(source, PaddedSequences):
             raise TypeError("incremental decoding needs padded sources")
-        memory = [KeysValues(*map(_cached, layer)) for layer in self.project_memories(encoded)]
-        (sentences, heads, _, head_dim), dtype = memory[0].keys.shape, memory[0].keys.dtype
-        slots = max_length * beam
-        past = [KeysValues(*(part.new_empty(sentences, heads, slots, head_dim) for part in layer)) for layer in memory]
-        lineage = torch.empty(sentences, beam, slots, dtype=dtype, device=source.ids.device)
-        mask = torch.zeros(source.padding.shape, dtype=dtype, device=lineage.device)
-        mask = mask.masked_fill(source.padding, -torch.inf)[:, None, None, :]
-        places = lineage.new_empty(sentences, 1, slots, dtype=torch.long) if self.is_relative else None
-        return Cache(past, lineage, memory, mask, places=places, need_attention=need_attention)
+        memory = [
+            KeysValues(*(cached(part.transpose(1, 2)) for part in layer)) for layer in self.project_memories(encoded)
+        ]
+        sentences, dtype, device = len(source.ids), memory[0].keys.dtype, source.ids.device
+        mask = torch.zeros(source.padding.shape, dtype=dtype, device=device)
+        return Cache(
+            past=[[] for _ in memory],
+            lineage=mask.new_empty(sentences, beam, 0),
+            memory=memory,
+            source_mask=mask.masked_fill(source.padding, -torch.inf)[:, None, None, :],
+            places=source.ids.new_empty(sentences, 1, 0) if self.is_relative else None,
+            block_slots=BLOCK_SLOTS.get(device.type, BLOCK_SLOTS["cpu"]),
+            need_attention=need_attention,
+        )
 
     def step(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """tokens: (rows,), the ids at the next position -> logits (rows, V) of the one after it; the grown cache."""
@@ -167,13 +169,11 @@ class Transformer(nn.Module):
         cache = cache.compact()
         sentences, beam, _ = cache.lineage.shape
         itself = torch.eye(beam, dtype=cache.lineage.dtype, device=tokens.device).log()  # 0, elsewhere -inf
-        lineage = put(cache.lineage, itself.expand(sentences, -1, -1), cache.filled)
-        seen, places = lineage[:, :, : cache.filled + beam], cache.places
+        lineage, places = torch.cat([cache.lineage, itself.expand(sentences, -1, -1)], dim=2), cache.places
         position = torch.tensor([cache.length], device=tokens.device)
         if places is not None:
-            places = put(places, position.expand(sentences, 1, beam), cache.filled)
-        seen_places = None if places is None else places[:, :, : cache.filled + beam]
-        over_past = [PastVisibility(past, cache.filled, seen, seen_places) for past in cache.past]
+            places = torch.cat([places, position.expand(sentences, 1, beam)], dim=2)
+        over_past = [PastVisibility(past, cache.block_slots, lineage, places) for past in cache.past]
         over_memory = [MemoryVisibility(cache.source_mask, beam) for _ in over_past]
         over_memory[-1].need_weights = cache.need_attention
         rotation = self._rotation(position, self.config.decoder)
@@ -185,7 +185,6 @@ class Transformer(nn.Module):
             past=[visibility.past for visibility in over_past],
             lineage=lineage,
             places=places,
-            filled=cache.filled + beam,
             length=cache.length + 1,
             attention=over_memory[-1].weights,
         )
@@ -212,13 +211,6 @@ class Transformer(nn.Module):
         limit = self.config.position_limit
         if limit is not None and length > limit:
             raise ValueError(f"a sentence of {length} tokens is longer than max_positions = {limit}")
-
-
-def _cached(part: Tensor) -> Tensor:
-    """(B, S, heads, head_dim) -> (B, heads, S, head_dim), in the type in which a step attends fastest: on a CPU not in
-    half precision."""
-    dtype = part.dtype if part.is_cuda else torch.promote_types(part.dtype, torch.float32)
-    return part.transpose(1, 2).to(dtype).contiguous()
 
 
 def _embedding(config: ModelConfig, tokens: nn.Embedding, start_id: int | None = None) -> Embedding:

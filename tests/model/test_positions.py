@@ -121,7 +121,7 @@ def test_a_long_beam_drops_unused_slots_and_keeps_its_positions(name):
         expected = model(source.repeat_interleave(beam, 0), history)[:, -1]
         torch.testing.assert_close(logits, expected, rtol=1e-6, atol=1e-6)
         cache, history = cache.reorder(rows), history[rows]
-    assert cache.filled < cache.length * beam
+    assert cache.lineage.shape[2] < cache.length * beam
 
 
 @mark.parametrize("name", IN_ATTENTION)

@@ -23,7 +23,7 @@ from deepnmt.decoding.export.comparison import Agreement, Tell, batches, num_ste
 from deepnmt.errors import RunError
 from deepnmt.files import write_json
 from deepnmt.model.attention import KeysValues
-from deepnmt.model.cache import Cache
+from deepnmt.model.cache import Cache, joined
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.layers import DecoderLayer
 from deepnmt.model.transformer import Transformer
@@ -86,9 +86,10 @@ class DecoderStepGraph(nn.Module):
         mask = torch.zeros(padding.shape).masked_fill(padding, -torch.inf)[:, None, None, :]
         lineage = torch.zeros(batch, 1, length)
         places = torch.arange(length).expand(batch, 1, -1) if self.model.is_relative else None
-        cache = Cache(_in_slots(past), lineage, _in_slots(memory), mask, filled=length, length=length, places=places)
+        blocks = [[layer] for layer in _in_slots(past)]
+        cache = Cache(blocks, lineage, _in_slots(memory), mask, length=length, places=places)
         logits, grown = self.model.step(tokens, cache)
-        return logits, *(part.transpose(1, 2) for part in _flat(grown.past))
+        return logits, *(part.transpose(1, 2) for part in _flat(map(joined, grown.past)))
 
 
 def write_graphs(model: Transformer, folder: Path) -> None:
