@@ -38,7 +38,7 @@ class Cache:
     source_mask: Tensor  # (B, 1, 1, source length): -inf at padding
     length: int = 0  # positions decoded
     places: Tensor | None = None  # (B, 1, slots): the position of each slot, where relative positions ask for it
-    block_slots: int = 0  # a block takes no more slots beyond this number
+    block_slots: int = 0  # how many a block may hold; 0: every position begins a new one
     need_attention: bool = False
     attention: Tensor | None = None  # (B * K, source length): attention of the last step, if requested
 
@@ -109,8 +109,11 @@ class PastVisibility(Visibility):
         query, *seen = projected.unbind(1)
         self._grow(KeysValues(*seen))
         rows = relative.rows(self.places - self.places[:, :, -1:]).unsqueeze(1)
-        attended = relative.attend(fold(query, self.beam), *joined(self.past), rows, self.mask, 0.0)
-        return attended.transpose(1, 2).reshape(query.shape).to(query.dtype)
+        folded = fold(query, self.beam).to(self.past[0].keys.dtype)
+        scores = relative.scores(folded, rows) * folded.shape[-1] ** -0.5
+        attended, weights = attend_slots(folded, self.past, scores if self.mask is None else scores + self.mask)
+        attended = relative.add_values(attended.transpose(1, 2), weights, rows).transpose(1, 2)
+        return attended.reshape(query.shape).to(query.dtype)
 
     def _grow(self, new: KeysValues) -> None:
         """The new slots join the last block, or begin one if that is full."""
@@ -139,6 +142,8 @@ class MemoryVisibility(Visibility):
 
 def attend_slots(query: Tensor, blocks: Blocks, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """query: (B, heads, K, head_dim) -> (B, K, heads, head_dim) and the weights (B, heads, K, slots).
+
+    The mask is added to the scores.
 
     As `attend_padded`, for few queries, and with the weights at hand.
     """

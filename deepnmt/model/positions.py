@@ -70,15 +70,22 @@ class RelativePositions(nn.Module):
         """
         dtype = keys.dtype
         query = query.to(dtype)
-        by_row = query @ self.keys.to(dtype).T
-        rows = rows.expand(*by_row.shape[:-1], keys.shape[-2])
-        scores = (query @ keys.transpose(-1, -2) + by_row.gather(-1, rows)) * query.shape[-1] ** -0.5
+        scores = (query @ keys.transpose(-1, -2) + self.scores(query, rows)) * query.shape[-1] ** -0.5
         weights = (scores if mask is None else scores + mask).softmax(
             -1, dtype=torch.promote_types(dtype, torch.float32)
         )
         weights = F.dropout(weights, dropout).to(dtype)
-        attended = weights @ values
+        return self.add_values(weights @ values, weights, rows)
+
+    def scores(self, query: Tensor, rows: Tensor) -> Tensor:
+        """The products q a: (..., T, S), not scaled"""
+        by_row = query @ self.keys.to(query.dtype).T
+        return by_row.gather(-1, rows.expand(*by_row.shape[:-1], rows.shape[-1]))
+
+    def add_values(self, attended: Tensor, weights: Tensor, rows: Tensor) -> Tensor:
+        """attended: (..., T, head_dim), weights: (..., T, S) -> like attended, with sum_j p_j a_j added"""
         if self.values is None:
             return attended
-        shares = torch.zeros_like(by_row, dtype=dtype).scatter_add(-1, rows, weights)
-        return attended + shares @ self.values.to(dtype)
+        shares = weights.new_zeros(*weights.shape[:-1], len(self.values))
+        shares = shares.scatter_add(-1, rows.expand_as(weights), weights)
+        return attended + shares @ self.values.to(attended.dtype)
