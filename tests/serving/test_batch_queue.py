@@ -1,6 +1,7 @@
 """Sentences of many clients in few calls, and nobody's answer lost, mixed up or spoiled by another's."""
 
 import asyncio
+import threading
 import time
 from contextlib import asynccontextmanager
 
@@ -74,21 +75,21 @@ def test_a_batch_is_the_oldest_sentence_and_those_most_like_it():
 
 
 def test_memory_is_returned_once_after_work(monkeypatch):
-    returned = []
+    returned = []  # by which thread: workers of other tests may still be idling
     monkeypatch.setattr(batch_queue, "IDLE", 0.01)
-    monkeypatch.setattr(batch_queue, "return_memory", lambda: returned.append(True))
+    monkeypatch.setattr(batch_queue, "return_memory", lambda: returned.append(threading.current_thread()))
 
     async def run():
         queue = queue_of()
         await asyncio.sleep(0.1)
-        counts = [len(returned)]
+        counts = [returned.count(queue._worker)]
         for _ in range(2):
             await answers([queue.submit("text", Options())])
             deadline = time.monotonic() + 30
-            while len(returned) == counts[-1] and time.monotonic() < deadline:
+            while returned.count(queue._worker) == counts[-1] and time.monotonic() < deadline:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.1)
-            counts.append(len(returned))
+            counts.append(returned.count(queue._worker))
         queue.close()
         return counts
 
