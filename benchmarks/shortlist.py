@@ -8,7 +8,13 @@ of processor time on one core, from text to text, the best of `--rounds` in whic
 
 import argparse
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from deepnmt.decoding.shortlist import Shortlist
+    from deepnmt.decoding.translator import Translator
 
 
 def main() -> None:
@@ -35,7 +41,6 @@ def main() -> None:
     from deepnmt.data.dataset import Dataset
     from deepnmt.decoding.shortlist import Shortlist
     from deepnmt.decoding.translator import Translator
-    from deepnmt.evaluation.scores import quick_scores
 
     torch.set_num_threads(1)
     text = Dataset.open(arguments.dataset).test_text
@@ -55,24 +60,38 @@ def main() -> None:
             name: Shortlist(full.translations[:, : best + 1], full.frequent[:frequent])
             for name, (best, frequent) in sizes.items()
         }
-        seconds: dict[str, float] = {}
-        outputs: dict[str, list[str]] = {}
-        for _ in range(arguments.rounds):
-            for name, variant in variants.items():
-                translator.shortlist = variant
-                started = time.process_time()
-                outputs[name] = translator.translate(sources)
-                seconds[name] = min(time.process_time() - started, seconds.get(name, float("inf")))
-        target = translator.tokenizers[0].target
-        for name, output in outputs.items():
-            bleu = quick_scores(output, references, target.language)["bleu"].value
-            same = sum(a == b for a, b in zip(output, outputs["none"], strict=True)) / len(output)
-            speed = sum(map(len, target.encode_batch(output))) / seconds[name]
-            print(
-                f"{precision:<5} shortlist {name:<9} BLEU {bleu:.2f}   as without {same:6.1%}   {speed:7.0f} subwords/s"
-                f"   {seconds['none'] / seconds[name]:.2f} times",
-                flush=True,
-            )
+        compare(precision, translator, variants, sources, references, arguments.rounds)
+
+
+def compare(
+    precision: str,
+    translator: "Translator",
+    variants: dict[str, "Shortlist | None"],
+    sources: Sequence[str],
+    references: Sequence[str],
+    rounds: int,
+) -> None:
+    """Translate with each variant in turn, and print how it compares with none."""
+    from deepnmt.evaluation.scores import quick_scores
+
+    seconds: dict[str, float] = {}
+    outputs: dict[str, list[str]] = {}
+    for _ in range(rounds):
+        for name, variant in variants.items():
+            translator.shortlist = variant
+            started = time.process_time()
+            outputs[name] = translator.translate(sources)
+            seconds[name] = min(time.process_time() - started, seconds.get(name, float("inf")))
+    target = translator.tokenizers[0].target
+    for name, output in outputs.items():
+        bleu = quick_scores(output, references, target.language)["bleu"].value
+        same = sum(a == b for a, b in zip(output, outputs["none"], strict=True)) / len(output)
+        speed = sum(map(len, target.encode_batch(output))) / seconds[name]
+        print(
+            f"{precision:<5} shortlist {name:<9} BLEU {bleu:.2f}   as without {same:6.1%}   {speed:7.0f} subwords/s"
+            f"   {seconds['none'] / seconds[name]:.2f} times",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ When a search reorders its hypotheses, no keys or values are copied; only the ta
 hypothesis attends to the slots of its own ancestors. Hypotheses of a beam share most ancestors, so slots without
 descendants are dropped from time to time.
 
-Slots come in blocks without gaps between sentences, which memory reads twice as fast as slots with room for more. Only
+Slots come in blocks without gaps between sentences: a CPU reads them twice as fast as slots with room for more. Only
 the last block grows, in a copy.
 """
 
@@ -57,8 +57,8 @@ class Cache:
         memory = [KeysValues(*(part[sentences] for part in layer)) for layer in self.memory]
         past = [[KeysValues(*(part[sentences] for part in block)) for block in blocks] for blocks in self.past]
         places = None if self.places is None else self.places[sentences]
-        kept = replace(self, past=past, lineage=self.lineage[sentences], places=places)
-        return replace(kept, memory=memory, source_mask=self.source_mask[sentences])
+        lineage, source_mask = self.lineage[sentences], self.source_mask[sentences]
+        return replace(self, past=past, lineage=lineage, memory=memory, source_mask=source_mask, places=places)
 
     def narrowed(self) -> "Cache":
         """With one hypothesis of each sentence, before the first step: there all hypotheses are still the same."""
@@ -118,9 +118,8 @@ class PastVisibility(Visibility):
     def _grow(self, new: KeysValues) -> None:
         """The new slots join the last block, or begin one if that is full."""
         block = KeysValues(*(cached(fold(part, self.beam)) for part in new))
-        *full, last = self.past or [block]
-        if self.past and self.block_slots and last.keys.shape[2] + self.beam <= self.block_slots:
-            self.past = [*full, joined([last, block])]
+        if self.past and self.block_slots and self.past[-1].keys.shape[2] + self.beam <= self.block_slots:
+            self.past = [*self.past[:-1], joined([self.past[-1], block])]
         else:
             self.past = [*self.past, block]
 
@@ -143,9 +142,7 @@ class MemoryVisibility(Visibility):
 def attend_slots(query: Tensor, blocks: Blocks, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """query: (B, heads, K, head_dim) -> (B, K, heads, head_dim) and the weights (B, heads, K, slots).
 
-    The mask is added to the scores.
-
-    As `attend_padded`, for few queries, and with the weights at hand.
+    As `attend_padded`, for few queries, and with the weights at hand. The mask is added to the scores.
     """
     dtype, scale = blocks[0].keys.dtype, query.shape[-1] ** -0.5
     columns = query.to(dtype).contiguous().transpose(2, 3)
@@ -161,11 +158,12 @@ def attend_slots(query: Tensor, blocks: Blocks, mask: Tensor | None) -> tuple[Te
 
 
 def joined(blocks: Blocks) -> KeysValues:
+    """The blocks as one."""
     return KeysValues(*map(_concatenated, zip(*blocks, strict=True)))
 
 
 def _concatenated(parts: Sequence[Tensor]) -> Tensor:
-    """Joined along the slots."""
+    """Along the slots."""
     return parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim=2)
 
 
