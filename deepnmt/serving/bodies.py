@@ -1,4 +1,4 @@
-"""The body of a request as a table of fields: JSON or a form, with limits on its size, fields, nesting and time.
+"""The body of a request as a table of fields: JSON or a form, with limits on its size, fields and time.
 
 Parsing takes linear time; large bodies are parsed in a thread.
 """
@@ -17,7 +17,6 @@ from deepnmt.serving.service import off_loop
 FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 DRAINED = 16  # a body up to this many times too long is read to its end, so that the client receives the refusal
 MAX_FIELDS = 100
-MAX_NESTING = 8
 MAX_PART_HEADER = 4_096  # bytes
 _BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
 _NAME = re.compile(rb'^content-disposition:[^\r\n]*?;[ \t]*name="([^"\r\n]*)"', re.IGNORECASE | re.MULTILINE)
@@ -37,8 +36,11 @@ async def read_fields(request: Request, limits: Limits, gate: Gate) -> dict[str,
         raise RefusedError(408, f"the body did not arrive within {limits.upload_timeout:g} seconds") from None
     except ClientDisconnect:
         raise RefusedError(400, "the body did not arrive in full") from None
-    content_type = request.headers.get("content-type", "")
-    return {**request.query_params, **await off_loop(len(body), _parsed, body, content_type, limits)}
+    content_type, encoding = (request.headers.get(f"content-{name}", "") for name in ("type", "encoding"))
+    if encoding not in ("", "identity"):
+        raise RefusedError(415, "the body must not be compressed (content-encoding)")
+    fields = {**request.query_params, **await off_loop(len(body), _parsed, body, content_type, limits)}
+    return {name: value for name, value in fields.items() if value is not None}  # as if they had not been sent
 
 
 async def _read(request: Request, limit: int, gate: Gate) -> bytes:
@@ -83,23 +85,12 @@ def _json(body: bytes) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise RefusedError(400, f"the body is not JSON: line {error.lineno}, column {error.colno}") from None
     except RecursionError:
-        raise _too_deep() from None
+        raise RefusedError(400, "the body is nested too deeply") from None
     except ValueError:
         raise RefusedError(400, "the body has a number with too many digits") from None
     if not isinstance(fields, dict):
         raise RefusedError(422, 'the body must be a JSON object such as {"text": "Hello!"}')
-    _check_nesting(fields)
     return fields
-
-
-def _check_nesting(fields: dict[str, Any]) -> None:
-    level: list[Any] = [fields]
-    for _ in range(MAX_NESTING):
-        values = (value for inner in level for value in (inner.values() if isinstance(inner, dict) else inner))
-        level = [value for value in values if isinstance(value, dict | list)]
-        if not level:
-            return
-    raise _too_deep()
 
 
 def _form(body: bytes, max_values: int) -> dict[str, Any]:
@@ -140,7 +131,3 @@ def _gathered(pairs: list[tuple[str, str]]) -> dict[str, Any]:
 
 def _too_many() -> RefusedError:
     return RefusedError(413, f"the body has too many fields: at most {MAX_FIELDS} names, and one value for each text")
-
-
-def _too_deep() -> RefusedError:
-    return RefusedError(400, f"the body is nested more than {MAX_NESTING} levels deep")

@@ -16,6 +16,14 @@ from deepnmt.serving.service import Service
 logger = logging.getLogger("deepnmt.serving")
 Result = TypeVar("Result")
 GONE = 499  # the client disconnected before the answer: a status for the metrics only
+# The page, its scripts and its styles come from this server and from nowhere else, and are those of its version.
+SAFETY = (
+    (b"content-security-policy", b"default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'self'; "
+     b"frame-ancestors 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-cache"),
+)  # fmt: skip
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
@@ -55,7 +63,7 @@ class LineStream(StreamingResponse):
 class CountedRequests:
     """Counts every request with its route and status, and times it until the last byte of the answer.
 
-    Until then the request counts as in progress.
+    Until then the request counts as in progress. HEAD is answered like GET; uvicorn leaves out the body.
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
@@ -65,16 +73,22 @@ class CountedRequests:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        scope = {**scope, "method": "GET" if scope["method"] == "HEAD" else scope["method"]}
         started, status = time.monotonic(), GONE
 
         async def observing(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                message = {**message, "headers": [*message["headers"], *SAFETY]}
             await send(message)
 
         try:
             await self.app(scope, receive, observing)
+        except asyncio.CancelledError:  # the server shuts down and waits no longer
+            if status == GONE:
+                status = 503
+                await JSONResponse({"error": "the server is shutting down"}, 503)(scope, receive, send)
         except Exception:  # a bug: the client gets a sentence, the log the traceback
             logger.exception("%s %.200s failed", scope["method"], scope["path"])
             if status == GONE:

@@ -33,13 +33,15 @@ class GracefulServer(uvicorn.Server):
         self._ends = self.gate.closed = True
 
     async def on_tick(self, counter: int) -> bool:
-        if self._ends and self._deadline == math.inf:
-            logger.info("shutting down: finishing %d requests", self.gate.requests)
-            self._deadline = time.monotonic() + self.grace
-        late = time.monotonic() > self._deadline
-        if late and self.gate.requests and not self.should_exit:
-            logger.warning("%d requests were not finished after %g seconds", self.gate.requests, self.grace)
-        self.should_exit |= self._ends and (late or not self.gate.requests)
+        if self._ends and not self.should_exit:
+            if self._deadline == math.inf:
+                logger.info("shutting down: finishing %d requests", self.gate.requests)
+                self._deadline = time.monotonic() + self.grace
+            left = self._deadline - time.monotonic()
+            self.should_exit = left <= 0 or not self.gate.requests
+            if self.should_exit and self.gate.requests:
+                logger.warning("%d requests were not finished after %g seconds", self.gate.requests, self.grace)
+            self.config.timeout_graceful_shutdown = max(math.ceil(left), 1)  # for answers that are still being sent
         return await super().on_tick(counter)
 
 
@@ -72,12 +74,12 @@ def make_server(app: FastAPI, grace: float = 30.0, access_log: bool = False) -> 
         app,
         http=bounded_protocol(service.limits),
         ws="none",
+        lifespan="off",
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         log_config=None,
-        log_level="info" if access_log else "warning",
+        log_level="info" if access_log else "error",  # a warning for each invalid request would fill the disk
         access_log=access_log,
         timeout_keep_alive=max(int(service.limits.upload_timeout), 1),
-        timeout_graceful_shutdown=max(int(grace), 1),
         server_header=False,
     )
     return GracefulServer(config, service.gate, grace)

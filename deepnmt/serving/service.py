@@ -8,8 +8,7 @@ from typing import TypeVar
 
 from starlette.types import Scope
 
-from deepnmt.serving.answers import Hypotheses, size_of
-from deepnmt.serving.batch_queue import Options
+from deepnmt.serving.batch_queue import Hypotheses, Options, size_of
 from deepnmt.serving.limits import Gate, Limits, RefusedError
 from deepnmt.serving.models import Models, ServedModel, shortened
 from deepnmt.serving.prometheus import Gauges, Metrics

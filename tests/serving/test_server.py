@@ -4,12 +4,14 @@ import asyncio
 import json
 import re
 import sys
+from functools import cache
 from urllib.parse import urlencode
 
 from asking import Shouter, ask, asking, post, service, shouting_app
 from pytest import fixture, mark
 
 from deepnmt.decoding.placeholders import lacks_placeholders
+from deepnmt.serving import libretranslate
 from deepnmt.serving.limits import Limits
 from deepnmt.serving.models import Models, ServedModel, load_models
 from deepnmt.serving.prometheus import Metrics
@@ -232,7 +234,8 @@ def test_a_request_over_a_limit_or_wrong_is_told_so(fields, status, message):
         (b"\xff\xfe{", {}, 400, "the body is not"),
         (b"", {}, 400, "the body is not JSON"),
         (b"[1]", {}, 422, "the body must be a JSON object"),
-        (b"[" * 100_000, {}, 400, "the body is nested more than 8 levels deep"),
+        (b"[" * 100_000, {}, 400, "the body is nested too deeply"),
+        (b"\x1f\x8b", {"content-encoding": "gzip"}, 415, "the body must not be compressed"),
         (b'{"text": ' + b"1" * 6000 + b"}", {}, 400, "the body has a number with too many digits"),
         (b"<x/>", {"content-type": "application/xml"}, 415, "the body must be application/json"),
         (b"--x\r\n", {"content-type": "multipart/form-data; boundary=y"}, 422, "text is missing"),
@@ -402,6 +405,13 @@ def test_libretranslates_clients_are_served_however_they_send(app, path, body, h
     assert (answer.status, answer.json()) == (200, {"translatedText": "GRÜSSE & MEHR"})
 
 
+def test_null_is_the_same_as_no_field(app):
+    nulls = dict.fromkeys(("source", "format", "alternatives"))
+    assert post(app, {"q": "a", "target": "de", **nulls}).json()["translatedText"] == "A"
+    assert post(app, {"text": "a", **dict.fromkeys(("model", "beam", "nbest", "alignments", "stream"))}).status == 200
+    assert post(app, {"text": None}).json() == {"error": "text is missing"}
+
+
 def test_libretranslates_lists_alternatives_and_detection(app):
     fields = {"q": ["a", "bb. C"], "source": "auto", "target": "de", "alternatives": 2}
     assert post(app, fields).json() == {
@@ -439,6 +449,7 @@ def test_languages_are_detected_among_those_served():
 
 def test_without_py3langid_detection_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "py3langid.langid", None)
+    monkeypatch.setattr(libretranslate, "_identifier", cache(libretranslate._identifier.__wrapped__))
     app = shouting_app("nl-de", "fr-de")
     for path, fields in (("/detect", {"q": "x"}), ("/translate", {"q": "x", "source": "auto", "target": "de"})):
         answer = ask(app, "POST", path, fields)
@@ -558,8 +569,8 @@ def test_the_page_is_served_whole_and_asks_nobody_else(app, file):
     assert answer.body == file.read_bytes()
     text = file.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
     assert not re.search(r"https?://|//[a-z]+\.[a-z]", text), "something is loaded from elsewhere"
-    if file.suffix == ".html":
-        assert answer.headers["content-security-policy"].startswith("default-src 'self';")
+    assert answer.headers["content-security-policy"].startswith("default-src 'self';")
+    assert answer.headers["cache-control"] == "no-cache", "a page and scripts of different versions do not fit"
 
 
 # -- with a real model
