@@ -35,12 +35,12 @@ class GracefulServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         if self._ends and not self.should_exit:
             if self._deadline == math.inf:
-                logger.info("shutting down: finishing %d requests", self.gate.requests)
+                logger.info("shutting down; requests in progress: %d", self.gate.requests)
                 self._deadline = time.monotonic() + self.grace
             left = self._deadline - time.monotonic()
             self.should_exit = left <= 0 or not self.gate.requests
             if self.should_exit and self.gate.requests:
-                logger.warning("%d requests were not finished after %g seconds", self.gate.requests, self.grace)
+                logger.warning("gave up after %g seconds; unfinished requests: %d", self.grace, self.gate.requests)
             self.config.timeout_graceful_shutdown = max(math.ceil(left), 1)  # for answers that are still being sent
         return await super().on_tick(counter)
 
