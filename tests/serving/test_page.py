@@ -238,12 +238,14 @@ class Polyglot(Patient):
 
 
 def test_languages_of_one_model_can_be_chosen_and_swapped(browser):
-    codes, limits, metrics = ["eng_Latn", "deu_Latn", "jpn_Jpan"], Limits(), Metrics()
+    codes, limits, metrics = ["eng_Latn", "deu_Latn", "jpn_Jpan", "zho_Hant"], Limits(), Metrics()
     served = ServedModel("many", tuple(codes[:2]), Polyglot(), limits, metrics, (codes, codes))
     choose = "(() => { const s = document.getElementById('target-language'); s.value = 'jpn_Jpan';"
     with listening(create_app(Models([served]), limits, metrics)) as address:
         browser.open(address)
         assert browser.evaluate("document.getElementById('model').hidden")
+        labels = browser.evaluate("[...document.getElementById('target-language').options].map((o) => o.text)")
+        assert labels == ["English", "German", "Japanese", "Traditional Chinese"]
         browser.type("hello")
         says(browser, "DEU_LATN HELLO")
         browser.evaluate(choose + " s.dispatchEvent(new Event('change')); })()")
@@ -267,6 +269,22 @@ def test_what_the_server_refuses_is_said_on_the_page(chromium, browser, shouting
     says(browser, "HELLO AGAIN")
     assert browser.evaluate("document.getElementById('problem').hidden")
     assert all("503" in entry for entry in chromium.wrong)
+    chromium.wrong.clear()
+
+
+def test_a_lost_connection_is_said_and_made_up_for(chromium, browser, shouting):
+    network = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+    browser.open(shouting[1])
+    browser.type("hello")
+    says(browser, "HELLO")
+    browser.send("Network.emulateNetworkConditions", offline=True, **network)
+    browser.type(" there")
+    told = browser.wait("document.getElementById('problem').textContent")
+    assert told == "Translation failed: the server cannot be reached."
+    assert browser.evaluate("document.getElementById('target-pane').className") == "pane stale", "not of this text"
+    browser.send("Network.emulateNetworkConditions", offline=False, **network)
+    says(browser, "HELLO THERE")
+    assert browser.evaluate("document.getElementById('problem').hidden")
     chromium.wrong.clear()
 
 
@@ -321,8 +339,9 @@ def test_colours_follow_the_system_and_the_choice_is_kept(browser, shouting):
     assert light != dark
     browser.point("#theme", click=True)
     assert browser.evaluate(ground) == light
-    browser.open(address)
-    assert browser.evaluate(ground) == light, "remembered"
+    for path in ("", "/docs"):
+        browser.open(address + path)
+        assert browser.evaluate(ground) == light, "remembered"
     browser.evaluate("localStorage.clear()")
 
 

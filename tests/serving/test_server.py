@@ -569,6 +569,7 @@ def test_the_page_is_served_whole_and_asks_nobody_else(app, file):
     assert answer.body == file.read_bytes()
     text = file.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
     assert not re.search(r"https?://|//[a-z]+\.[a-z]", text), "something is loaded from elsewhere"
+    assert not re.search(r"""(?:href=|src=|fetch\(|getJson\(|from )["'`]/""", text), "a proxy may serve it at /nmt/"
     assert answer.headers["content-security-policy"].startswith("default-src 'self';")
     assert answer.headers["cache-control"] == "no-cache", "a page and scripts of different versions do not fit"
 

@@ -1,7 +1,7 @@
 // The translation view: type, pause, read; aligned words are highlighted; alternatives for each sentence.
 
-import { translate, translateStream } from "/page/api.js";
-import { parts, sourcesOf, spans, targetsOf } from "/page/words.js";
+import { translate, translateStream } from "./api.js";
+import { parts, sourcesOf, spans, targetsOf } from "./words.js";
 
 const PAUSE = 350; // milliseconds without a key before translating
 const LONG = 2500; // characters; for longer texts, alternatives and alignments are fetched when a sentence is selected
@@ -36,9 +36,8 @@ export function startTranslate(limits) {
       for (const part of parts(text, Math.floor(limits.max_characters / 2))) {
         const options = text.length > LONG ? {} : RICH;
         await translateStream({ text: part, ...asked(), ...options }, own.signal, (line) => {
-          if (own.signal.aborted) return;
-          if (line.text === undefined) return;
-          const start = text.indexOf(line.source, at);
+          if (own.signal.aborted || line.text === undefined) return;
+          const start = Math.max(text.indexOf(line.source, at), at); // half a character comes back as another one
           at = start + line.source.length;
           fresh.push({ ...line, start, alternatives: line.alternatives ?? [], rich: text.length <= LONG || undefined });
           add(fresh, Math.min(at / text.length, 1));
@@ -49,7 +48,6 @@ export function startTranslate(limits) {
       if (own.signal.aborted) return;
       translated = null;
       progress(0, 0);
-      pane.classList.remove("stale");
       say("");
       problem(`Translation failed: ${error.message}.`);
     }
@@ -326,6 +324,7 @@ export function startTranslate(limits) {
   });
   byId("copy").addEventListener("click", copy);
   byId("download").addEventListener("click", save);
+  addEventListener("online", run);
   addEventListener("dragover", (event) => {
     event.preventDefault();
     document.body.classList.add("dropping");
