@@ -7,15 +7,16 @@ from copy import copy
 from functools import cache
 from typing import Any
 
+from pydantic_core import to_json
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from deepnmt.decoding.translator import Hypothesis
 from deepnmt.languages import base_language, language_name
 from deepnmt.serving.limits import Limits, RefusedError
 from deepnmt.serving.markup import MarkupText
 from deepnmt.serving.models import Models, ServedModel
-from deepnmt.serving.responses import unless_gone
+from deepnmt.serving.responses import JsonAnswer, unless_gone
 from deepnmt.serving.sentences import fitted_gaps, split_sentences
 from deepnmt.serving.service import Service, off_loop
 from deepnmt.serving.shapes import DetectionAnswer, LanguageAnswer, LibreTranslateRequest, checked_texts
@@ -104,7 +105,7 @@ async def translate(service: Service, asked: LibreTranslateRequest, request: Req
         table["alternatives"] = rows[0][1:] if one else [others for _, *others in rows]
     if detected is not None:
         table["detectedLanguage"] = detected.model_dump() if one else [detected.model_dump()] * len(rows)
-    return JSONResponse(table)
+    return JsonAnswer(await off_loop(size, to_json, table))
 
 
 async def _model(

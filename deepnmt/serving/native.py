@@ -13,7 +13,7 @@ from deepnmt.decoding.translator import Hypothesis
 from deepnmt.serving.batch_queue import Hypotheses, Options, size_of
 from deepnmt.serving.limits import Limits, RefusedError
 from deepnmt.serving.models import ServedModel
-from deepnmt.serving.responses import LineStream, unless_gone
+from deepnmt.serving.responses import JsonAnswer, LineStream, unless_gone
 from deepnmt.serving.sentences import Sentence, fitted_gaps, split_sentences
 from deepnmt.serving.service import Service, off_loop
 from deepnmt.serving.shapes import TranslateRequest, checked_texts
@@ -30,7 +30,7 @@ async def translate(service: Service, asked: TranslateRequest, request: Request)
     sentences = [(sentence.text, options) for sentences in split for sentence in sentences]
     found = await unless_gone(request.receive, service.translate_all(model, sentences))
     answer = await off_loop(sum(map(size_of, found)), _answer, model, split, found)
-    return Response(answer, media_type="application/json")
+    return JsonAnswer(answer)
 
 
 def _options(model: ServedModel, asked: TranslateRequest, limits: Limits) -> Options:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
-from starlette.responses import JSONResponse, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deepnmt.serving.limits import RefusedError
@@ -15,6 +15,7 @@ from deepnmt.serving.service import Service
 
 logger = logging.getLogger("deepnmt.serving")
 Result = TypeVar("Result")
+PIECE = 65_536  # bytes
 GONE = 499  # the client disconnected before the answer: a status for the metrics only
 # The page, its scripts and its styles come from this server and from nowhere else, and are those of its version.
 SAFETY = (
@@ -43,6 +44,19 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Re
 async def _disconnection(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+class JsonAnswer(Response):
+    """Sent in pieces, each when the client has read those before: until then its memory counts as in progress."""
+
+    media_type = "application/json"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for start in range(0, len(self.body), PIECE):
+            piece = bytes(self.body[start : start + PIECE])
+            more = start + PIECE < len(self.body)
+            await send({"type": "http.response.body", "body": piece, "more_body": more})
 
 
 class LineStream(StreamingResponse):

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 from deepnmt.errors import InputError
 from deepnmt.serving.limits import Gate
-from deepnmt.serving.protocol import MAX_HEADER_BYTES, bounded_protocol
+from deepnmt.serving.protocol import MAX_HEADER_BYTES, BoundedProtocol, bounded_protocol
 
 logger = logging.getLogger("deepnmt.serving")
 
@@ -33,6 +33,9 @@ class GracefulServer(uvicorn.Server):
         self._ends = self.gate.closed = True
 
     async def on_tick(self, counter: int) -> bool:
+        for connection in list(self.server_state.connections) if counter % 5 == 0 else ():  # twice a second
+            if isinstance(connection, BoundedProtocol):
+                connection.check()
         if self._ends and not self.should_exit:
             if self._deadline == math.inf:
                 logger.info("shutting down; requests in progress: %d", self.gate.requests)

@@ -122,7 +122,7 @@ def test_the_cache_is_bounded_in_bytes_with_alignments_counted():
         tracemalloc.stop()
     assert grown < 6e6
     assert service(app).models[0].cache.size <= 4e6
-    assert peak < 40e6
+    assert peak < 55e6, "with the answer of 11 MB that the client holds"
 
 
 def test_what_the_cache_counts_is_about_what_it_holds():

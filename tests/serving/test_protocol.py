@@ -90,6 +90,21 @@ def test_a_client_that_does_not_read_its_answer_is_disconnected(quick, stream):
     assert (service(app).gate.requests, service(app).gate.characters) == (0, 0)
 
 
+@mark.parametrize("fields", [{}, {"q": "", "target": "de"}])
+def test_an_answer_counts_as_work_until_the_client_has_read_it(fields):
+    app = shouting_app(translators=[Verbose()], batch_wait=0.0)
+    name = "q" if fields else "text"
+    fields = {**fields, name: " ".join(f"Sentence number {i}." for i in range(20))}
+    with listening(app) as address, connect(urlsplit(address), receive_buffer=4096) as opened:
+        opened.sendall(request(fields))
+        opened.recv(10)
+        assert service(app).gate.requests == 1, "its memory is not free yet"
+        size = 0
+        while size < 6_000_000:
+            size += len(opened.recv(1 << 20))
+    assert service(app).gate.requests == 0
+
+
 def test_connections_beyond_the_limit_are_refused_and_the_others_served(quick):
     _, address = quick
     silent = [connect(address) for _ in range(20)]
