@@ -19,7 +19,9 @@ DRAINED = 16  # a body up to this many times too long is read to its end, so tha
 MAX_FIELDS = 100
 MAX_PART_HEADER = 4_096  # bytes
 _BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
-_NAME = re.compile(rb'^content-disposition:[^\r\n]*?;[ \t]*name="([^"\r\n]*)"', re.IGNORECASE | re.MULTILINE)
+_NAME = re.compile(
+    rb'^content-disposition:[^\r\n]*?;[ \t]*name=(?:"([^"\r\n]*)"|([^\s;"]+))', re.IGNORECASE | re.MULTILINE
+)
 # Group 1 matches valid escapes; the rest are unpaired surrogates, which UTF-8 cannot encode.
 _ESCAPES = re.compile(
     r"(\\[^u]|\\u(?![dD][89a-fA-F])|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
@@ -63,25 +65,28 @@ async def _read(request: Request, limit: int, gate: Gate) -> bytes:
 def _parsed(body: bytes, content_type: str, limits: Limits) -> dict[str, Any]:
     kind = content_type.partition(";")[0].strip().lower()
     max_values = limits.max_texts + MAX_FIELDS
-    if kind == FORM and not body.lstrip().startswith(b"{"):  # curl -d announces a form whatever it sends
-        fields = _form(body, max_values)
-    elif kind == MULTIPART:
-        fields = _multipart(body, content_type, max_values)
-    elif kind in ("", "application/json", "text/plain", FORM) or kind.endswith("+json"):
-        fields = _json(body)
-    else:
-        raise RefusedError(415, f"the body must be application/json, {FORM} or {MULTIPART}")
+    try:
+        if kind == FORM and not body.lstrip().startswith(b"{"):  # curl -d announces a form whatever it sends
+            if body.count(b"&") >= max_values:
+                raise _too_many()
+            fields = _gathered(parse_qsl(body.decode(), keep_blank_values=True, errors="strict"))
+        elif kind == MULTIPART:
+            fields = _multipart(body, content_type, max_values)
+        elif kind in ("", "application/json", "text/plain", FORM) or kind.endswith("+json"):
+            fields = _json(body)
+        else:
+            raise RefusedError(415, f"the body must be application/json, {FORM} or {MULTIPART}")
+    except UnicodeDecodeError:
+        raise RefusedError(400, "the body is not UTF-8") from None
     if len(fields) > MAX_FIELDS:
         raise _too_many()
     return fields
 
 
 def _json(body: bytes) -> dict[str, Any]:
+    text = body.decode(json.detect_encoding(body))
     try:
-        text = body.decode(json.detect_encoding(body))
         fields = json.loads(_ESCAPES.sub(lambda match: match[1] or r"\ufffd", text) if r"\u" in text else text)
-    except UnicodeDecodeError:
-        raise RefusedError(400, "the body is not UTF-8") from None
     except json.JSONDecodeError as error:
         raise RefusedError(400, f"the body is not JSON: line {error.lineno}, column {error.colno}") from None
     except RecursionError:
@@ -91,14 +96,6 @@ def _json(body: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise RefusedError(422, 'the body must be a JSON object such as {"text": "Hello!"}')
     return fields
-
-
-def _form(body: bytes, max_values: int) -> dict[str, Any]:
-    try:
-        pairs = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=max_values)
-    except ValueError:
-        raise _too_many() from None
-    return _gathered(pairs)
 
 
 def _multipart(body: bytes, content_type: str, max_values: int) -> dict[str, Any]:
@@ -117,7 +114,7 @@ def _multipart(body: bytes, content_type: str, max_values: int) -> dict[str, Any
         if len(header) > MAX_PART_HEADER:
             raise RefusedError(400, f"the header of a part is longer than {MAX_PART_HEADER:,} bytes")
         if found and (name := _NAME.search(header)):
-            pairs.append((name[1].decode("utf-8", "replace"), content.decode("utf-8", "replace")))
+            pairs.append(((name[1] or name[2] or b"").decode(), content.decode()))
     return _gathered(pairs)
 
 

@@ -239,6 +239,7 @@ def test_a_request_over_a_limit_or_wrong_is_told_so(fields, status, message):
         (b'{"text": ' + b"1" * 6000 + b"}", {}, 400, "the body has a number with too many digits"),
         (b"<x/>", {"content-type": "application/xml"}, 415, "the body must be application/json"),
         (b"--x\r\n", {"content-type": "multipart/form-data; boundary=y"}, 422, "text is missing"),
+        (b"q=Gr%FC%DFe&target=de", {"content-type": "application/x-www-form-urlencoded"}, 400, "the body is not UTF-8"),
         (b"a=1&" * 20_000, {"content-type": "application/x-www-form-urlencoded"}, 413, "the body has too many fields"),
     ],
 )
@@ -396,9 +397,10 @@ def multipart(fields):
         ("/translate", json.dumps(FIELDS).encode(), {"content-type": "application/json; charset=utf-8"}),
         ("/translate", urlencode(FIELDS).encode(), FORM),
         ("/translate", multipart(FIELDS), MULTIPART),
+        ("/translate", re.sub(rb'name="(\w+)"', rb"name=\1", multipart(FIELDS)), MULTIPART),
         ("/translate?" + urlencode(FIELDS), b"", FORM),
     ],
-    ids=["json", "form", "multipart", "query"],
+    ids=["json", "form", "multipart", "multipart of .NET", "query"],
 )
 def test_libretranslates_clients_are_served_however_they_send(app, path, body, headers):
     answer = ask(app, "POST", path, body, headers)
