@@ -218,6 +218,33 @@ def test_a_file_is_translated_and_can_be_saved(browser, shouting, tmp_path):
         browser.evaluate("1")
 
 
+@mark.parametrize(
+    ("content", "expected"),
+    [
+        ("Grüße.".encode("utf-16"), "GRÜSSE."),
+        ("Grüße.".encode("cp1252"), "GRÜSSE."),
+        (b"PK\x03\x04\0\0", "The page says: a.txt is not a text file of at most 5 MB."),
+    ],
+)
+def test_files_of_other_encodings_and_kinds(browser, shouting, tmp_path, content, expected):
+    (tmp_path / "a.txt").write_bytes(content)
+    browser.open(shouting[1])
+    browser.choose_file("#file", tmp_path / "a.txt")
+    problem = "document.getElementById('problem').textContent"
+    says = f"{problem} ? 'The page says: ' + {problem} : {TEXT}"
+    browser.wait(f"({says}) === {json.dumps(expected)}")
+
+
+def test_dragged_text_is_left_to_the_browser(browser, shouting):
+    browser.open(shouting[1])
+    dragged = """((type, data) => { const event = new DragEvent(type, {dataTransfer: data, cancelable: true});
+        dispatchEvent(event); return event.defaultPrevented; })"""
+    for kind in ("dragover", "drop"):
+        for fill, is_ours in (("setData('text/plain', 'x')", False), ("items.add(new File(['x'], 'x.txt'))", True)):
+            script = f"{dragged}('{kind}', (() => {{ const d = new DataTransfer(); d.{fill}; return d; }})())"
+            assert browser.evaluate(script) is is_ours
+
+
 def test_models_can_be_chosen_and_languages_swapped(browser, shouting):
     _, address = shouting
     browser.open(address)

@@ -1,10 +1,11 @@
 // The translation view: type, pause, read; aligned words are highlighted; alternatives for each sentence.
 
 import { translate, translateStream } from "./api.js";
-import { parts, sourcesOf, spans, targetsOf } from "./words.js";
+import { decoded, parts, sourcesOf, spans, targetsOf } from "./words.js";
 
 const PAUSE = 350; // milliseconds without a key before translating
 const LONG = 2500; // characters; for longer texts, alternatives and alignments are fetched when a sentence is selected
+const MAX_FILE = 5e6; // bytes
 const RICH = { nbest: 4, alignments: true };
 const byId = (id) => document.getElementById(id);
 const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
@@ -224,8 +225,10 @@ export function startTranslate(limits) {
 
   async function open(file) {
     if (!file) return;
+    const text = file.size > MAX_FILE ? "\0" : decoded(await file.arrayBuffer());
+    if (text.includes("\0")) return problem(`${file.name} is not a text file of at most ${MAX_FILE / 1e6} MB.`);
     fileName = file.name;
-    source.value = (await file.text()).replace(/\r\n?/g, "\n").replace(/^\ufeff/, "");
+    source.value = text.replace(/\r\n?/g, "\n");
     changed();
     run();
   }
@@ -325,12 +328,15 @@ export function startTranslate(limits) {
   byId("copy").addEventListener("click", copy);
   byId("download").addEventListener("click", save);
   addEventListener("online", run);
+  const hasFile = (event) => event.dataTransfer.types.includes("Files"); // dragged text is the browser's business
   addEventListener("dragover", (event) => {
+    if (!hasFile(event)) return;
     event.preventDefault();
     document.body.classList.add("dropping");
   });
   addEventListener("dragleave", ({ relatedTarget }) => relatedTarget ?? document.body.classList.remove("dropping"));
   addEventListener("drop", (event) => {
+    if (!hasFile(event)) return;
     event.preventDefault();
     document.body.classList.remove("dropping");
     open(event.dataTransfer.files[0]);
