@@ -11,8 +11,8 @@ from urllib.parse import parse_qsl
 
 from starlette.requests import ClientDisconnect, Request
 
-from deepnmt.serving.limits import Gate, Limits, RefusedError
-from deepnmt.serving.service import off_loop
+from deepnmt.serving.limits import Limits, RefusedError
+from deepnmt.serving.service import Service, off_loop
 
 FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 DRAINED = 16  # a body up to this many times too long is read to its end, so that the client receives the refusal
@@ -29,11 +29,12 @@ _ESCAPES = re.compile(
 )
 
 
-async def read_fields(request: Request, limits: Limits, gate: Gate) -> dict[str, Any]:
+async def read_fields(request: Request, service: Service) -> dict[str, Any]:
     """The fields of the query and of the body; those of the body win."""
+    limits = service.limits
     try:
         async with asyncio.timeout(limits.upload_timeout):
-            body = await _read(request, limits.max_body_bytes, gate)
+            body = await _read(request, service)
     except TimeoutError:
         raise RefusedError(408, f"the body did not arrive within {limits.upload_timeout:g} seconds") from None
     except ClientDisconnect:
@@ -45,18 +46,18 @@ async def read_fields(request: Request, limits: Limits, gate: Gate) -> dict[str,
     return {name: value for name, value in fields.items() if value is not None}  # as if they had not been sent
 
 
-async def _read(request: Request, limit: int, gate: Gate) -> bytes:
-    body, size = bytearray(), 0
+async def _read(request: Request, service: Service) -> bytes:
+    body, size, limit = bytearray(), 0, service.limits.max_body_bytes
     try:
         async for chunk in request.stream():
             size += len(chunk)
             if size <= limit:
-                gate.receive(len(chunk))
+                service.receive(len(chunk))
                 body += chunk
             elif size > limit * DRAINED:
                 break
     finally:
-        gate.received_bytes -= len(body)
+        service.received_bytes -= len(body)
     if size > limit:
         raise RefusedError(413, f"the body is longer than {limit:,} bytes")
     return bytes(body)

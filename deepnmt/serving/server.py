@@ -102,7 +102,7 @@ def _add_translate(app: FastAPI, service: Service) -> None:
 
 async def _asked(request: Request, service: Service) -> TranslateRequest | LibreTranslateRequest:
     """Other fields, which may be large, must not be kept while the request waits."""
-    fields = await read_fields(request, service.limits, service.gate)
+    fields = await read_fields(request, service)
     if "q" in fields and "text" not in fields:
         return checked(LibreTranslateRequest, fields, 400, service.limits)
     return checked(TranslateRequest, fields, 422, service.limits)
@@ -122,7 +122,7 @@ def _add_libretranslate(app: FastAPI, service: Service) -> None:
         openapi_extra={"requestBody": {"required": True, "content": content}},
     )
     async def detect(request: Request) -> list[DetectionAnswer]:
-        fields = await read_fields(request, service.limits, service.gate)
+        fields = await read_fields(request, service)
         asked = checked(DetectRequest, fields, 400, service.limits)
         return [await libretranslate.detect(service.models, checked_texts(asked.q, service.limits))]
 
@@ -164,13 +164,13 @@ def _add_facts(app: FastAPI, service: Service) -> None:
     )
     async def health(response: Response) -> HealthAnswer:
         failing = [failure for model in service.models if (failure := model.queue.failure)]
-        status: Status = "shutting down" if service.gate.closed else "failing" if failing else "ok"
+        status: Status = "shutting down" if service.closed else "failing" if failing else "ok"
         response.status_code = 200 if status == "ok" else 503
         return HealthAnswer(status=status, models=[model.name for model in service.models], failing=failing)
 
     @app.get("/metrics", summary="Counters for Prometheus", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(service.metrics.text(service.gauges()), media_type="text/plain; version=0.0.4")
 
 
 def _add_page(app: FastAPI) -> None:

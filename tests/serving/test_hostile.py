@@ -154,7 +154,7 @@ def test_ignored_fields_are_not_kept_while_a_request_waits():
             tracemalloc.start()
             try:
                 waiting = [asyncio.create_task(asking(app, "POST", "/translate", body)) for _ in range(20)]
-                while service(app).gate.requests < 20:
+                while service(app).requests < 20:
                     await asyncio.sleep(0.01)
                 for _ in range(500):  # a thread that has just parsed a body drops it only when it runs again
                     if (held := tracemalloc.get_traced_memory()[0]) < 10e6:
@@ -175,7 +175,7 @@ def test_an_answer_that_would_be_too_long_is_refused_and_can_be_streamed():
     answer = post(app, fields)
     assert answer.status == 413
     assert answer.json()["error"].startswith("the answer is longer than 3,000,000 bytes; ")
-    assert service(app).gate.requests == 0
+    assert service(app).requests == 0
     assert post(app, {**fields, "stream": True}).lines()[-1] == {"done": True}
     assert post(app, {**fields, "nbest": 1}).status == 200
 
@@ -188,7 +188,7 @@ def test_rich_requests_count_for_more_at_the_gate():
         with translator.held():
             rich = {"text": "x" * 50, "nbest": 4, "alignments": True}
             taken = asyncio.create_task(asking(app, "POST", "/translate", rich))
-            while service(app).gate.requests < 1:
+            while service(app).requests < 1:
                 await asyncio.sleep(0.001)
             refused = await asking(app, "POST", "/translate", rich)
         return await taken, refused

@@ -191,10 +191,10 @@ def test_typing_on_gives_up_what_is_not_wanted_any_more(browser, shouting):
     browser.open(address)
     browser.type("do wait")
     browser.press("Enter", control=True)
-    while not service(app).gate.requests:
+    while not service(app).requests:
         browser.evaluate("1")
     browser.point("#clear", click=True)
-    while service(app).gate.requests:
+    while service(app).requests:
         browser.evaluate("1")
     patient.go.set()
     browser.type("hello")
@@ -285,13 +285,13 @@ def test_languages_of_one_model_can_be_chosen_and_swapped(browser):
 def test_what_the_server_refuses_is_said_on_the_page(chromium, browser, shouting):
     app, address = shouting
     browser.open(address)
-    service(app).gate.closed = True
+    service(app).closed = True
     try:
         browser.type("hello")
         told = browser.wait("document.getElementById('problem').textContent")
         assert told == "Translation failed: the server is shutting down and accepts no new requests."
     finally:
-        service(app).gate.closed = False
+        service(app).closed = False
     browser.type(" again")
     says(browser, "HELLO AGAIN")
     assert browser.evaluate("document.getElementById('problem').hidden")

@@ -94,7 +94,7 @@ def test_a_second_signal_ends_it_at_once():
     app = shouting_app()
     server = make_server(app)
     server.handle_exit(signal.SIGTERM, None)
-    assert (service(app).gate.closed, server.should_exit) == (True, False)
+    assert (service(app).closed, server.should_exit) == (True, False)
     server.handle_exit(signal.SIGTERM, None)
     assert (server.should_exit, server.force_exit) == (True, True)
 
@@ -120,7 +120,7 @@ def test_a_model_that_never_answers_keeps_it_no_longer_than_the_grace(fields, ca
             assert (answer.status, json.loads(answer.read())) == (503, {"error": "the server is shutting down"})
         connection.close()
         assert not service(app).models.close(), "the model is still busy"
-    assert service(app).gate.requests == 0
+    assert service(app).requests == 0
     assert "Traceback" not in caplog.text
 
 

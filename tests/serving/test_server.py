@@ -277,7 +277,7 @@ def test_too_many_requests_at_once_are_refused_and_the_others_served():
     async def run():
         with shouter(app).held():
             taken = [asyncio.create_task(asking(app, "POST", "/translate", {"text": "x"})) for _ in range(3)]
-            while service(app).gate.requests < 3:
+            while service(app).requests < 3:
                 await asyncio.sleep(0.001)
             refused = [await asking(app, "POST", "/translate", {"text": "x", "stream": s}) for s in (False, True)]
         return await asyncio.gather(*taken), refused
@@ -288,7 +288,7 @@ def test_too_many_requests_at_once_are_refused_and_the_others_served():
         assert answer.status == 429
         assert answer.json() == {"error": "3 requests are being served already; try again shortly"}
         assert answer.headers["retry-after"] == "1"
-    assert (service(app).gate.requests, service(app).gate.characters) == (0, 0)
+    assert (service(app).requests, service(app).characters) == (0, 0)
 
 
 def test_too_many_characters_waiting_are_refused():
@@ -297,7 +297,7 @@ def test_too_many_characters_waiting_are_refused():
     async def run():
         with shouter(app).held():
             taken = asyncio.create_task(asking(app, "POST", "/translate", {"text": "x" * 200}))  # it is alone
-            while service(app).gate.requests < 1:
+            while service(app).requests < 1:
                 await asyncio.sleep(0.001)
             refused = await asking(app, "POST", "/translate", {"q": "x", "target": "de"})
         return await taken, refused
@@ -317,7 +317,7 @@ def test_what_takes_too_long_is_given_up_and_leaves_the_queue():
             assert answer.json()["error"].startswith("the translation took longer than 0.1 seconds")
         lines = post(app, {"text": "One. Two.", "stream": True}).lines()
         assert list(lines[-1]) == ["error"], "a stream has said 200 already: its last line says what went wrong"
-    assert service(app).gate.requests == 0
+    assert service(app).requests == 0
     service(app).limits.__dict__["timeout"] = 30
     assert post(app, {"text": "again"}).status == 200
     assert shouter(app).calls[-1][0] == ["again"], "what was given up is not translated any more"
@@ -337,7 +337,7 @@ def test_a_client_that_leaves_takes_its_sentences_along(app):
                 await asyncio.sleep(0.001)
             leave.set()
             await asyncio.gather(*going)
-            assert service(app).gate.requests == 1
+            assert service(app).requests == 1
         await busy
         return await asking(app, "POST", "/translate", {"text": "next"})
 
@@ -352,8 +352,8 @@ def test_a_sentence_on_which_the_model_fails_is_an_error_of_the_server_and_only_
     assert "failed on a batch" in caplog.text
 
 
-def test_a_closed_gate_refuses_with_503_and_health_says_so(app):
-    service(app).gate.closed = True
+def test_a_closed_service_refuses_with_503_and_health_says_so(app):
+    service(app).closed = True
     for fields in ({"text": "x"}, {"text": "x", "stream": True}, {"q": "x", "target": "de"}):
         answer = post(app, fields)
         assert answer.status == 503

@@ -141,6 +141,6 @@ def test_lines_of_100k_characters(line):
 
 
 def test_after_all_that_nothing_is_left_behind(app):
-    assert (service(app).gate.requests, service(app).gate.characters) == (0, 0)
+    assert (service(app).requests, service(app).characters) == (0, 0)
     assert service(app).models[0].queue.depth == 0
     assert post(app, {"text": "still here"}).json()["translations"][0]["text"] == "STILL HERE"
