@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import re
 import sys
 from threading import Thread
 
@@ -58,6 +59,9 @@ def run(arguments: argparse.Namespace) -> None:
     limits = settings_in(Limits, arguments)
     if arguments.grace < 0:
         raise InputError(f"--grace must be at least 0, not {arguments.grace:g}")
+    for origin in arguments.allow_origin:
+        if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/]+", origin):
+            raise InputError(f"--allow-origin must be * or an origin such as https://example.org, not {origin}")
     use_threads(arguments.threads)
     device = choose_device(arguments.device)
     logging.basicConfig(level=logging.INFO, format="deepnmt: %(message)s", stream=sys.stderr)

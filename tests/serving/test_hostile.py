@@ -38,6 +38,9 @@ HOSTILE = {
     "many texts": (JSON, json.dumps({"text": ["a"] * 700_000}).encode()),
     "halves of characters": (JSON, b'{"text": "' + b"\\ud800" * 600_000 + b'"}'),
 } | {
+    f"a line of {unit}": (JSON, json.dumps({"text": unit * (99_000 // len(unit))}).encode())
+    for unit in ("x", ".", "word ", "a.\u200b", "א. ", "<")
+} | {
     name: (JSON, json.dumps({"q": document, "target": "de", "format": "html"}).encode())
     for name, document in {
         "tags": "<b>" * 33_000,
@@ -89,6 +92,8 @@ def test_a_hostile_body_keeps_nobody_waiting(small_heap, caplog, kind, body):
     started = time.process_time()
     answer, ticks = asyncio.run(run())
     assert answer.status < 500, answer.json()
+    if answer.status == 200 and "text" in (fields := json.loads(body)):
+        assert answer.json()["translations"][0]["text"].replace(" ", "") == fields["text"].upper().replace(" ", "")
     assert max(after - before for before, after in pairwise(ticks)) < 0.3
     assert time.process_time() - started < 3
     assert len(caplog.text) < 1_000

@@ -156,6 +156,10 @@ def test_a_folder_may_have_an_equals_sign_and_a_name_a_slash(phrase_folder, tmp_
         (["{model}", "{model}"], "two models are called en-de: rename one, as in other={model}"),
         (["{model}", "--timeout", "0"], "timeout = 0.0 must be at least 1"),
         (["{model}", "--grace", "-1"], "--grace must be at least 0, not -1"),
+        (
+            ["{model}", "--allow-origin", "https://a.org/"],
+            "--allow-origin must be * or an origin such as https://example.org, not https://a.org/",
+        ),
         (["{model}", "--threads", "0"], "threads must be at least 1, not 0"),
         (["{model}", "--port", "99999"], "cannot listen on port 99999: choose a --port from 0 to 65535"),
         (["{model}", "--host", "no such host"], "cannot listen on no such host port 8000"),
