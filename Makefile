@@ -2,6 +2,7 @@
 # Each sets itself up. `make demo MINUTES=4 TARGET=fr` takes another time and language.
 PYTHON ?= python3
 BIN = .venv/bin
+TORCH_NEEDS = torch|filelock|fsspec|jinja2|markupsafe|mpmath|networkx|setuptools|sympy|typing_extensions
 PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 # A file of tests stays on one worker, which shares its models; tests/conftest.py puts the long files first.
@@ -14,7 +15,7 @@ LAWS = tests/test_architecture.py tests/test_settings.py tests/test_recipes.py t
 NUMERICS = tests/model tests/decoding tests/training/test_loss.py tests/training/test_trainer.py \
 	tests/training/test_resume.py tests/training/test_muon.py tests/serving/test_batch_queue.py
 
-.PHONY: demo test check numerics soak lint format clean installed install
+.PHONY: demo test check numerics soak lint format clean installed install constraints
 
 demo: installed
 	$(BIN)/python -m deepnmt demo $${TARGET:+--target "$$TARGET"} $${MINUTES:+--minutes "$$MINUTES"}
@@ -41,9 +42,9 @@ format: installed
 	$(BIN)/python -m ruff format .
 	$(BIN)/python -m ruff check --fix .
 
-# Installs the first time, when pyproject.toml has changed, and when `make TORCH=...` names a build of torch.
+# Installs the first time, when the requirements have changed, and when `make TORCH=...` names a build of torch.
 installed:
-	@test -z "$(TORCH)" && cmp -s pyproject.toml .venv/installed || $(MAKE) install
+	@test -z "$(TORCH)" && cat pyproject.toml constraints.txt 2>/dev/null | cmp -s - .venv/installed || $(MAKE) install
 
 # torch is named first and pinned: this release has a build without gigabytes of CUDA.
 install:
@@ -51,8 +52,15 @@ install:
 		{ echo 'deepnmt needs Python 3.11 or newer; where python3 is older: make PYTHON=python3.11' >&2; exit 1; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(PIP) install $${TORCH:-torch==2.13.0}
-	$(PIP) install --editable '.[dev]'
-	@cp pyproject.toml .venv/installed
+	$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	@cat pyproject.toml constraints.txt > .venv/installed
+
+# Replaces the versions in constraints.txt by the newest; run the tests before you commit them.
+constraints:
+	rm -rf .venv
+	: > constraints.txt
+	$(MAKE) install
+	$(PIP) freeze --exclude-editable | grep -viE '^($(TORCH_NEEDS))==' > constraints.txt
 
 clean:
 	rm -rf .venv demo .mypy_cache .ruff_cache .hypothesis
