@@ -53,6 +53,8 @@ def prepare(
     for name, pair in (corpora or {}).items():
         if files.get(name):
             raise InputError(f"two corpora have the name {name!r}")
+        if isinstance(pair, str | Path) or len(pair) != 2:
+            raise InputError(f"corpus {name!r} must be a source file and a target file, not {pair!r}")
         files[name] = (ParallelFile(*map(Path, pair)),)
     files = {name: listed for name, listed in files.items() if listed}
     if workers is not None and workers < 1:

@@ -85,6 +85,8 @@ class _Reader:
             self._language = attributes.get("xml:lang") or attributes.get("lang", "")
         elif name in TEXTS and not self._alternatives:
             self._text, self._length = [], 0
+            if name != "seg":
+                self._language = attributes.get("xml:lang") or self._sides[name == "target"]
             if name == "target" and attributes.get("state") in UNTRANSLATED:
                 self._is_translated = False
 
@@ -99,7 +101,8 @@ class _Reader:
         name = tag.rpartition(":")[2]
         if self._text is not None:
             if name in TEXTS:
-                self._keep(name, "".join(self._text))
+                self.languages.add(self._language or "unknown")
+                self._texts.setdefault(self._language, "".join(self._text))
                 self._text = None
             else:
                 self._codes -= name in CODES
@@ -107,11 +110,6 @@ class _Reader:
             self._alternatives -= 1
         elif self._kind and name == UNIT[self._kind]:
             self._finish()
-
-    def _keep(self, name: str, text: str) -> None:
-        language = self._language if name == "seg" else self._sides[name == "target"]
-        self.languages.add(language)
-        self._texts.setdefault(language, text)
 
     def _finish(self) -> None:
         source, target = (self._in(language) for language in self.wanted)

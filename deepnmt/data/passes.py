@@ -85,16 +85,19 @@ class SpoolChunk:
         return lines[: len(self.numbers)], lines[len(self.numbers) : -1]
 
 
-def count_words(stride: int, chunks: Sequence[SpoolChunk]) -> tuple[dict[str, int], dict[str, int], int, int]:
-    """The word counts of source and target in every `stride`-th line, the number of these lines, and of all pairs."""
+def count_words(stride: int, chunks: Sequence[tuple[int, SpoolChunk]]) -> tuple[dict[str, int], dict[str, int], int]:
+    """The word counts of source and target in every `stride`-th pair of the corpora, and the number of these pairs.
+
+    Each chunk comes with the number of pairs before it.
+    """
     counts: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
-    lines_counted = 0
-    for chunk in chunks:
+    counted = 0
+    for before, chunk in chunks:
         for counter, lines in zip(counts, chunk.read(), strict=True):
-            taken = lines[::stride]
-            counter.update(" ".join(taken).split(" "))
-        lines_counted += len(taken)
-    return dict(counts[0]), dict(counts[1]), lines_counted, sum(len(chunk.numbers) for chunk in chunks)
+            if taken := lines[-before % stride :: stride]:
+                counter.update(" ".join(taken).split(" "))
+        counted += len(taken)
+    return dict(counts[0]), dict(counts[1]), counted
 
 
 @dataclass(frozen=True)
@@ -115,8 +118,8 @@ def encode(tokenizers: TokenizerPair, settings: CleaningSettings, tag: str | Non
     dropped = ReasonCounts()
     kept: tuple[list[bytes], list[bytes]] = ([], [])
     for i, pair in enumerate(pairs):
-        reason = None
-        if settings.length_unit == "subwords":
+        reason = None if pair[0] and pair[1] else "empty"  # a SentencePiece model may normalise a text to nothing
+        if reason is None and settings.length_unit == "subwords":
             reason = settings.judge_lengths(len(pair[0]) // 4, len(pair[1]) // 4)
         if reason is not None:
             dropped.add(reason, f"{chunk.input_file}:{chunk.numbers[i]}", texts[0][i], texts[1][i])

@@ -13,6 +13,9 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
+from glob import escape
+from itertools import accumulate
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +56,8 @@ class CorpusInput:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", self.name):
             raise InputError(f"corpus name {self.name!r} may only contain letters, digits, '_', '-' and '.'")
-        if not self.weight > 0:
-            raise InputError(f"the weight of corpus {self.name} is {self.weight}; it must be above zero")
+        if not 0 < self.weight < inf:
+            raise InputError(f"the weight of corpus {self.name} is {self.weight}; it must be above zero and finite")
         if self.tag is not None and (not self.tag or self.tag.split() != [self.tag]):
             raise InputError(f"the tag of corpus {self.name} is {self.tag!r}; it must be one word")
 
@@ -85,6 +88,7 @@ def make_dataset(
             with WorkerPool(workers or available_cores()) as pool:
                 meta = preparation.run(folder, pool, held_out)
             write_json(folder / "dataset.json", meta)
+            check_out(out, overwrite, "a dataset", "dataset.json")  # again: another process may have made it meanwhile
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise RunError(f"no space left to write {out} ({error.strerror}); nothing was written") from error
@@ -211,24 +215,25 @@ class _Preparation:
             subwords = learning.from_codes(self.codes, words, self.settings)
         else:
             with progress("learning subwords", sum(different), unit="words") as shown:
-                subwords = self.workers.call(learning.learn, words, self.settings, waiting=lambda: shown.advance(0))
+                (subwords,) = self.workers.in_order(partial(learning.learn, settings=self.settings), [words])
                 shown.advance(sum(different))
         return TokenizerPair(*(Tokenizer(*side, self.tags) for side in zip(subwords, self.preprocessors, strict=True)))
 
     def _count_words(self, chunks: list[SpoolChunk]) -> tuple[tuple[dict[str, int], dict[str, int]], int]:
-        total = sum(len(chunk.numbers) for chunk in chunks)
+        *before, total = accumulate((len(chunk.numbers) for chunk in chunks), initial=0)
         stride = -(-total // self.settings.tokenizer_lines)
         words: tuple[dict[str, int], dict[str, int]] = ({}, {})
         lines = 0
         # Several chunks at a time, since most of the time goes into adding up the workers' counts.
-        groups = [chunks[start : start + _CHUNKS_COUNTED] for start in range(0, len(chunks), _CHUNKS_COUNTED)]
-        with progress("counting words", total, unit="pairs") as shown:
-            for *sides, counted, pairs in self.workers.in_order(partial(count_words, stride), groups):
+        numbered = list(zip(before, chunks, strict=True))
+        groups = [numbered[start : start + _CHUNKS_COUNTED] for start in range(0, len(chunks), _CHUNKS_COUNTED)]
+        with progress("counting words", -(-total // stride), unit="pairs") as shown:
+            for *sides, counted in self.workers.in_order(partial(count_words, stride), groups):
                 for table, counts in zip(words, sides, strict=True):
                     for word, count in counts.items():
                         table[word] = table.get(word, 0) + count
                 lines += counted
-                shown.advance(pairs)
+                shown.advance(counted)
         return words, lines
 
     def _encode(self, corpus: CorpusInput, chunks: list[SpoolChunk], tokenizers: TokenizerPair) -> dict[str, Any]:
@@ -265,7 +270,7 @@ def _nothing_left(corpus: CorpusInput, dropped: ReasonCounts) -> str:
 
 def _remove_leftovers(out: Path) -> None:
     """Remove what killed processes left next to `out`, but not the files of running ones."""
-    for folder in out.parent.glob(f".{out.name}.*.partial"):
+    for folder in out.parent.glob(f".{escape(out.name)}.*.partial"):
         number = folder.name.split(".")[-2]
         if number.isdecimal():
             try:
