@@ -252,8 +252,11 @@ class TokenizerPair:
 
     def for_languages(self, source: str | None, target: str | None) -> "TokenizerPair":
         """The pair for these languages; None keeps the current one."""
+        if source is target is None:
+            return self
         source, target = source or self.source.language, target or self.target.language
-        if (source, target) == (self.source.language, self.target.language):
+        is_tagged = all(side.begin for side in (self.source, self.target) if side.languages)
+        if is_tagged and (source, target) == (self.source.language, self.target.language):
             return self
         for code, known, side in zip((source, target), self.languages, ("source", "target"), strict=True):
             if code not in known:
