@@ -38,11 +38,13 @@ class ReasonCounts:
             texts = {"source": source[:_EXAMPLE_CHARACTERS], "target": target[:_EXAMPLE_CHARACTERS]}
             examples.append({"where": where, **texts})
 
-    def merge(self, other: "ReasonCounts") -> None:
+    def merge(self, other: "ReasonCounts") -> int:
+        """Add the counts and examples of another, and return the sum of its counts."""
         self.counts.update(other.counts)
         for reason, further in other.examples.items():
             examples = self.examples.setdefault(reason, [])
             examples += further[: EXAMPLES_PER_REASON - len(examples)]
+        return other.counts.total()
 
     def table(self) -> dict[str, Any]:
         """The entry of dataset.json."""

@@ -10,7 +10,6 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from glob import escape
@@ -27,11 +26,12 @@ from deepnmt.data import learning
 from deepnmt.data.cleaning import ReasonCounts, SeenKeys, pair_keys
 from deepnmt.data.dataset import DATASET_FORMAT, CorpusWriter, Dataset, train_file_name
 from deepnmt.data.held_out import HeldOut, sample
-from deepnmt.data.parallel import CHUNK_PAIRS, ParallelFile, RawChunk, parallel_chunks
+from deepnmt.data.parallel import CHUNK_PAIRS, ParallelFile, parallel_chunks
 from deepnmt.data.passes import CleanChunk, Cleaner, SpoolChunk, count_words, encode
 from deepnmt.data.prepare_settings import REASONS, PrepareSettings
 from deepnmt.data.subword_nmt import Codes
 from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
+from deepnmt.data.vocabulary import UNK
 from deepnmt.data.worker_pool import WorkerPool
 from deepnmt.devices import available_cores
 from deepnmt.errors import InputError, RunError
@@ -105,7 +105,6 @@ class _Preparation:
     def __init__(self, corpora: list[CorpusInput], settings: PrepareSettings) -> None:
         self.corpora, self.settings = corpora, settings
         self.dropped = {corpus.name: ReasonCounts() for corpus in corpora}
-        self.read = dict.fromkeys(self.dropped, 0)
         self.sampled = np.empty(0, np.uint64)  # the keys of the pairs held out
         self.tags = tuple(dict.fromkeys(corpus.tag for corpus in corpora if corpus.tag))
         self.preprocessors = [
@@ -127,17 +126,18 @@ class _Preparation:
         self.folder, self.workers = folder, workers
         started = time.monotonic()
         held_out = {
-            split: self._held_out(split, files, parallel_chunks(files, CHUNK_PAIRS)) if files else None
+            split: HeldOut(split, files, parallel_chunks(files, CHUNK_PAIRS), self.preprocessors, self.known_tags)
             for split, files in held_out_files.items()
+            if files
         }
         if self.settings.hold_out:
-            held_out["valid"] = self._sample(self.settings.hold_out, [one for one in held_out.values() if one])
+            held_out["valid"] = self._sample(self.settings.hold_out, list(held_out.values()))
         with tempfile.TemporaryDirectory(prefix="spool-", dir=folder) as spool:
-            chunks = self._clean(Path(spool), [one for one in held_out.values() if one])
+            chunks = self._clean(Path(spool), list(held_out.values()))
             tokenizers = self.given or self._learn(chunks)
             tokenizers.save(folder)
             train = [self._encode(corpus, chunks[corpus.name], tokenizers) for corpus in self.corpora]
-        splits = {split: one and one.write(folder, tokenizers, self.settings) for split, one in held_out.items()}
+        splits = {split: one.write(folder, tokenizers, self.settings) for split, one in held_out.items()}
         return {
             "format": DATASET_FORMAT,
             "deepnmt": __version__,
@@ -149,13 +149,10 @@ class _Preparation:
             "target_vocab_size": tokenizers.target.vocab_size,
             "tokenizer": self.tokenizer_meta,
             "train": train,
-            **splits,
+            **{split: splits.get(split) for split in held_out_files},
             "cleaning": {name: dropped.table() for name, dropped in self.dropped.items()},
             "seconds": round(time.monotonic() - started, 1),
         }
-
-    def _held_out(self, split: str, files: tuple[ParallelFile, ...], chunks: Iterable[RawChunk]) -> HeldOut:
-        return HeldOut(split, files, chunks, self.preprocessors, self.known_tags)
 
     def _sample(self, count: int, others: list[HeldOut]) -> HeldOut:
         """A validation set from the first corpus without a tag; back-translations have one."""
@@ -163,7 +160,8 @@ class _Preparation:
         if not untagged:
             raise InputError("hold_out needs a corpus without a tag")
         files = untagged[0].files
-        held_out = self._held_out("valid", files, [sample(files, count, self.cleaner, others)])
+        chosen = sample(files, count, self.cleaner, others)
+        held_out = HeldOut("valid", files, [chosen], self.preprocessors, self.known_tags)
         self.sampled = pair_keys(*held_out.keys)
         return held_out
 
@@ -175,14 +173,13 @@ class _Preparation:
             for corpus in self.corpora:
                 dropped, chunks = self.dropped[corpus.name], parallel_chunks(corpus.files, CHUNK_PAIRS)
                 for chunk in self.workers.in_order(self.cleaner, chunks):
-                    dropped.merge(chunk.dropped)
-                    self.read[corpus.name] += chunk.pairs_read
+                    pairs = len(chunk.numbers) + dropped.merge(chunk.dropped)
                     rows = self._without_repetitions(chunk, seen, held_out, dropped)
                     if len(rows):
                         path = spool / f"{corpus.name}-{len(kept[corpus.name])}"
                         path.write_bytes(b"".join(side[i] + b"\n" for side in chunk.lines for i in rows))
                         kept[corpus.name].append(SpoolChunk(path, chunk.file, chunk.numbers[rows]))
-                    shown.advance(chunk.pairs_read)
+                    shown.advance(pairs)
                 if not kept[corpus.name]:
                     raise InputError(_nothing_left(corpus, dropped))
         return kept
@@ -244,17 +241,17 @@ class _Preparation:
             progress(f"encoding {corpus.name}", sum(len(chunk.numbers) for chunk in chunks), unit="pairs") as shown,
             CorpusWriter(self.folder, train_file_name(corpus.name), tokenizers.vocab_sizes) as writer,
         ):
-            for chunk in self.workers.in_order(partial(encode, tokenizers, self.settings, corpus.tag), chunks):
-                writer.append(chunk.source, chunk.target)
-                dropped.merge(chunk.dropped)
-                unknown += chunk.unknown
-                shown.advance(chunk.pairs_read)
+            encode_chunk = partial(encode, tokenizers, self.settings, corpus.tag)
+            for source, target, too_long in self.workers.in_order(encode_chunk, chunks):
+                writer.append(source, target)
+                unknown += [np.count_nonzero(side.ids == UNK) for side in (source, target)]
+                shown.advance(len(source) + dropped.merge(too_long))
             if not writer.pairs:
                 raise InputError(_nothing_left(corpus, dropped))
         return {
             "name": corpus.name,
             "files": [list(map(str, file.paths)) for file in corpus.files],
-            "pairs_read": self.read[corpus.name],
+            "pairs_read": writer.pairs + dropped.counts.total(),
             **writer.counts(),
             "source_unknown": int(unknown[0]),
             "target_unknown": int(unknown[1]),
