@@ -60,8 +60,10 @@ class Judge:
 
     def __init__(self, settings: CleaningSettings, languages: Sequence[str]) -> None:
         self.keep, self._made_of = frozenset(settings.keep), (settings, languages)
-        self._foreign_reason, is_foreign = _LANGUAGE_CHECKS.get(settings.language_check, ("", None))
-        self._is_foreign = [is_foreign(language) for language in languages] if is_foreign else None
+        self._foreign_reason, check = _LANGUAGE_CHECKS.get(settings.language_check, ("", None))
+        self._is_foreign = [check(language) for language in languages] if check else None
+        if self._foreign_reason in self.keep:
+            self._is_foreign = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Judge, self._made_of

@@ -88,6 +88,7 @@ def test_the_script_check_wants_a_third_of_the_letters(
 ) -> None:
     judge = Judge(limits(language_check="script", keep=("identical",)), languages)
     assert judge(source, target) == reason
+    assert Judge(limits(language_check="script", keep=("identical", "script")), languages)(source, target) is None
 
 
 def test_the_language_check_sees_a_third_language_in_lines_long_enough_to_tell() -> None:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from streams import EOS, epoch_of, rows_of
 
 from deepnmt.data.batching import BatchingConfig, BatchStream
 from deepnmt.data.corpus_mixture import Mixture
@@ -69,18 +70,9 @@ def test_a_stream_mixes_corpora_by_weight_and_reads_each_from_its_own(layout: st
     meta = {"train": [{"name": "genuine", "weight": 3.0}, {"name": "empty"}, {"name": "back", "weight": 9.0}]}
     stream = BatchStream.of(Dataset(Path(), meta, corpora, None, None), config, seed=0)
     drawn: Counter[str] = Counter()
-    while True:
-        update = next(stream)
-        for batch in update.batches:
-            for position, sentence in enumerate(batch.sentences.tolist()):
-                name, base = ("genuine", 0) if sentence < 40 else ("back", 40)
-                drawn[name] += 1
-                expected = corpora[name].source[sentence - base].tolist()
-                if layout == "padded":
-                    assert batch.source[position, : len(expected)].tolist() == expected
-                else:
-                    start = int(batch.source_offsets[position])  # type: ignore[union-attr]
-                    assert batch.source[start : start + len(expected)].tolist() == expected
-        if update.is_last_of_epoch:
-            break
+    for batch in (batch for update in epoch_of(stream) for batch in update.batches):
+        for sentence, (source, *_) in zip(batch.sentences.tolist(), rows_of(batch), strict=True):
+            name, base = ("genuine", 0) if sentence < 40 else ("back", 40)
+            drawn[name] += 1
+            assert source == [*corpora[name].source[sentence - base], EOS]
     assert drawn == {"genuine": 120, "back": 50}
