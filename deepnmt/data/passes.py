@@ -83,10 +83,13 @@ class SpoolChunk:
         return lines[: len(self.numbers)], lines[len(self.numbers) : -1]
 
 
-def count_words(stride: int, chunks: Sequence[tuple[int, SpoolChunk]]) -> tuple[dict[str, int], dict[str, int], int]:
+def count_words(
+    stride: int, longest: float, chunks: Sequence[tuple[int, SpoolChunk]]
+) -> tuple[dict[str, int], dict[str, int], int]:
     """The word counts of source and target in every `stride`-th pair of the corpora, and the number of these pairs.
 
-    Each chunk comes with the number of pairs before it.
+    Each chunk comes with the number of pairs before it. Words of more than `longest` characters are left out: a single
+    line of encoded data would fill a vocabulary with its pieces.
     """
     counts: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
     counted = 0
@@ -95,7 +98,8 @@ def count_words(stride: int, chunks: Sequence[tuple[int, SpoolChunk]]) -> tuple[
             if taken := lines[-before % stride :: stride]:
                 counter.update(" ".join(taken).split(" "))
         counted += len(taken)
-    return dict(counts[0]), dict(counts[1]), counted
+    source, target = ({word: n for word, n in counter.items() if len(word) <= longest} for counter in counts)
+    return source, target, counted
 
 
 def encode(

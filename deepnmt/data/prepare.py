@@ -31,7 +31,7 @@ from deepnmt.data.passes import CleanChunk, Cleaner, SpoolChunk, count_words, en
 from deepnmt.data.prepare_settings import REASONS, PrepareSettings
 from deepnmt.data.subword_nmt import Codes
 from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
-from deepnmt.data.vocabulary import UNK
+from deepnmt.data.vocabulary import SPECIAL_PIECES, UNK
 from deepnmt.data.worker_pool import WorkerPool
 from deepnmt.devices import available_cores
 from deepnmt.errors import InputError, RunError
@@ -58,8 +58,10 @@ class CorpusInput:
             raise InputError(f"corpus name {self.name!r} may only contain letters, digits, '_', '-' and '.'")
         if not 0 < self.weight < inf:
             raise InputError(f"the weight of corpus {self.name} is {self.weight}; it must be above zero and finite")
-        if self.tag is not None and (not self.tag or self.tag.split() != [self.tag]):
-            raise InputError(f"the tag of corpus {self.name} is {self.tag!r}; it must be one word")
+        if self.tag is not None and (self.tag.split() != [self.tag] or self.tag in SPECIAL_PIECES):
+            raise InputError(
+                f"the tag of corpus {self.name} is {self.tag!r}; it must be one word, not a special symbol"
+            )
 
 
 def make_dataset(
@@ -206,6 +208,11 @@ class _Preparation:
     def _learn(self, chunks: Chunks) -> TokenizerPair:
         """Second pass: count words, and learn subwords from the counts."""
         words, lines = self._count_words([chunk for listed in chunks.values() for chunk in listed])
+        if not all(words):
+            longest = f"{self.settings.longest_word():,} characters"
+            raise InputError(
+                f"every word is longer than {longest}, too long for max_length = {self.settings.max_length}"
+            )
         different = [len(side) for side in words]
         self.tokenizer_meta = {"given": False, "learnt_from_pairs": lines, "different_words": different}
         if self.codes:
@@ -225,10 +232,11 @@ class _Preparation:
         numbered = list(zip(before, chunks, strict=True))
         groups = [numbered[start : start + _CHUNKS_COUNTED] for start in range(0, len(chunks), _CHUNKS_COUNTED)]
         with progress("counting words", -(-total // stride), unit="pairs") as shown:
-            for *sides, counted in self.workers.in_order(partial(count_words, stride), groups):
+            count = partial(count_words, stride, self.settings.longest_word())
+            for *sides, counted in self.workers.in_order(count, groups):
                 for table, counts in zip(words, sides, strict=True):
-                    for word, count in counts.items():
-                        table[word] = table.get(word, 0) + count
+                    for word, number in counts.items():
+                        table[word] = table.get(word, 0) + number
                 lines += counted
                 shown.advance(counted)
         return words, lines

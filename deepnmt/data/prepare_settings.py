@@ -29,6 +29,7 @@ REASONS = {
     "duplicate": "exact duplicate",
 }
 LEAST_COVERAGE = 0.98  # SentencePiece refuses less
+LONGEST_PIECE = 16  # in characters, by default in SentencePiece
 RATIO_FREE_LENGTH = 10  # ratios of a few words mean nothing: "shopping list" is one word in German
 
 
@@ -94,6 +95,11 @@ class PrepareSettings(CleaningSettings, SubwordSettings):
             raise InputError(f"character_coverage = {self.character_coverage} must be from {LEAST_COVERAGE} to 1")
         if self.tokenizer and self.codes:
             raise InputError("give either tokenizer or codes, not both")
+
+    def longest_word(self) -> float:
+        """A pair with a word of more characters is certainly too long in subwords, and dropped when it is encoded."""
+        is_limited = self.length_unit == "subwords" and "too-long" not in self.keep and not self.codes
+        return LONGEST_PIECE * self.max_length if self.max_length and is_limited else inf
 
     def table(self) -> dict[str, Any]:
         """Plain values for dataset.json."""

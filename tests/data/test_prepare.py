@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import random
 import shlex
 import signal
 import subprocess
@@ -251,6 +252,21 @@ def test_a_held_out_line_that_begins_with_a_tag_is_encoded_and_compared_like_a_t
     assert dataset.meta["cleaning"]["train"]["overlap"]["count"] == 2
 
 
+def test_a_line_of_encoded_data_does_not_fill_the_vocabulary(tmp_path: Path) -> None:
+    pairs, draw = english_german(200), random.Random(0)
+    junk = ["".join(draw.choices("abcdefghijklmnop", k=20_000)) for _ in range(2)]
+    for name, listed in (("clean", pairs), ("dirty", [*pairs, (junk[0], junk[1])])):
+        (tmp_path / name).mkdir()
+        make(tmp_path / name, listed)
+    clean, dirty = (Dataset.open(tmp_path / name / "data") for name in ("clean", "dirty"))
+    assert clean.tokenizers.source.pieces == dirty.tokenizers.source.pieces
+    assert dirty.meta["cleaning"]["train"]["too-long"]["count"] == 1
+    with pytest.raises(InputError, match=r"every word is longer than 1,600 characters, too long for max_length = 100"):
+        make(tmp_path / "dirty", [(junk[0], junk[1])], overwrite=True)
+    kept = make(tmp_path / "dirty", [*pairs, (junk[0], junk[1])], keep=["too-long"], overwrite=True)
+    assert kept.tokenizers.source.pieces != clean.tokenizers.source.pieces
+
+
 def test_separate_vocabularies_have_sizes_of_their_own(tmp_path: Path) -> None:
     dataset = make(tmp_path, english_german(200), joint=False, vocab_size=(330, 360), min_frequency=1)
     assert not dataset.meta["shared_vocabulary"]
@@ -345,6 +361,7 @@ BAD_INPUT = {
     "{both} --keep utf8": "invalid choice: 'utf8'",
     "{both} --tag 'bt=<bt>'": "tags names corpus 'bt'; the corpora are train",
     "{both} --tag 'train=a b'": "must be one word",
+    "{both} --tag 'train=</s>'": "must be one word, not a special symbol",
     "{both} --tag train": "--tag 'train' must be NAME=VALUE",
     "{both} --weight train=much": "'much' is not a number",
     "{both} --weight train=-1": "must be above zero",
