@@ -26,8 +26,7 @@ def iterate_memory(path: Path, source_lang: str, target_lang: str) -> Iterator[b
     reader = _Reader(path, (source_lang, target_lang))
     found = False
     for block in chain(iterate_blocks(path), [b""]):
-        reader.feed(block, is_last=not block)
-        for pair in reader.taken():
+        for pair in reader.feed(block):
             found = True
             yield b"\t".join(" ".join(text.split()).encode("utf-8") for text in pair)
     if not found:
@@ -56,18 +55,17 @@ class _Reader:
         parser.EntityDeclHandler = self._refuse_entity
         parser.SkippedEntityHandler = lambda name, _: self._refuse_entity(name)
 
-    def feed(self, block: bytes, is_last: bool = False) -> None:
+    def feed(self, block: bytes) -> list[tuple[str, str]]:
+        """Parse a block (an empty one is the end), and return the pairs that it completes."""
+        self._pairs = []
         try:
-            self._parser.Parse(block, is_last)
+            self._parser.Parse(block, not block)
         except expat.ExpatError as error:
             where = f"{self.path}, line {error.lineno:,}"
             raise InputError(f"{where}: not well-formed XML ({expat.ErrorString(error.code)})") from error
         except (LookupError, ValueError) as error:
             raise InputError(f"{self.path} has an unknown encoding: {error}") from error
-
-    def taken(self) -> list[tuple[str, str]]:
-        pairs, self._pairs = self._pairs, []
-        return pairs
+        return self._pairs
 
     def _start(self, tag: str, attributes: Mapping[str, str]) -> None:
         name = tag.rpartition(":")[2]

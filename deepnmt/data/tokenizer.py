@@ -178,7 +178,6 @@ class Tokenizer:
         return [openings[tag] + ids for (tag, _), ids in zip(tagged, encoded, strict=True)]
 
     def split_tag(self, text: str) -> tuple[str, str]:
-        """The tag at the beginning of a text, or an empty string; and the rest of the text."""
         return split_tag(text, self._tag_ids)
 
     def decode(self, ids: Iterable[int]) -> str:

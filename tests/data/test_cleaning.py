@@ -106,7 +106,7 @@ def test_a_language_that_the_check_does_not_know_is_refused(check: str) -> None:
         Judge(limits(language_check=check), ("en", "xx"))
 
 
-def test_counteds_merge_counts_and_keep_the_first_examples() -> None:
+def test_merging_adds_counts_and_keeps_the_first_examples() -> None:
     total = ReasonCounts()
     for start in (0, 2, 4):
         part = ReasonCounts()
