@@ -31,7 +31,7 @@ class Average:
 
     model: Path
     checkpoints: list[str]
-    bleu: list[float]  # with best_on_valid: validation BLEU of the average of the last 1, 2, ... N
+    bleu: list[float]  # with best_on_valid: validation BLEU of the average of the last (or best) 1, 2, ... N
 
 
 def average(
@@ -51,20 +51,22 @@ def average(
 
     last: average the last N checkpoints of the kind `of` (by default epochs, or steps if no epoch has ended).
     best: instead, the N with the best validation scores. steps: instead, those of these steps.
-    best_on_valid: of the averages of the last 1 to N, keep the one with the best BLEU on the validation set of `data`
-        (by default the run's), decoded with the run's settings unless `beam` is given.
+    best_on_valid: of the averages of the last (or best) 1 to N, keep the one with the best BLEU on the validation set
+        of `data` (by default the run's), decoded with the run's settings unless `beam` is given.
     """
     run, out = Path(run), Path(out)
     about = read_about(run)
     for name, count in {"last": last, "best": best, "beam": beam}.items():
         if count is not None and count < 1:
             raise InputError(f"{name} = {count} must be at least 1")
+    if of not in (None, "epochs", "steps"):
+        raise InputError(f'of = {of!r} must be "epochs" or "steps"')
     if out.exists():
         raise InputError(f"{out} already exists; choose another --out")
     if steps:
         paths: Sequence[Path] = checkpoints_at(run, steps)
     elif best is not None:
-        paths = best_checkpoints(run, best)
+        paths = best_checkpoints(run, best)[::-1]  # the best last, so that it is in every window of best_on_valid
     else:
         kind = None if of is None else of.removesuffix("s")
         paths = last_checkpoints(run, last, kind)

@@ -1,8 +1,6 @@
 """`deepnmt.train`: train a model from a recipe and a dataset."""
 
-import json
 import signal
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Any
 
 import torch
 
-from deepnmt.config import Recipe, change_recipe, load_recipe
+from deepnmt.config import Overrides, Recipe, load_recipe
 from deepnmt.data.dataset import Dataset
 from deepnmt.decoding.config import DecodingConfig
 from deepnmt.decoding.translator import Translator
@@ -29,8 +27,6 @@ from deepnmt.training.config import TrainingConfig
 from deepnmt.training.curves import read_log
 from deepnmt.training.distributed import World, join_world
 from deepnmt.training.validation import TextMetrics
-
-Overrides = Iterable[str] | Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -112,7 +108,9 @@ def _resolve_all(
     """The recipe and the verified dataset: as given, or those of the run that is resumed."""
     stored = out / folder.RECIPE
     if resume and stored.is_file():
-        recipe, data = recipe or stored, data or folder.read_about(out)["data"]
+        recipe, data = recipe or stored, data or Path(folder.read_about(out)["data"])
+        if isinstance(data, Path) and not data.exists():
+            raise InputError(f"{data}, the dataset of {out}, does not exist; pass its new location as --data")
     if data is None:
         raise InputError(f"--data is missing, and {out} holds no run to resume")
     dataset = data if isinstance(data, Dataset) else Dataset.open(Path(data))
@@ -121,7 +119,7 @@ def _resolve_all(
         if start is None:
             raise InputError("give a recipe, or a model to fine-tune (--from MODEL)")
         recipe = fine_tuning(start)
-    return resolve_recipe(recipe, dataset, overrides), dataset
+    return load_recipe(recipe, overrides, dataset), dataset
 
 
 def fine_tuning(model: Path) -> Recipe:
@@ -140,15 +138,6 @@ def fine_tuning(model: Path) -> Recipe:
     own = load_meta(model).get("decoding", {})
     decoding = {field.name: own[field.name] for field in fields(DecodingConfig) if field.name in own}
     return Recipe(model=load_config(model), training=training, decoding=from_table(DecodingConfig, decoding))
-
-
-def resolve_recipe(recipe: str | Path | Recipe, dataset: Dataset, overrides: Overrides = ()) -> Recipe:
-    """The recipe with its overrides applied and with the vocabulary sizes of the dataset."""
-    if isinstance(overrides, Mapping):
-        overrides = [f"{name}={json.dumps(value)}" for name, value in overrides.items()]
-    if isinstance(recipe, Recipe):
-        return change_recipe(recipe, list(overrides), dataset)
-    return load_recipe(str(recipe), list(overrides), dataset)
 
 
 def _train(recipe: Recipe, dataset: Dataset, out: Path, world: World, resume: bool, start: Path | None) -> Run:

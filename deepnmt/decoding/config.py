@@ -14,6 +14,9 @@ class DecodingConfig:
     length_penalty: float = 0.6
     keep_placeholders: bool = False  # restore placeholders, URLs and e-mail addresses that the model loses
 
+    def __post_init__(self) -> None:
+        check_bounds(self, "beam", least=1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig(DecodingConfig):
@@ -26,7 +29,7 @@ class SearchConfig(DecodingConfig):
     stop_early: bool = True
 
     def __post_init__(self) -> None:
-        check_bounds(self, "beam", least=1)
+        super().__post_init__()
         check_bounds(self, "patience", above=0)
         if not 1 <= self.nbest <= self.most_hypotheses:
             raise ValueError(f"nbest must be between 1 and the beam ({self.beam}), not {self.nbest}")

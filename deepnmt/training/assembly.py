@@ -26,7 +26,7 @@ from deepnmt.model.connections import CONNECTIONS
 from deepnmt.model.growing import with_depth
 from deepnmt.model.initialization import branch_variances, start_from, starts_from_data
 from deepnmt.model.kernels.compilers import start_compilers
-from deepnmt.model.storage import WEIGHTS, fill, load_config, load_meta, read_tensors, weights
+from deepnmt.model.storage import WEIGHTS, fill, load_config, load_meta, read_weights, weights
 from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.model.transformer import Transformer
 from deepnmt.progress import say
@@ -212,7 +212,7 @@ def build_objective(
     torch.manual_seed(config.seed)
     model = Transformer(shape)
     if start is not None:
-        fill(weights(model), read_tensors(start / WEIGHTS), start / WEIGHTS)
+        fill(weights(model), read_weights(start), start / WEIGHTS)
     model.to(world.device)
     if config.activation_checkpointing:
         model.checkpoint_activations()

@@ -1,6 +1,5 @@
 """One model from several checkpoints: the mean of their weights, in float64."""
 
-import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,15 +8,18 @@ from torch import Tensor
 
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.errors import InputError
-from deepnmt.files import replacing
-from deepnmt.model.storage import load_config, write_model
-from deepnmt.training.checkpoint import age, best_first, list_checkpoints, read_state, read_weights, step_of
+from deepnmt.files import read_toml, replacing
+from deepnmt.model.storage import load_config, read_weights, write_model
+from deepnmt.training.checkpoint import age, best_first, find_damage, list_checkpoints, read_state, step_of
 from deepnmt.training.config import TrainingConfig
 from deepnmt.training.folder import CHECKPOINTS, MODEL, RECIPE, copy_tokenizers
 
 
 def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
     """The mean of the checkpoints' weights. In float64 the mean of equal float32 numbers is exact."""
+    for path in paths:
+        if (damage := find_damage(path)) is not None:
+            raise InputError(f"{path} is damaged ({damage})")
     first = read_weights(paths[0])
     sums = {name: weight.double() for name, weight in first.items()}
     for path in paths[1:]:
@@ -115,5 +117,4 @@ def export_model(run: Path, config: TrainingConfig) -> str:
 
 def read_decoding(run: Path) -> dict[str, Any] | None:
     """The [decoding] section of the run's recipe: the default settings for translating with its model."""
-    recipe = run / RECIPE
-    return tomllib.loads(recipe.read_text(encoding="utf-8")).get("decoding") if recipe.is_file() else None
+    return read_toml(run / RECIPE).get("decoding") if (run / RECIPE).is_file() else None

@@ -85,10 +85,11 @@ def describe(line: Mapping[str, Any], max_steps: int, left: timedelta | None) ->
     kind, where = line["kind"], f"step {line['step']:,}/{max_steps:,}"
     if kind == "train":
         memory = f"  {line['memory_gib']:.1f} GiB" if line.get("memory_gib") else ""
+        gradient = "overflow" if line["grad_norm"] is None else f"{line['grad_norm']:.2f}"
         eta = f"  eta {left}" if left is not None else ""
         return (
             f"{where}  epoch {line['epoch']}  loss {line['loss']:.3f}  ppl {line['ppl']:.2f}  lr {line['lr']:.2e}  "
-            f"gradient {line['grad_norm']:.2f}  {line['tokens_per_second']:,.0f} tokens/s{memory}{eta}"
+            f"gradient {gradient}  {line['tokens_per_second']:,.0f} tokens/s{memory}{eta}"
         )
     if kind == "validation":
         scores = "".join(f"  {name} {value:.2f}" for name, value in line.items() if name in ("bleu", "chrf"))

@@ -25,8 +25,8 @@ MAY_CHANGE = {
     *("training.keep_last", "training.keep_best", "training.keep_epochs", "training.best_by"),
     *("training.validation_beam", "training.validation_lines", "training.export", "training.average_last"),
     *("training.rollbacks", "training.rollback_factor", "training.tensorboard", "training.wandb_project"),
-    *("training.parallel", "training.distributed_timeout_seconds"),
-    *("decoding.beam", "decoding.length_penalty"),
+    *("training.parallel", "training.distributed_timeout_seconds", "training.activation_checkpointing"),
+    *("decoding.beam", "decoding.length_penalty", "decoding.keep_placeholders"),
 }
 
 

@@ -1,5 +1,6 @@
 """The training loop: what happens at every step, and at every N steps."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -148,9 +149,15 @@ def _move(
 def log(state: TrainingState, update: Update, norms: GradientNorms, job: Job) -> None:
     _stop_if_diverged(state, job)
     loss, nll, tokens, skipped = state.window.tolist()
-    loss, nll = loss / max(tokens, 1), nll / max(tokens, 1)
+    scale = {"loss_scale": float(state.loss_scale.factor), "skipped": int(skipped)} if state.loss_scale.dynamic else {}
     state.window.zero_()
-    layers, device = norms.by_layer(), job.world.device
+    if not tokens:
+        text = f"the gradients overflowed, so {int(skipped):,} updates were skipped and the loss scale was halved"
+        job.curves.write("overflow", state.step, text=text, **scale)
+        return
+    loss, nll = loss / tokens, nll / tokens
+    is_finite, device = math.isfinite(norms.total), job.world.device  # that of a skipped update is not
+    layers = norms.by_layer() if is_finite else {}
     job.curves.write(
         "train",
         state.step,
@@ -159,11 +166,11 @@ def log(state: TrainingState, update: Update, norms: GradientNorms, job: Job) ->
         nll=nll,
         ppl=perplexity(nll),
         lr=learning_rate(state.step - 1, job.config) * state.rate_factor,
-        grad_norm=float(norms.total),
+        grad_norm=float(norms.total) if is_finite else None,
         tokens=int(tokens),
         tokens_per_second=job.speed.read(),
         memory_gib=torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
-        **({"loss_scale": float(state.loss_scale.factor), "skipped": int(skipped)} if state.loss_scale.dynamic else {}),
+        **scale,
         layers=layers,
     )
     if job.config.diagnose:

@@ -45,8 +45,8 @@ class Validation:
     matrices: dict[str, Tensor] = field(default_factory=dict)  # the connection weights of each stack
 
     def score(self, metric: Metric) -> float:
-        """Higher is better. Without translations only the loss counts."""
-        return self.scores.get(metric, -self.loss)
+        """Higher is better, and a loss that is not finite is the worst. Without translations only the loss counts."""
+        return self.scores.get(metric, -self.loss if math.isfinite(self.loss) else -math.inf)
 
 
 class Validator:

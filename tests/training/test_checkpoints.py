@@ -125,7 +125,8 @@ def test_without_best_checkpoints_to_keep_only_the_regular_ones_are_saved(tmp_pa
     with open_job(tmp_path, config) as (run, job):
         job.validate = lambda model: Validation(1.0, 1.0, {"bleu": next(scores)})
         train(run, job)
-    assert names((tmp_path / "checkpoints").iterdir()) == ["step-00000004", "step-00000008", "step-00000012"]
+    assert names(job.checkpoints.all()) == ["step-00000004", "step-00000008", "step-00000012"]
+    assert not (tmp_path / "best.json").exists()
 
 
 def test_without_epochs_to_keep_the_newest_checkpoint_still_stays(tmp_path):
@@ -154,6 +155,31 @@ def test_checkpoint_is_a_model_folder(finished):
     model = load_model(path)
     assert model.config == CONFIG_MODEL
     assert torch.equal(model.output_weight, load_file(path / "model.safetensors")["source_embedding.tokens.weight"])
+
+
+def test_a_checkpoint_with_a_moving_average_translates_with_it(tmp_path):
+    """As it was validated, and as RUN/model will."""
+    state = run_to_end(tmp_path, replace(TRAINING, max_steps=5, ema_decay=0.5))
+    model = load_model(tmp_path / "checkpoints" / "step-00000005")
+    assert all(torch.equal(p, state.ema.shadow[name]) for name, p in model.named_parameters())
+    assert not torch.equal(model.output_weight, state.model.output_weight)
+
+
+def test_what_else_is_in_the_folder_is_left_alone(tmp_path):
+    run_to_end(tmp_path, replace(TRAINING, max_steps=5))
+    others = ["step-00000005-copy", "step-best", "notes-on-epoch-1"]
+    for name in others:
+        (tmp_path / "checkpoints" / name).mkdir()
+    with open_job(tmp_path, TRAINING) as (run, job):
+        assert run.step == 5
+        train(run, job)
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {*others, *names(job.checkpoints.all())}
+
+
+def test_best_pointer_goes_when_no_best_checkpoint_is_kept(tmp_path):
+    for config in (TRAINING, replace(TRAINING, max_steps=30, keep_best=0)):
+        run_to_end(tmp_path, config)
+    assert not (tmp_path / "best.json").exists()
 
 
 def test_average_of_one_is_the_identity(finished, tmp_path):

@@ -16,11 +16,13 @@ from pathlib import Path
 import pytest
 import small  # one thread, here as in the processes that are started: the number of threads decides the last bit
 from processes import Process
+from ranks import free_port
 from safetensors.torch import load_file
 
 import deepnmt
 from deepnmt.cli import main
 from deepnmt.decoding.translator import Translator
+from deepnmt.errors import InputError
 from deepnmt.evaluation.scores import quick_scores
 from deepnmt.training.curves import read_log
 
@@ -223,6 +225,7 @@ def test_signals_save_and_end_with_one_sentence(place, number, status):
         ([], "separate", "shares embeddings, but"),
         (["training.wandb_project=x"], "joint", "wandb is not installed"),
         (["batching.max_length=1"], "joint", "nothing to train on"),
+        (["--tokens-per-update", "0"], "joint", "training: tokens_per_update = 0 must be at least 1"),
     ],
 )
 def test_refusals_leave_nothing_behind(more, data, message, place, capsys, unchanged):
@@ -248,6 +251,20 @@ def test_changed_recipe_and_other_data_are_refused_by_name(place, capsys, unchan
     with unchanged(place):
         assert main([*arguments(place, "run", "model.share_embeddings=false", data="separate"), "--resume"]) == 2
     assert "was started with model.share_embeddings = true, and now" in capsys.readouterr().err
+
+
+def test_a_recipe_may_have_an_equals_sign_in_its_path(place, capsys):
+    shutil.copytree(place / "joint", place / "lr=1")
+    recipe = shutil.copy(place / "tiny.toml", place / "lr=1" / "tiny.toml")
+    words = [str(recipe), "training.max_steps=2", "training.tensorboard=false", "--data", str(place / "lr=1")]
+    assert main(["train", *words, "--out", str(place / "equal")]) == 0
+    shutil.rmtree(place / "lr=1")
+    assert main(["train", "--resume", "--out", str(place / "equal")]) == 2
+    told = capsys.readouterr().err
+    assert (
+        f"{place / 'lr=1'}, the dataset of {place / 'equal'}, does not exist; pass its new location as --data" in told
+    )
+    assert main(["train", "--resume", "--data", str(place / "joint"), "--out", str(place / "equal")]) == 0
 
 
 def test_separate_vocabularies_train_without_sharing(place, capsys):
@@ -301,6 +318,11 @@ def test_training_and_averaging_from_python(place):
     averaged = deepnmt.average(made.folder, place / "python-average", last=2, of="steps")
     assert averaged.checkpoints == ["step-00000004", "step-00000006"]
     deepnmt.load_model(averaged.model)
+    best = json.loads((made.folder / "best.json").read_text())["checkpoint"]
+    averaged = deepnmt.average(made.folder, place / "python-best", best=2, best_on_valid=True)
+    assert averaged.checkpoints[-1] == Path(best).name, "the best is in every window"
+    with pytest.raises(InputError, match="of = 'foo' must be"):
+        deepnmt.average(made.folder, place / "more", of="foo")
 
 
 def torchrun(words, namespace=None):
@@ -344,6 +366,23 @@ def test_lost_worker_is_replaced_and_the_run_goes_on_from_its_checkpoint(place):
     assert [line["step"] for line in lines] == list(range(5, 61, 5))
     alone = [line["loss"] for line in read_log(place / "run") if line["kind"] == "train"]
     assert [line["loss"] for line in lines] == pytest.approx(alone, rel=2e-3)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_loses_another_ends_with_one_sentence(place, victim):
+    run, words = place / f"lost{victim}", arguments(place, f"lost{victim}", "training.max_steps=100000")
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    with ExitStack() as stack:
+        ranks = [
+            stack.enter_context(Process(main, [*words, "--device", "cpu"], RANK=str(rank), **world)) for rank in (0, 1)
+        ]
+        wait_for_step(run, 5, ranks[0])
+        ranks[victim].kill()
+        left = ranks[1 - victim]
+        assert left.wait(60) == 1
+        last = left.output.strip().splitlines()[-1]
+    sentence = "lost another rank, which was killed or has crashed; --resume continues from the last checkpoint"
+    assert last == f"deepnmt: {'' if victim else 'rank 1: '}{sentence}"
 
 
 @pytest.fixture
