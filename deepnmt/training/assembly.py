@@ -47,7 +47,7 @@ from deepnmt.training.optimizer import optimizer_tensors
 from deepnmt.training.schedule import encoder_depth
 from deepnmt.training.state import TrainingState
 from deepnmt.training.trainer import Job, is_save_due
-from deepnmt.training.validation import TextMetrics, Validator, score_measure
+from deepnmt.training.validation import TextMetrics, Validator
 
 GUESSING_SAMPLE = 5_000_000
 WORK_SPACES = 2**27  # bytes that the matrix library keeps for a stream
@@ -76,7 +76,14 @@ def open_run(
             held.enter_context(hold_lock(out, LOCK_WAIT_SECONDS if world.size > 1 else 0))
         stored = folder.read_recipe(out) if is_resumed else None
         recipe = settle(recipe, dataset, world, stored)
-        start = check(recipe, dataset, out, stored, start)
+        if recipe.training.wandb_project is not None:
+            require_wandb()
+        if stored is not None:
+            folder.check_recipe(out, stored, recipe)
+            folder.check_tokenizers(out, dataset)
+            start = folder.initial_model(out, start)
+        elif start is not None:
+            check_start(start, first_model(recipe), dataset)
         checkpoints = Checkpoints(out / folder.CHECKPOINTS, world, recipe)
         newest = checkpoints.newest() if is_resumed else None
         stream = open_stream(recipe, dataset, world, read_json(newest / STATE)["data"] if newest else None)
@@ -84,10 +91,10 @@ def open_run(
             state, engine = build_training(recipe, world, first_model(recipe), start, stream)
         else:
             state, engine = build_training(recipe, world, load_config(newest))
-        state.measure = score_measure(recipe, dataset, metrics)
+        validate = Validator(recipe, dataset, engine.objective, world, metrics) if dataset.valid else None
+        state.measure = validate.measure if validate else ""
         if newest is not None:
             checkpoints.load(newest, state)
-        validate = Validator(recipe, dataset, engine.objective, world, metrics) if dataset.valid else None
 
         if world.is_main:  # from here on files are written
             if not is_resumed:
@@ -95,8 +102,7 @@ def open_run(
                 held.enter_context(hold_lock(out))
                 folder.check_folder(out, resume=False)  # again, now that nobody else can write
             folder.write_folder(out, recipe, dataset.folder, start)
-            say_how_it_starts(recipe, state.step, engine)
-            say_what_is_new(dataset, stream, newest, state.measure)
+            announce(recipe, dataset, stream, state, engine, newest)
         held.callback(checkpoints.wait)  # a thread may still be writing when the lock would be released
         world.agree(None)
         if newest is not None and newest.name.startswith("epoch") and is_save_due(state, recipe.training):
@@ -109,7 +115,12 @@ def open_run(
             open_updates=partial(open_updates, stream, world),
             checkpoints=checkpoints,
             curves=held.enter_context(open_curves(recipe, out, state, world)),
-            diagnosis=build_diagnosis(recipe, dataset),
+            diagnosis=Diagnosis(
+                recipe.training,
+                guessing_nll(dataset),
+                is_post_norm=SUBLAYERS[recipe.model.sublayer_of(recipe.model.encoder).kind].placement == "post",
+                has_shortcuts=CONNECTIONS[recipe.model.encoder.connection.kind].has_shortcuts,
+            ),
             interruption=held.enter_context(heed_signals()),
             validate=validate,
         )
@@ -118,17 +129,15 @@ def open_run(
 
 def settle(recipe: Recipe, dataset: Dataset, world: World, stored: Recipe | None) -> Recipe:
     """The recipe with what depends on the device: the layout of batches and the memory plan, made once for a run."""
-    batching = recipe.batching
-    if batching.layout == "auto":
+    if recipe.batching.layout == "auto":
         layout: Literal["packed", "padded"] = "packed" if world.device.type == "cuda" else "padded"
-        batching = replace(batching, layout=layout)
-    recipe = replace(recipe, batching=batching)
-    if not recipe.training.plan_memory:
-        return recipe
-    tokens = stored.batching.tokens_per_batch if stored else plan_memory(recipe, dataset, world)
-    if world.is_main:
-        say(f"batching.tokens_per_batch = {tokens:,} by the memory plan")
-    return replace(recipe, batching=replace(batching, tokens_per_batch=tokens))
+        recipe = replace(recipe, batching=replace(recipe.batching, layout=layout))
+    if recipe.training.plan_memory:
+        tokens = stored.batching.tokens_per_batch if stored else plan_memory(recipe, dataset, world)
+        recipe = replace(recipe, batching=replace(recipe.batching, tokens_per_batch=tokens))
+        if world.is_main:
+            say(f"batching.tokens_per_batch = {tokens:,} by the memory plan")
+    return recipe
 
 
 def first_model(recipe: Recipe) -> ModelConfig:
@@ -137,23 +146,10 @@ def first_model(recipe: Recipe) -> ModelConfig:
     return recipe.model if depth is None else with_depth(recipe.model, depth)
 
 
-def check(recipe: Recipe, dataset: Dataset, out: Path, stored: Recipe | None, start: Path | None) -> Path | None:
-    """Refuse what does not fit the run that is resumed, or the MODEL that a new one starts from; returns the MODEL."""
-    if recipe.training.wandb_project is not None:
-        require_wandb()
-    if stored is not None:
-        folder.check_recipe(out, to_table(stored), to_table(recipe))
-        folder.check_tokenizers(out, dataset.tokenizers, dataset.folder)
-        return folder.initial_model(out, start)
-    if start is not None:
-        check_start(start, first_model(recipe), dataset)
-    return start
-
-
 def check_start(start: Path, model: ModelConfig, dataset: Dataset) -> None:
     """Refuse to start from a model of another shape or with other subwords than the dataset has."""
     load_meta(start)
-    folder.check_tokenizers(start, dataset.tokenizers, dataset.folder)
+    folder.check_tokenizers(start, dataset)
     stored, wanted = folder.flatten(to_table(load_config(start))), folder.flatten(to_table(model))
     for name in [name for name in stored if not name.endswith("dropout")]:
         if stored[name] != wanted.get(name):
@@ -163,27 +159,32 @@ def check_start(start: Path, model: ModelConfig, dataset: Dataset) -> None:
             )
 
 
-def say_how_it_starts(recipe: Recipe, step: int, engine: EagerEngine) -> None:
-    """What is trained, on what and for how long."""
+def announce(
+    recipe: Recipe,
+    dataset: Dataset,
+    stream: BatchStream,
+    state: TrainingState,
+    engine: EagerEngine,
+    newest: Path | None,
+) -> None:
+    """Say what is trained, on what and for how long, and whatever is unusual about it."""
+    config, device = recipe.training, engine.world.device
     size = sum(parameter.numel() for parameter in engine.parameters)
-    start = f"resuming from step {step:,}" if step else "training"
+    start = f"resuming from step {state.step:,}" if state.step else "training"
     ranks = f"{engine.world.size} x " if engine.world.size > 1 else ""
-    length = f"{recipe.training.max_steps:,} steps of {recipe.training.tokens_per_update:,} target tokens"
-    say(f"{start}: {size:,} parameters, {length}, on {ranks}{device_name(str(engine.world.device))}")
-    if not step and engine.world.device.type == "cpu" and recipe.training.precision == "bf16" and not multiplies_bf16():
-        say("this CPU has no bf16 instructions: training.precision=fp32 is faster")
-
-
-def say_what_is_new(dataset: Dataset, stream: BatchStream, newest: Path | None, measure: str) -> None:
-    """Which pairs a new run skips, and how it is validated, if that is unusual."""
+    length = f"{config.max_steps:,} steps of {config.tokens_per_update:,} target tokens"
+    say(f"{start}: {size:,} parameters, {length}, on {ranks}{device_name(str(device))}")
     if not dataset.valid:
         best = "the last checkpoint will count as the best (`deepnmt prepare --hold-out N` makes a validation set)"
         say(f"{dataset.folder} has no validation set: {best}")
-    if newest is None:
-        if report := stream.pairs.report():
-            say(report)
-    elif (before := read_state(newest).get("measure", measure)) != measure:
-        say(f"validation has changed from {before} to {measure}: earlier scores no longer count")
+    if newest is not None:
+        if (before := read_state(newest).get("measure", state.measure)) != state.measure:
+            say(f"validation has changed from {before} to {state.measure}: earlier scores no longer count")
+        return
+    if device.type == "cpu" and config.precision == "bf16" and not multiplies_bf16():
+        say("this CPU has no bf16 instructions: training.precision=fp32 is faster")
+    if report := stream.pairs.report():
+        say(report)
 
 
 def build_training(
@@ -271,15 +272,6 @@ def open_curves(recipe: Recipe, out: Path, state: TrainingState, world: World) -
     finally:
         for sink in curves:
             sink.close()
-
-
-def build_diagnosis(recipe: Recipe, dataset: Dataset) -> Diagnosis:
-    return Diagnosis(
-        recipe.training,
-        guessing_nll(dataset),
-        is_post_norm=SUBLAYERS[recipe.model.sublayer_of(recipe.model.encoder).kind].placement == "post",
-        has_shortcuts=CONNECTIONS[recipe.model.encoder.connection.kind].has_shortcuts,
-    )
 
 
 def guessing_nll(dataset: Dataset) -> float:

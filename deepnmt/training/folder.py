@@ -8,6 +8,7 @@ from typing import Any
 
 from deepnmt import __version__
 from deepnmt.config import Recipe, read_table
+from deepnmt.data.dataset import Dataset
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.errors import InputError
 from deepnmt.files import read_json, write_json, write_text
@@ -48,9 +49,9 @@ def _is_beginning(path: Path) -> bool:
     return path.is_file() and any(path.match(name) for name in names)
 
 
-def check_recipe(folder: Path, stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def check_recipe(folder: Path, stored: Recipe, now: Recipe) -> None:
     """Refuse to resume with another recipe, naming the setting that differs."""
-    before, after = flatten(stored), flatten(now)
+    before, after = flatten(to_table(stored)), flatten(to_table(now))
     for name in sorted(before.keys() | after.keys()):
         if name not in MAY_CHANGE and before.get(name) != after.get(name):
             raise InputError(
@@ -59,12 +60,11 @@ def check_recipe(folder: Path, stored: Mapping[str, Any], now: Mapping[str, Any]
             )
 
 
-def check_tokenizers(folder: Path, tokenizers: TokenizerPair, data: Path) -> None:
+def check_tokenizers(folder: Path, dataset: Dataset) -> None:
     """Refuse a dataset whose subwords are not those of the RUN or MODEL folder."""
-    stored = TokenizerPair.load(folder)
-    for side in ("source", "target"):
-        if getattr(stored, side).pieces != getattr(tokenizers, side).pieces:
-            raise InputError(f"{data} has other subwords than {folder}: prepare it with --tokenizer {folder}")
+    stored, tokenizers = TokenizerPair.load(folder), dataset.tokenizers
+    if (stored.source.pieces, stored.target.pieces) != (tokenizers.source.pieces, tokenizers.target.pieces):
+        raise InputError(f"{dataset.folder} has other subwords than {folder}: prepare it with --tokenizer {folder}")
 
 
 def initial_model(folder: Path, given: Path | None) -> Path | None:
@@ -111,12 +111,10 @@ def copy_tokenizers(source: Path, target: Path) -> None:
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}."""
     flat: dict[str, Any] = {}
     for name, value in table.items():
-        if isinstance(value, Mapping):
-            flat.update(flatten(value, f"{prefix}{name}."))
-        else:
-            flat[f"{prefix}{name}"] = value
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return flat
 
 

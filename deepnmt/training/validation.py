@@ -50,17 +50,30 @@ class Validation:
 
 
 class Validator:
-    """Validates the model of an objective; without `metrics` nothing is translated."""
+    """Validates the model of an objective; without `metrics` nothing is translated.
+
+    `measure` tells what its scores measure: only scores of the same measure can be compared.
+    """
 
     def __init__(
         self, recipe: Recipe, dataset: Dataset, objective: Objective, world: World, metrics: TextMetrics | None
     ) -> None:
         assert dataset.valid is not None
-        self.objective, self.world, self.beam = objective, world, recipe.training.validation_beam
-        longest = recipe.model.position_limit
+        config, longest = recipe.training, recipe.model.position_limit
+        self.objective, self.world, self.beam = objective, world, config.validation_beam
         self.batches = held_out_batches(dataset.valid, recipe.batching.tokens_per_batch, longest)
-        self.sources, self.references = decoded_lines(recipe, dataset)
+        count = config.validation_lines
+        text = dataset.valid_text if count != 0 else None
+        self.sources, self.references = (lines[:count] for lines in text or ([], []))
         self.metrics = metrics if self.sources else None
+        digest = hashlib.blake2b(digest_size=4)
+        for side in dataset.valid.sides:
+            digest.update(side.ids.tobytes() + side.offsets.tobytes())
+        how = f"loss|smoothing:{config.label_smoothing}"
+        if self.metrics is not None and config.best_by != "loss":
+            how = f"{config.best_by}|beam:{self.beam}|length_penalty:{recipe.decoding.length_penalty}"
+            how += f"|lines:{len(self.sources)}"
+        self.measure = f"{how}|valid:{digest.hexdigest()}"
         left_out = len(dataset.valid) - sum(len(batch.sentences) for batch in self.batches)
         if left_out and world.is_main:
             say(f"{left_out:,} validation pairs exceed model.max_positions = {longest} and are left out of the loss")
@@ -84,30 +97,6 @@ class Validator:
             list(zip(self.sources, hypotheses, self.references, strict=True))[:SAMPLES],
             matrices,
         )
-
-
-def decoded_lines(recipe: Recipe, dataset: Dataset) -> tuple[list[str], list[str]]:
-    """The source and reference lines that a validation translates."""
-    count = recipe.training.validation_lines
-    if count == 0 or dataset.valid is None:
-        return [], []
-    sources, references = dataset.valid_text or ([], [])
-    return sources[:count], references[:count]
-
-
-def score_measure(recipe: Recipe, dataset: Dataset, metrics: TextMetrics | None) -> str:
-    """What the score of a validation measures: only scores of the same measure can be compared."""
-    if dataset.valid is None:
-        return ""
-    config, digest = recipe.training, hashlib.blake2b(digest_size=4)
-    for side in dataset.valid.sides:
-        digest.update(side.ids.tobytes() + side.offsets.tobytes())
-    where = f"valid:{digest.hexdigest()}"
-    lines = len(decoded_lines(recipe, dataset)[0]) if metrics else 0
-    if config.best_by == "loss" or not lines:
-        return f"loss|smoothing:{config.label_smoothing}|{where}"
-    how = f"beam:{config.validation_beam}|length_penalty:{recipe.decoding.length_penalty}"
-    return f"{config.best_by}|{how}|lines:{lines}|{where}"
 
 
 def perplexity(nll: float) -> float:

@@ -71,10 +71,11 @@ def open_job(
     batching: BatchingConfig = BATCHING,
     data: Dataset | None = None,
     engine=None,
+    metrics=None,
 ):
     """The state of a run and its job, as users get them: new, or from the newest checkpoint in the folder."""
     recipe = Recipe(model=model_config, training=config, batching=batching)
-    with open_run(recipe, data or dataset(), folder, world, resume=True) as (state, job):
+    with open_run(recipe, data or dataset(), folder, world, resume=True, metrics=metrics) as (state, job):
         if engine is not None:
             job.engine = engine(job.engine.objective, world, state.splitter)
         yield state, job
