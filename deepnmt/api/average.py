@@ -14,14 +14,7 @@ from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
 from deepnmt.evaluation.scores import quick_scores
 from deepnmt.model.storage import build_model
-from deepnmt.training.averaging import (
-    best_checkpoints,
-    best_window,
-    checkpoints_at,
-    last_checkpoints,
-    read_decoding,
-    write_average,
-)
+from deepnmt.training.averaging import best_window, choose_checkpoints, read_decoding, write_average
 from deepnmt.training.folder import read_about
 
 
@@ -63,13 +56,8 @@ def average(
         raise InputError(f'of = {of!r} must be "epochs" or "steps"')
     if out.exists():
         raise InputError(f"{out} already exists; choose another --out")
-    if steps:
-        paths: Sequence[Path] = checkpoints_at(run, steps)
-    elif best is not None:
-        paths = best_checkpoints(run, best)[::-1]  # the best last, so that it is in every window of best_on_valid
-    else:
-        kind = None if of is None else of.removesuffix("s")
-        paths = last_checkpoints(run, last, kind)
+    kind = None if of is None else of.removesuffix("s")
+    paths = choose_checkpoints(run, last=last, best=best, steps=steps or (), kind=kind)
     bleu: list[float] = []
     meta = {}
     if best_on_valid:

@@ -31,37 +31,32 @@ def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
     return {name: (total / len(paths)).to(first[name].dtype) for name, total in sums.items()}
 
 
-def last_checkpoints(run: Path, count: int, kind: str | None = None) -> list[Path]:
-    """The last `count` checkpoints of a kind (epoch or step): by default epochs, or steps where no epoch ended."""
-    found = {name: [path for path in all_checkpoints(run) if path.name.startswith(name)] for name in ("epoch", "step")}
-    kind = kind or ("epoch" if found["epoch"] else "step")
-    if len(found[kind]) < count:
-        kept = f"training.keep_{'epochs' if kind == 'epoch' else 'last'}"
-        raise InputError(
-            f"{run} has {len(found[kind])} {kind} checkpoints, not {count}; ask for fewer, or train with more {kept}"
-        )
-    return found[kind][len(found[kind]) - count :]
+def choose_checkpoints(
+    run: Path, *, last: int = 5, best: int | None = None, steps: Sequence[int] = (), kind: str | None = None
+) -> list[Path]:
+    """The last checkpoints of a kind (epoch or step), or those with the best scores, the best last, or those of steps.
 
-
-def best_checkpoints(run: Path, count: int) -> list[Path]:
-    """The checkpoints with the best validation scores, best first."""
-    by_step = {step_of(path): path for path in all_checkpoints(run)}  # an epoch may end at a step that is saved
-    scored = best_first(by_step.values())
-    if len(scored) < count:
-        raise InputError(
-            f"{run} has {len(scored)} validated checkpoints, not {count}; ask for fewer, or train with a higher "
-            "training.keep_best"
-        )
-    return scored[:count]
-
-
-def checkpoints_at(run: Path, steps: Sequence[int]) -> list[Path]:
-    by_step = {step_of(path): path for path in all_checkpoints(run)}
+    The default kind is epochs, or steps where no epoch ended.
+    """
+    paths = all_checkpoints(run)
+    by_step = {step_of(path): path for path in paths}  # an epoch may end at a step that is saved
     for step in steps:
         if step not in by_step:
             known = ", ".join(map(str, sorted(by_step)))
             raise InputError(f"{run} has no checkpoint of step {step}; there are {known}")
-    return [by_step[step] for step in steps]
+    if steps:
+        return [by_step[step] for step in steps]
+    kind = kind or ("epoch" if paths[0].name.startswith("epoch") else "step")  # they are sorted by name
+    found, kept = [path for path in paths if path.name.startswith(kind)], "last" if kind == "step" else "epochs"
+    if best is not None:
+        found, kind, kept = best_first(by_step.values())[::-1], "validated", "best"
+    count = last if best is None else best
+    if len(found) < count:
+        raise InputError(
+            f"{run} has {len(found)} {kind} checkpoints, not {count}; ask for fewer, or train with a higher "
+            f"training.keep_{kept}"
+        )
+    return found[len(found) - count :]
 
 
 def best_window(paths: Sequence[Path], judge: Callable[[dict[str, Tensor]], float]) -> tuple[list[Path], list[float]]:

@@ -19,7 +19,7 @@ import deepnmt.training.lock
 from deepnmt.config import Recipe
 from deepnmt.errors import InputError
 from deepnmt.training import assembly
-from deepnmt.training.averaging import best_checkpoints, export_model
+from deepnmt.training.averaging import choose_checkpoints, export_model
 from deepnmt.training.curves import read_log
 from deepnmt.training.lock import LOCK, hold_lock
 from deepnmt.training.trainer import train
@@ -66,7 +66,7 @@ def test_death_releases_a_run(tmp_path, holder):
 def test_a_second_process_may_read_but_not_resume(tmp_path, unchanged):
     run_to_end(tmp_path, replace(SHORT, max_steps=3))
     with open_job(tmp_path, SHORT) as (_, job), unchanged(tmp_path):
-        assert best_checkpoints(tmp_path, 1) and read_log(tmp_path) and job.checkpoints.newest()
+        assert choose_checkpoints(tmp_path, best=1) and read_log(tmp_path) and job.checkpoints.newest()
         with pytest.raises(InputError, match=f"is in use by process {os.getpid()}"):
             run_to_end(tmp_path, SHORT)
     run_to_end(tmp_path, SHORT)
@@ -178,7 +178,7 @@ def with_text(valid=None):
 def test_scores_that_measure_something_else_are_not_compared(tmp_path, capsys):
     """BLEU of other lines, or the loss instead: after the change the record begins anew."""
     scored(tmp_path, [70.0, 80.0], max_steps=2, validation_lines=2)
-    assert best_checkpoints(tmp_path, 1)[0].name == "step-00000002"
+    assert choose_checkpoints(tmp_path, best=1)[0].name == "step-00000002"
     capsys.readouterr()
     state = scored(tmp_path, [20.0, 30.0, 25.0], max_steps=5, validation_lines=4, patience=9)
     told = capsys.readouterr().err
