@@ -127,7 +127,7 @@ def _value(hint: Any, metadata: Mapping[str, Any], value: Any, where: str) -> An
         return float(value)
     if hint is Path and isinstance(value, str | Path):
         return Path(value)
-    if type(value) is not hint or value != value:  # not a number (nan)
+    if type(value) is not hint:
         raise InputError(f"{where} must be {_NAMES.get(hint, hint)}, not {value!r}")
     return value
 

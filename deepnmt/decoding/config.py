@@ -1,6 +1,7 @@
 """The settings of search and translation: pure data, which a recipe may contain."""
 
 from dataclasses import dataclass, fields
+from math import inf
 from typing import Literal
 
 from deepnmt.settings import check_bounds
@@ -16,6 +17,7 @@ class DecodingConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self, "beam", least=1)
+        check_bounds(self, "length_penalty", above=-inf, below=inf)
 
 
 @dataclass(frozen=True, kw_only=True)
