@@ -81,6 +81,7 @@ def open_run(
         if stored is not None:
             folder.check_recipe(out, stored, recipe)
             folder.check_tokenizers(out, dataset)
+            folder.check_data(out, dataset)
             start = folder.initial_model(out, start)
         elif start is not None:
             check_start(start, first_model(recipe), dataset)
@@ -101,7 +102,7 @@ def open_run(
                 out.mkdir(parents=True, exist_ok=True)
                 held.enter_context(hold_lock(out))
                 folder.check_folder(out, resume=False)  # again, now that nobody else can write
-            folder.write_folder(out, recipe, dataset.folder, start)
+            folder.write_folder(out, recipe, dataset, start)
             announce(recipe, dataset, stream, state, engine, newest)
         held.callback(checkpoints.wait)  # a thread may still be writing when the lock would be released
         world.agree(None)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from deepnmt.training.lock import LOCK
 
 RECIPE, ABOUT, CHECKPOINTS, MODEL = "recipe.toml", "run.json", "checkpoints", "model"
 TOKENIZERS = "tokenizer.*.json"
+CHECKED = 1 << 16  # elements of an array
 
 # What may change when a run is resumed: how long it trains, what is validated and kept; not the computation.
 MAY_CHANGE = {
@@ -67,6 +69,21 @@ def check_tokenizers(folder: Path, dataset: Dataset) -> None:
         raise InputError(f"{dataset.folder} has other subwords than {folder}: prepare it with --tokenizer {folder}")
 
 
+def check_data(folder: Path, dataset: Dataset) -> None:
+    """Refuse training data other than the run's, even if it is of the same size."""
+    if read_about(folder).get("checksums", now := checksums(dataset)) != now:
+        raise InputError(
+            f"cannot resume {folder}: the training data in {dataset.folder} has changed; restore it, or start a new "
+            "run in another folder"
+        )
+
+
+def checksums(dataset: Dataset) -> list[int]:
+    """Of ids and offsets at regular distances in all training data: quick, and different for any other text."""
+    arrays = [array for corpus in dataset.train.values() for side in corpus.sides for array in (side.ids, side.offsets)]
+    return [zlib.crc32(array[:: len(array) // CHECKED + 1].tobytes()) for array in arrays]
+
+
 def initial_model(folder: Path, given: Path | None) -> Path | None:
     """The MODEL whose weights a run started with, or None; refuses another one."""
     stored = read_about(folder).get("from")
@@ -78,14 +95,14 @@ def initial_model(folder: Path, given: Path | None) -> Path | None:
     return None if stored is None else Path(stored)
 
 
-def write_folder(folder: Path, recipe: Recipe, data: Path, start: Path | None) -> None:
+def write_folder(folder: Path, recipe: Recipe, dataset: Dataset, start: Path | None) -> None:
     """Write or update everything but checkpoints and curves. The recipe comes last: a folder that has it is complete.
 
     A resumed run keeps its own tokenisers, which are those of the dataset.
     """
     if not (folder / RECIPE).exists():
-        copy_tokenizers(data, folder)
-    about = {"deepnmt": __version__, "data": str(data.resolve())}
+        copy_tokenizers(dataset.folder, folder)
+    about = {"deepnmt": __version__, "data": str(dataset.folder.resolve()), "checksums": checksums(dataset)}
     write_json(folder / ABOUT, about | ({} if start is None else {"from": str(start.resolve())}))
     write_text(folder / RECIPE, to_toml(to_table(recipe)))
     # What a kill left half-written: only the holder of the lock may remove it.
