@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from ranks import run_ranks
-from small import BATCHING, CPU, TRAINING, corpus, flat, open_job, run_to_end, without_dropout
+from small import BATCHING, CPU, TRAINING, corpus, flat, losses, open_job, run_to_end, without_dropout
 
 from deepnmt.config import Recipe
 from deepnmt.data.batching import BatchStream
@@ -15,7 +15,6 @@ from deepnmt.data.collate import PackedBatch, without_loss
 from deepnmt.data.dataset import Corpus, Dataset
 from deepnmt.errors import InputError, RunError
 from deepnmt.training.assembly import plan_memory
-from deepnmt.training.curves import read_log
 from deepnmt.training.distributed import World, join_world
 from deepnmt.training.engine import EagerEngine, Noise, Objective
 from deepnmt.training.graph_engine import GraphEngine
@@ -68,10 +67,6 @@ def fit_device(monkeypatch, cells, fails="forward"):
     device = Device(cells, fails)
     monkeypatch.setattr(Objective, "forward", lambda self, batch: device(self, batch))
     return device
-
-
-def losses(folder):
-    return [line["loss"] for line in read_log(folder) if line["kind"] == "train"]
 
 
 @pytest.mark.parametrize("fails", ["forward", "backward"])

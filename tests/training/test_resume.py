@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from small import CONFIG_MODEL, TRAINING, flat, open_job, run_to_end
+from small import CONFIG_MODEL, TRAINING, curves, flat, open_job, run_to_end
 
 import deepnmt.files
 import deepnmt.model.storage
@@ -24,7 +24,6 @@ from deepnmt.training.curves import JsonLines, read_log
 from deepnmt.training.engine import EagerEngine
 from deepnmt.training.trainer import train
 
-TIMES = ("tokens_per_second", "memory_gib")
 CONFIG = replace(TRAINING, max_steps=16, ema_decay=0.9, clip_norm=0.5)
 SEED = 7
 
@@ -78,10 +77,6 @@ def run_with_kills(folder, monkeypatch, moments):
                 finally:
                     job.checkpoints.wait()
     return run_to_end(folder, CONFIG)
-
-
-def curves(folder):
-    return [{name: value for name, value in line.items() if name not in TIMES} for line in read_log(folder)]
 
 
 def files(folder):

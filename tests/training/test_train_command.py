@@ -18,6 +18,7 @@ import small  # one thread, here as in the processes that are started: the numbe
 from processes import Process
 from ranks import free_port
 from safetensors.torch import load_file
+from small import curves, logged, losses
 
 import deepnmt
 from deepnmt.cli import main
@@ -60,7 +61,6 @@ beam = 2
 length_penalty = 0.3
 """
 assert small.torch.get_num_threads() == 1
-TIMES = ("tokens_per_second", "memory_gib")
 
 
 def write_text(folder, name, pairs):
@@ -118,10 +118,6 @@ def kill_after(place, run, step, *more):
         wait_for_step(place / run, step, process)
 
 
-def curves(run):
-    return [{name: value for name, value in line.items() if name not in TIMES} for line in read_log(run)]
-
-
 def weights(run, name="checkpoints/step-00000060"):
     return {key: value.tolist() for key, value in load_file(run / name / "model.safetensors").items()}
 
@@ -166,13 +162,8 @@ def test_run_is_refused_twice_and_a_finished_one_resumes_to_its_end(place, capsy
 
 def test_a_model_is_trained_further(place):
     """From its own weights, with a new optimiser; also when killed before its first checkpoint and just resumed."""
-    late = [
-        "training.max_steps=20",
-        "training.save_every=60",
-        "training.save_epochs=false",
-        "training.tensorboard=false",
-    ]
-    model = ["--from", str(place / "run" / "model"), "model.dropout=0.2", *late]
+    late = [f"training.{setting}" for setting in ("max_steps=20", "save_every=60", "save_epochs=false")]
+    model = ["--from", str(place / "run" / "model"), "model.dropout=0.2", *late, "training.tensorboard=false"]
     assert main(arguments(place, "further", *model)) == 0
     first, last = read_log(place / "run")[0]["loss"], read_log(place / "run")[-1]["loss"]
     assert abs(read_log(place / "further")[0]["loss"] - last) < 0.3 * (first - last)
@@ -362,10 +353,8 @@ def test_lost_worker_is_replaced_and_the_run_goes_on_from_its_checkpoint(place):
         os.kill(children(process.pid)[-1], signal.SIGKILL)
         assert process.wait() == 0, process.output
         assert "all 60 steps are done" in process.output
-    lines = [line for line in read_log(run) if line["kind"] == "train"]
-    assert [line["step"] for line in lines] == list(range(5, 61, 5))
-    alone = [line["loss"] for line in read_log(place / "run") if line["kind"] == "train"]
-    assert [line["loss"] for line in lines] == pytest.approx(alone, rel=2e-3)
+    assert logged(run, "step") == list(range(5, 61, 5))
+    assert losses(run) == pytest.approx(losses(place / "run"), rel=2e-3)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -424,6 +413,4 @@ def test_two_hosts_train_as_one(place, two_hosts):
             hosts.append(stack.enter_context(host))
         for host in hosts:
             assert host.wait() == 0, host.output
-    alone = [line["loss"] for line in read_log(place / "run") if line["kind"] == "train"]
-    found = [line["loss"] for line in read_log(place / "hosts") if line["kind"] == "train"]
-    assert found == pytest.approx(alone[:4], rel=2e-3)
+    assert losses(place / "hosts") == pytest.approx(losses(place / "run")[:4], rel=2e-3)

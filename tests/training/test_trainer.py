@@ -17,6 +17,7 @@ from small import (
     corpus,
     dataset,
     flat,
+    losses,
     open_job,
     run_to_end,
     without_dropout,
@@ -33,10 +34,6 @@ from deepnmt.training.interruption import heed_signals
 from deepnmt.training.mixed_precision import LossScale
 from deepnmt.training.trainer import INTERRUPTED, train
 from deepnmt.training.validation import Validation
-
-
-def losses(folder):
-    return [line["loss"] for line in read_log(folder) if line["kind"] == "train"]
 
 
 class Quartered:
