@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -115,7 +115,7 @@ def open_run(
             engine=engine,
             open_updates=partial(open_updates, stream, world),
             checkpoints=checkpoints,
-            curves=held.enter_context(open_curves(recipe, out, state, world)),
+            curves=held.enter_context(closing(open_curves(recipe, out, state, world))),
             diagnosis=Diagnosis(
                 recipe.training,
                 guessing_nll(dataset),
@@ -254,25 +254,19 @@ def open_updates(stream: BatchStream, world: World, position: StreamState | None
     return Loader(stream, pin_memory=world.device.type == "cuda")
 
 
-@contextmanager
-def open_curves(recipe: Recipe, out: Path, state: TrainingState, world: World) -> Iterator[Curves]:
+def open_curves(recipe: Recipe, out: Path, state: TrainingState, world: World) -> Curves:
     """The curves of the run, continued from its state; only the main rank writes any."""
-    curves, config = Curves(), recipe.training
-    if world.is_main:
-        curves.append(JsonLines(out, state.step, state.log_lines))
-        if config.tensorboard:
-            try:
-                curves.append(TensorBoard(out, state.step))
-            except ImportError:
-                say("no TensorBoard curves: pip install 'deepnmt[tensorboard]'")
-        if config.wandb_project is not None:
-            curves.append(WeightsAndBiases(out, config.wandb_project, to_table(config)))
-        curves.append(Display(state.step, config.max_steps))
-    try:
-        yield curves
-    finally:
-        for sink in curves:
-            sink.close()
+    if not world.is_main:
+        return Curves()
+    config, curves = recipe.training, Curves([JsonLines(out, state.step, state.log_lines)])
+    if config.tensorboard:
+        try:
+            curves.append(TensorBoard(out, state.step))
+        except ImportError:
+            say("no TensorBoard curves: pip install 'deepnmt[tensorboard]'")
+    if config.wandb_project is not None:
+        curves.append(WeightsAndBiases(out, config.wandb_project, to_table(config)))
+    return Curves([*curves, Display(state.step, config.max_steps)])
 
 
 def guessing_nll(dataset: Dataset) -> float:

@@ -27,7 +27,6 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 from torch.utils.hooks import RemovableHandle
 
-from deepnmt.devices import choose_device
 from deepnmt.errors import InputError, RunError
 from deepnmt.progress import say
 
@@ -52,11 +51,10 @@ class World:
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def sum(self, tensor: Tensor) -> Tensor:
+    def sum(self, tensor: Tensor) -> None:
         """Add up a tensor over the ranks, in place."""
         if self.size > 1:
             dist.all_reduce(tensor)
-        return tensor
 
     def any_before(self, flag: bool) -> bool:
         """Whether the flag of any rank was true at the previous call: the hosts exchange the flags in the meantime.
@@ -229,7 +227,7 @@ def _divide(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
 
 
 @contextmanager
-def join_world(device: str | None, timeout_seconds: int) -> Iterator[World]:
+def join_world(device: str, timeout_seconds: int) -> Iterator[World]:
     """The world described by torchrun's environment, or a world of one; an error on one rank ends them all."""
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     place = _device(device, int(os.environ.get("LOCAL_RANK", "0")))
@@ -314,8 +312,8 @@ def _sentence(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
-def _device(name: str | None, local_rank: int) -> torch.device:
-    device = torch.device(choose_device(name))
+def _device(name: str, local_rank: int) -> torch.device:
+    device = torch.device(name)
     if device.type != "cuda":
         return device
     if local_rank >= torch.cuda.device_count():

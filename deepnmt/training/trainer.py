@@ -76,8 +76,9 @@ def train(state: TrainingState, job: Job) -> str:
 def _train(state: TrainingState, updates: Loader, job: Job) -> str:
     config = job.config
     while (ending := _ending(state, job)) is None:
-        if encoder_depth(state.step, config) not in (None, len(state.model.encoder.layers)):
-            grow(state, job)
+        depth = encoder_depth(state.step, config)
+        if depth is not None and depth != len(state.model.encoder.layers):
+            grow(state, job, depth)
         update, state.data = next(updates), updates.state()
         _, norms = step(state, update, job.engine)
         job.speed.tokens += update.num_target_tokens
@@ -85,7 +86,8 @@ def _train(state: TrainingState, updates: Loader, job: Job) -> str:
             _stop_if_diverged(state, job)
         if state.step % config.log_every == 0:
             log(state, update, norms, job)
-        job.curves.tick(state.step)
+        for sink in job.curves:
+            sink.tick(state.step)
         if state.step % config.validate_every == 0:
             validate(state, job)
         if update.is_last_of_epoch and config.save_epochs and config.keep_epochs:
@@ -101,10 +103,9 @@ def _train(state: TrainingState, updates: Loader, job: Job) -> str:
     return ending
 
 
-def grow(state: TrainingState, job: Job) -> None:
+def grow(state: TrainingState, job: Job, depth: int) -> None:
     """Continue with a deeper encoder. It depends on the weights alone, so a resumed run repeats this exactly."""
-    before, depth = len(state.model.encoder.layers), encoder_depth(state.step, job.config)
-    assert depth is not None
+    before = len(state.model.encoder.layers)
     _take(deepened(state.model, depth), state, job)
     job.curves.write("growth", state.step, text=f"the encoder grows from {before} to {depth} layers", depth=depth)
     job.speed.read()
