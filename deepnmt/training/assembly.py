@@ -182,6 +182,9 @@ def announce(
         if (before := read_state(newest).get("measure", state.measure)) != state.measure:
             say(f"validation has changed from {before} to {state.measure}: earlier scores no longer count")
         return
+    if (batch := recipe.batching.tokens_per_batch) > 1.5 * config.tokens_per_update:
+        length = f"one batch of up to {batch:,} target tokens (batching.tokens_per_batch)"
+        say(f"training.tokens_per_update = {config.tokens_per_update:,}, but an update is at least {length}")
     if device.type == "cpu" and config.precision == "bf16" and not multiplies_bf16():
         say("this CPU has no bf16 instructions: training.precision=fp32 is faster")
     if report := stream.pairs.report():

@@ -244,4 +244,12 @@ def test_a_run_says_what_it_trains_and_that_bf16_is_slow_here(tmp_path, capsys, 
         size = sum(parameter.numel() for parameter in state.model.parameters())
     told = capsys.readouterr().err
     assert f"training: {size:,} parameters, 6 steps of {SHORT.tokens_per_update:,} target tokens, on CPU" in told
+    assert "an update is at least" not in told
     assert ("this CPU has no bf16 instructions: training.precision=fp32 is faster" in told) != has_bf16
+
+
+def test_a_batch_that_is_larger_than_an_update_is_mentioned(tmp_path, capsys):
+    with open_job(tmp_path, replace(SHORT, tokens_per_update=32)):
+        pass
+    told = capsys.readouterr().err
+    assert "training.tokens_per_update = 32, but an update is at least one batch of up to 64 target tokens" in told
