@@ -40,13 +40,12 @@ from deepnmt.training.display import Display
 from deepnmt.training.distributed import World, is_sharded, shard
 from deepnmt.training.engine import EagerEngine, Noise, Objective, zero_gradients
 from deepnmt.training.graph_engine import GraphEngine
-from deepnmt.training.interruption import heed_signals
 from deepnmt.training.lock import hold_lock
 from deepnmt.training.memory import free_memory, largest_share
 from deepnmt.training.optimizer import optimizer_tensors
 from deepnmt.training.schedule import encoder_depth
 from deepnmt.training.state import TrainingState
-from deepnmt.training.trainer import Job, is_save_due
+from deepnmt.training.trainer import Job, heed_signals, is_save_due
 from deepnmt.training.validation import TextMetrics, Validator
 
 GUESSING_SAMPLE = 5_000_000

@@ -93,9 +93,9 @@ def write_average(run: Path, paths: Sequence[Path], out: Path, meta: dict[str, A
 def export_model(run: Path, config: TrainingConfig) -> str:
     """Write RUN/model according to `training.export`; return a phrase that says which checkpoints it is from."""
     paths = all_checkpoints(run)
-    last = load_config(max(paths, key=age))  # checkpoints of a model that grows differ in depth
-    epochs = [path for path in paths if path.name.startswith("epoch") and load_config(path) == last]
-    best = best_first(paths)
+    newest, best = max(paths, key=age), best_first(paths)
+    shape = load_config(newest)  # checkpoints of a model that grows differ in depth
+    epochs = [path for path in paths if path.name.startswith("epoch") and load_config(path) == shape]
     if config.export == "average" and len(epochs) > 1:
         chosen = epochs[-config.average_last :]
         made_of = f"the average of the last {len(chosen)} epochs"
@@ -104,8 +104,7 @@ def export_model(run: Path, config: TrainingConfig) -> str:
         metric = state.get("measure", config.best_by).partition("|")[0]
         made_of = f"the best checkpoint ({best[0].name}, {metric} {abs(state['score']):.2f})"
     else:
-        chosen = [max(paths, key=age)]
-        made_of = f"the last checkpoint ({chosen[0].name})"
+        chosen, made_of = [newest], f"the last checkpoint ({newest.name})"
     write_average(run, chosen, run / MODEL)
     return made_of
 

@@ -1,10 +1,14 @@
 """The training loop: what happens at every step, and at every N steps."""
 
 import math
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from types import FrameType
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +24,6 @@ from deepnmt.training.curves import Curves
 from deepnmt.training.diagnosis import Diagnosis, TrainingError
 from deepnmt.training.distributed import World
 from deepnmt.training.engine import EagerEngine, Noise
-from deepnmt.training.interruption import Interruption
 from deepnmt.training.optimizer import GradientNorms, Number, apply_update
 from deepnmt.training.schedule import encoder_depth, learning_rate
 from deepnmt.training.state import TrainingState
@@ -42,6 +45,32 @@ class Speed:
         rate = self.tokens / max(now - self.since, 1e-9)
         self.tokens, self.since = 0, now
         return rate
+
+
+class Interruption:
+    """The first SIGTERM or Ctrl-C takes effect after the step, a second Ctrl-C at once."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None  # the one that asked the process to stop
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is signal.SIGINT and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = signal.Signals(number)
+
+
+@contextmanager
+def heed_signals() -> Iterator[Interruption]:
+    """Python handles signals in the main thread alone; training in another thread cannot be interrupted this way."""
+    interruption = Interruption()
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGTERM, signal.SIGINT) if is_main else ()
+    before = {number: signal.signal(number, interruption.note) for number in numbers}
+    try:
+        yield interruption
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @dataclass
