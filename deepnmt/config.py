@@ -53,8 +53,7 @@ def load_recipe(recipe: str | Path | Recipe, overrides: Overrides = (), dataset:
     try:
         return _resolve(table, overrides, dataset)
     except InputError as error:
-        is_of_file = not overrides and dataset is None
-        raise InputError(f"{path}: {error}" if is_of_file else str(error)) from error
+        raise InputError(str(error) if overrides else f"{path}: {error}") from error
 
 
 def _resolve(table: dict[str, Any], overrides: Overrides, dataset: Dataset | None) -> Recipe:

@@ -233,6 +233,9 @@ class TestFiles:
         mine = self.write(tmp_path, "[training]\nmax_steps = 1\n")
         with raises(InputError, match=f"^{mine}: missing setting model$"):
             load_recipe(mine)
+        (tmp_path / "mine.toml").write_bytes(b"\xef\xbb\xbf[training]\r\nmax_step = 1\r\n")  # as saved on Windows
+        with raises(InputError, match=f"^{mine}: unknown setting training.max_step; did you mean max_steps"):
+            load_recipe(mine)
         mine = self.write(tmp_path, 'extends = "mine.toml"\n')
         with raises(InputError, match=f"^{mine} extends 'mine.toml', which extends it in turn$"):
             load_recipe(mine)

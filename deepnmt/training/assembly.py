@@ -181,6 +181,9 @@ def announce(
         if (before := read_state(newest).get("measure", state.measure)) != state.measure:
             say(f"validation has changed from {before} to {state.measure}: earlier scores no longer count")
         return
+    if config.grow_at and config.grow_at[-1] >= config.max_steps:
+        depth = encoder_depth(config.max_steps - 1, config)
+        say(f"training.max_steps = {config.max_steps:,} ends before training.grow_at, with {depth} encoder layers")
     if (batch := recipe.batching.tokens_per_batch) > 1.5 * config.tokens_per_update:
         length = f"one batch of up to {batch:,} target tokens (batching.tokens_per_batch)"
         say(f"training.tokens_per_update = {config.tokens_per_update:,}, but an update is at least {length}")

@@ -88,6 +88,8 @@ class TrainingConfig:
         check_bounds(self, "rollback_factor", above=0, below=1)
         check_bounds(self, "lr matrix_lr eps", above=0, below=math.inf)
         check_bounds(self, "clip_norm", above=0)
+        if self.min_lr > self.lr:
+            raise ValueError(f"min_lr = {self.min_lr} must be at most lr = {self.lr}")
         if self.matrix_lr is not None and self.optimizer != "muon":
             raise ValueError(f'matrix_lr = {self.matrix_lr} needs optimizer = "muon", not "{self.optimizer}"')
         if self.optimizer == "muon" and self.parallel == "fsdp":
