@@ -6,8 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from deepnmt.config import Overrides, Recipe, load_recipe
 from deepnmt.data.dataset import Dataset
 from deepnmt.decoding.config import DecodingConfig
@@ -26,6 +24,7 @@ from deepnmt.training.checkpoint import read_state
 from deepnmt.training.config import TrainingConfig
 from deepnmt.training.curves import read_log
 from deepnmt.training.distributed import World, join_world
+from deepnmt.training.memory import is_out_of_memory
 from deepnmt.training.validation import TextMetrics
 
 
@@ -142,18 +141,20 @@ def fine_tuning(model: Path) -> Recipe:
 
 def _train(recipe: Recipe, dataset: Dataset, out: Path, world: World, resume: bool, start: Path | None) -> Run:
     metrics = _text_metrics(recipe, dataset)
-    with open_run(recipe, dataset, out, world, resume=resume, start=start, metrics=metrics) as (state, job):
-        try:
+    try:
+        with open_run(recipe, dataset, out, world, resume=resume, start=start, metrics=metrics) as (state, job):
             ending = trainer.train(state, job)
-        except torch.OutOfMemoryError as error:
-            raise RunError(
-                "out of memory: lower batching.tokens_per_batch (training.tokens_per_update keeps the size of an "
-                "update), or set training.plan_memory = true or training.activation_checkpointing = true"
-            ) from error
-        is_finished = ending is not trainer.INTERRUPTED
-        if is_finished and world.is_main:
-            made_of = export_model(out, recipe.training)
-            say(f"{ending}; {out / folder.MODEL} is {made_of}")
+            is_finished = ending is not trainer.INTERRUPTED
+            if is_finished and world.is_main:
+                made_of = export_model(out, recipe.training)
+                say(f"{ending}; {out / folder.MODEL} is {made_of}")
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise RunError(
+            "out of memory: lower batching.tokens_per_batch (training.tokens_per_update keeps the size of an update), "
+            "set training.plan_memory = true or training.activation_checkpointing = true, or train a smaller model"
+        ) from error
     world.agree(None)
     stopped = f"stopped after step {state.step:,} and saved a checkpoint; --resume continues from there"
     if not is_finished and job.interruption.signal is signal.SIGINT:

@@ -164,6 +164,7 @@ def test_it_is_known_under_its_other_names():
     assert is_out_of_memory(torch.OutOfMemoryError("x"))
     assert is_out_of_memory(RuntimeError("CUDA error: out of memory"))
     assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
+    assert is_out_of_memory(RuntimeError("[...] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"))
     assert not is_out_of_memory(RuntimeError("device-side assert"))
     try:
         try:

@@ -226,6 +226,15 @@ def test_refusals_leave_nothing_behind(more, data, message, place, capsys, uncha
     assert message in told and told.startswith("deepnmt: ") and told.count("\n") == 1
 
 
+def test_a_model_that_does_not_fit_in_memory_is_one_sentence(place, capsys, unchanged):
+    with unchanged(place):
+        assert main(arguments(place, "huge", "model.encoder.ffn_dim=100000000000000")) == 1
+    told = capsys.readouterr().err
+    assert (
+        told.startswith("deepnmt: out of memory: lower ") and "train a smaller model" in told and told.count("\n") == 1
+    )
+
+
 def test_a_damaged_dataset_is_refused(place, tmp_path, capsys):
     shutil.copytree(place / "joint", tmp_path / "damaged")
     (ids,) = (tmp_path / "damaged").glob("train.*.source.ids")
