@@ -33,7 +33,6 @@ from deepnmt.progress import say
 from deepnmt.settings import to_table
 from deepnmt.training import folder
 from deepnmt.training.checkpoint import STATE, Checkpoints, read_state
-from deepnmt.training.config import TrainingConfig
 from deepnmt.training.curves import Curves, JsonLines, TensorBoard, WeightsAndBiases, require_wandb
 from deepnmt.training.diagnosis import Diagnosis
 from deepnmt.training.display import Display
@@ -194,35 +193,23 @@ def announce(
 
 
 def build_training(
-    recipe: Recipe, world: World, model: ModelConfig, start: Path | None = None, stream: BatchStream | None = None
+    recipe: Recipe, world: World, shape: ModelConfig, start: Path | None = None, stream: BatchStream | None = None
 ) -> tuple[TrainingState, EagerEngine]:
     """A model, initialised by the seed or from `start`, its optimiser, and the engine that computes its gradients.
 
     Some schemes around sub-layers start from what they find in the first batch of `stream`.
     """
+    config = recipe.training
     # A recording has one shape for all batches; in a sampled softmax shapes depend on the batch.
-    is_recordable = recipe.batching.layout == "packed" and not recipe.training.sampled_softmax
-    if world.device.type == "cuda" and is_recordable and recipe.training.compile:
+    is_recordable = world.device.type == "cuda" and recipe.batching.layout == "packed" and not config.sampled_softmax
+    if is_recordable and config.compile:
         start_compilers()
-    objective = build_objective(recipe.training, world, model, start, stream)
-    state = TrainingState.start(objective, recipe.training, world)
-    optimizer_tensors(state.model, state.optimizer)  # takes its memory before batches are tried for size
-    is_recorded = world.device.type == "cuda" and is_recordable and not is_sharded(objective)
-    kind = GraphEngine if is_recorded else EagerEngine
-    return state, kind(objective, world, state.splitter)
-
-
-def build_objective(
-    config: TrainingConfig, world: World, shape: ModelConfig, start: Path | None, stream: BatchStream | None
-) -> Objective:
-    """The model and its loss; sharded if the recipe says so."""
     torch.manual_seed(config.seed)
     model = Transformer(shape)
     if start is not None:
         fill(weights(model), read_weights(start), start / WEIGHTS)
     model.to(world.device)
-    if config.activation_checkpointing:
-        model.checkpoint_activations()
+    model.checkpoint_activations(config.activation_checkpointing)
     objective = Objective(model, config, world.device)
     if start is None and stream is not None and starts_from_data(model):
         batch = stream.update(0, 0).batches[0].to(world.device)
@@ -230,7 +217,10 @@ def build_objective(
         start_from(model, world.agree(branch_variances(model, lambda: objective(batch))))
     if config.parallel == "fsdp" and world.size > 1:
         shard(objective, objective.dtype)
-    return objective
+    state = TrainingState.start(objective, config, world)
+    optimizer_tensors(state.model, state.optimizer)  # takes its memory before batches are tried for size
+    kind = GraphEngine if is_recordable and not is_sharded(objective) else EagerEngine
+    return state, kind(objective, world, state.splitter)
 
 
 def open_stream(recipe: Recipe, dataset: Dataset, world: World, position: StreamState | None) -> BatchStream:
