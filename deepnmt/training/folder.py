@@ -20,16 +20,12 @@ RECIPE, ABOUT, CHECKPOINTS, MODEL = "recipe.toml", "run.json", "checkpoints", "m
 TOKENIZERS = "tokenizer.*.json"
 CHECKED = 1 << 16  # elements of an array
 
-# What may change when a run is resumed: how long it trains, what is validated and kept; not the computation.
+# Settings of [training] that may change when a run is resumed: its length, validation and storage, not the computation.
 MAY_CHANGE = {
-    *("training.max_steps", "training.decay_steps", "training.max_epochs", "training.patience"),
-    *("training.plan_memory", "training.diagnose"),
-    *("training.log_every", "training.validate_every", "training.save_every", "training.save_epochs"),
-    *("training.keep_last", "training.keep_best", "training.keep_epochs", "training.best_by"),
-    *("training.validation_beam", "training.validation_lines", "training.export", "training.average_last"),
-    *("training.rollbacks", "training.rollback_factor", "training.tensorboard", "training.wandb_project"),
-    *("training.parallel", "training.distributed_timeout_seconds", "training.activation_checkpointing"),
-    *("decoding.beam", "decoding.length_penalty", "decoding.keep_placeholders"),
+    *("max_steps", "decay_steps", "max_epochs", "patience", "log_every", "validate_every", "save_every", "save_epochs"),
+    *("keep_last", "keep_best", "keep_epochs", "best_by", "validation_beam", "validation_lines", "export"),
+    *("average_last", "rollbacks", "rollback_factor", "diagnose", "tensorboard", "wandb_project"),
+    *("parallel", "distributed_timeout_seconds", "plan_memory", "activation_checkpointing"),
 }
 
 
@@ -55,7 +51,9 @@ def check_recipe(folder: Path, stored: Recipe, now: Recipe) -> None:
     """Refuse to resume with another recipe, naming the setting that differs."""
     before, after = flatten(to_table(stored)), flatten(to_table(now))
     for name in sorted(before.keys() | after.keys()):
-        if name not in MAY_CHANGE and before.get(name) != after.get(name):
+        section, _, field = name.partition(".")
+        may_change = section == "decoding" or (section == "training" and field in MAY_CHANGE)
+        if not may_change and before.get(name) != after.get(name):
             raise InputError(
                 f"{folder} was started with {_setting(name, before)}, and now {_setting(name, after)}: "
                 "restore the setting, or start a new run in another folder"
