@@ -21,7 +21,15 @@ class Display(Sink):
         self.max_steps, self.is_first = max_steps, True
         self._count_from(step)
         self.shown = self.started
-        self.bar = open_bar(step, max_steps) if sys.stderr.isatty() else None
+        self.bar: Any = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            columns = (BarColumn(bar_width=10), TextColumn("{task.description}"))
+            self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self.bar.add_task("starting", total=max_steps, completed=step)
+            self.bar.start()
 
     def write(self, line: Mapping[str, Any]) -> None:
         left = self._left(line["step"])
@@ -67,17 +75,6 @@ class Display(Sink):
             return None
         seconds = (time.monotonic() - self.started) / done * (self.max_steps - step)
         return timedelta(seconds=round(seconds))
-
-
-def open_bar(step: int, max_steps: int) -> Any:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    columns = (BarColumn(bar_width=10), TextColumn("{task.description}"))
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    bar.add_task("starting", total=max_steps, completed=step)
-    bar.start()
-    return bar
 
 
 def describe(line: Mapping[str, Any], max_steps: int, left: timedelta | None) -> str:

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from deepnmt.config import Recipe
 from deepnmt.data.batching import held_out_batches
-from deepnmt.data.collate import AnyBatch
 from deepnmt.data.dataset import Dataset
 from deepnmt.progress import say
 from deepnmt.training.config import Metric
@@ -50,7 +49,7 @@ class Validation:
 
 
 class Validator:
-    """Validates the model of an objective; without `metrics` nothing is translated.
+    """Validates the model of an objective, in eval mode; without `metrics` nothing is translated.
 
     `measure` tells what its scores measure: only scores of the same measure can be compared.
     """
@@ -79,8 +78,11 @@ class Validator:
             say(f"{left_out:,} validation pairs exceed model.max_positions = {longest} and are left out of the loss")
 
     def __call__(self, model: nn.Module) -> Validation:
-        loss, nll = mean_loss(self.objective, self.batches, self.world.device)
-        matrices = connection_matrices(self.objective)
+        loss, nll = self._mean_loss()
+        with in_one_piece(self.objective):
+            named = self.objective.model.named_modules()
+            learned = {name: module.matrix() for name, module in named if hasattr(module, "matrix")}
+        matrices = {name: matrix for name, matrix in learned.items() if matrix is not None}
         if self.metrics is None:
             return Validation(loss, nll, matrices=matrices)
         translate = partial(self.metrics.translate, model)
@@ -98,31 +100,19 @@ class Validator:
             matrices,
         )
 
+    @torch.no_grad()
+    def _mean_loss(self) -> tuple[float, float]:
+        """Loss and nll per target token."""
+        device = self.world.device
+        sums, tokens = torch.zeros(2, dtype=torch.float64, device=device), 0
+        with in_one_piece(self.objective), self.objective.autocast(device):  # weights are rounded once for all batches
+            for batch in self.batches:
+                sums += torch.stack(self.objective(batch.to(device)))
+                tokens += batch.num_target_tokens
+        loss, nll = (sums / max(tokens, 1)).tolist()
+        return loss, nll
+
 
 def perplexity(nll: float) -> float:
     """exp(nll): per subword, so it can only be compared within one vocabulary."""
     return math.exp(nll) if nll < 700 else math.inf
-
-
-@torch.no_grad()
-def mean_loss(objective: Objective, batches: Iterable[AnyBatch], device: torch.device) -> tuple[float, float]:
-    """Loss and nll per target token over batches, without dropout."""
-    was_training = objective.model.training
-    objective.model.eval()
-    sums = torch.zeros(2, dtype=torch.float64, device=device)
-    tokens = 0
-    with in_one_piece(objective), objective.autocast(device):  # so that weights are rounded once for all batches
-        for batch in batches:
-            sums += torch.stack(objective(batch.to(device)))
-            tokens += batch.num_target_tokens
-    objective.model.train(was_training)
-    loss, nll = (sums / max(tokens, 1)).tolist()
-    return loss, nll
-
-
-def connection_matrices(objective: Objective) -> dict[str, Tensor]:
-    """The weights with which the layers of each stack are connected, where they are learned."""
-    with in_one_piece(objective):
-        asked = ((name, getattr(module, "matrix", None)) for name, module in objective.model.named_modules())
-        found = {name: ask() for name, ask in asked if ask is not None}
-    return {name: matrix for name, matrix in found.items() if matrix is not None}
