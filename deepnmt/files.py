@@ -86,7 +86,7 @@ def read_json(path: Path, remedy: str = "") -> dict[str, Any]:
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # with or without a byte order mark
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
