@@ -16,12 +16,12 @@ from deepnmt.serving.limits import Limits
 EXAMPLE = """deepnmt serve MODEL                                     then open http://127.0.0.1:8000
   deepnmt serve en-de=runs/a/model de-en=runs/b/model     several models, chosen by name or languages"""
 LIMITS = {
-    "max_characters": "characters per request; above: 413",
-    "max_waiting_characters": "characters of all current requests; above: 429",
-    "max_requests": "concurrent requests; above: 429",
-    "max_connections": "open connections; above: 503",
-    "timeout": "seconds until an answer, or the next sentence of a stream; above: 503",
-    "max_batch_sentences": "sentences per batch; 1 turns batching off",
+    "max_characters": "maximum number of characters per request; status 413 above that",
+    "max_waiting_characters": "maximum number of characters of all current requests; status 429 above that",
+    "max_requests": "maximum number of concurrent requests; status 429 above that",
+    "max_connections": "maximum number of open connections; status 503 above that",
+    "timeout": "seconds to wait for an answer, or for the next sentence of a stream; then status 503",
+    "max_batch_sentences": "maximum number of sentences per batch; 1 turns batching off",
     "batch_wait": "seconds that the first sentence of a batch waits for others",
     "cache_megabytes": "size of each model's translation cache; 0 turns it off",
 }
