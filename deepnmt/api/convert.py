@@ -98,7 +98,7 @@ def fold(folder: str | Path, out: str | Path, *, overwrite: bool = False) -> tup
     check_out(out, overwrite, "a MODEL folder", META, CONFIG)
     exact = load_model(folder).double()
     difference = _difference(exact, folded(exact))
-    if difference > SAME:
+    if not difference <= SAME:  # or not a number
         raise RunError(f"{folder}: folding changes its logits by {difference:.1e} of the largest; nothing was written")
     with replacing(out) as aside:
         about = {name: value for name, value in meta.items() if name not in ("format", "deepnmt")}

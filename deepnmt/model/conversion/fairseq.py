@@ -30,7 +30,10 @@ def to_authors_names(foreign: ForeignModel) -> dict[str, Tensor]:
     for name, tensor in foreign.state.items():
         if match := re.fullmatch(r"(.+_attn)\.([qkv])_proj\.(weight|bias)", name):
             if match[2] == "q":
-                parts = [foreign.tensor(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
+                rank = 2 if match[3] == "weight" else 1
+                parts = [foreign.tensor(name.replace("q_proj", f"{part}_proj"), rank) for part in "qkv"]
+                if parts[1].shape != parts[2].shape:
+                    raise InputError(f"{foreign.path}: keys and values of {match[1]} have different shapes")
                 state |= _packed(match[1], match[3], parts)
         elif match := re.fullmatch(r"(encoder|decoder)\.(layers\.\d+)\.(\w+_layer_norm)\.(weight|bias)", name):
             number = _NORMS[match[1]].get(match[3], match[3])

@@ -88,7 +88,7 @@ def _read_npz(path: Path) -> ForeignModel:
     if placement not in PLACEMENTS:
         made = ", ".join(f"transformer-{name} = {settings.get(f'transformer-{name}', '')!r}" for name in PROCESSES)
         raise InputError(f"{path} uses {made}, which is neither pre-norm nor post-norm")
-    heads = int(str(settings.get("transformer-heads", 8)))
+    heads = settings.get("transformer-heads", 8)
     state: dict[str, Tensor] = {}
     for name, array in arrays.items():
         if not name.startswith("special:"):

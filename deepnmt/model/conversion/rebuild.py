@@ -41,23 +41,24 @@ def _renumbered(foreign: ForeignModel, numbering: Numbering) -> dict[str, Tensor
     sides = {"encoder.embed_tokens.weight": 0, "decoder.embed_tokens.weight": 1, "decoder.embed_out": 1}
     for name, side in sides.items():
         if name in state:
-            state[name] = _rows(foreign, name, numbering[side])
+            state[name] = _rows(foreign, foreign.tensor(name), name, numbering[side])
     target = torch.tensor(numbering[1])
-    if "decoder.output_bias" not in state:
-        state["decoder.output_bias"] = torch.zeros(len(foreign.tensor("decoder.embed_tokens.weight")))
-        foreign = replace(foreign, state=state)
-    bias = _rows(foreign, "decoder.output_bias", numbering[1]).masked_fill_(target == NEW, SILENT)
+    name = "decoder.output_bias"
+    if name in state:
+        bias = foreign.tensor(name, rank=1)
+    else:
+        bias = torch.zeros(len(foreign.tensor("decoder.embed_tokens.weight")))
+    bias = _rows(foreign, bias, name, numbering[1]).masked_fill_(target == NEW, SILENT)
     bias[START] = SILENT
-    return state | {"decoder.output_bias": bias}
+    return state | {name: bias}
 
 
-def _rows(foreign: ForeignModel, name: str, rows: list[int]) -> Tensor:
-    table = foreign.tensor(name).float()
+def _rows(foreign: ForeignModel, table: Tensor, name: str, rows: list[int]) -> Tensor:
     if {*rows} - {NEW} != {*range(len(table))}:
         listed = len({*rows} - {NEW})
         raise InputError(f"{foreign.path}: {name} has {len(table):,} rows, but the vocabulary has {listed:,} symbols")
     index = torch.tensor(rows)
-    chosen = table[index.clamp(min=0)]
+    chosen = table[index.clamp(min=0)].float()
     chosen[index == NEW] = 0
     return chosen
 
@@ -71,8 +72,7 @@ def _config(foreign: ForeignModel) -> ModelConfig:
         raise InputError(
             f"{foreign.path} has pre-norm in one stack and post-norm in the other, which deepnmt does not support"
         )
-    told = foreign.settings
-    pad_id = int(told.get("pad", 1))
+    pad_id = int(foreign.number("pad", 1))
     settings: dict[str, Any] = {
         "source_vocab_size": source.shape[0],
         "target_vocab_size": target.shape[0],
@@ -83,9 +83,9 @@ def _config(foreign: ForeignModel) -> ModelConfig:
         "tie_output": "decoder.embed_out" not in state,
         "activation": _activation(foreign),
         "output_bias": "decoder.output_bias" in state,
-        "dropout": float(told.get("dropout", 0.1)),
-        "attention_dropout": float(told.get("attention_dropout", 0.0)),
-        "ffn_dropout": float(told.get("relu_dropout", 0.0) or told.get("activation_dropout", 0.0)),
+        "dropout": foreign.number("dropout", 0.1),
+        "attention_dropout": foreign.number("attention_dropout", 0),
+        "ffn_dropout": foreign.number("relu_dropout", 0) or foreign.number("activation_dropout", 0),
         "pad_id": pad_id,
     }
     if (table := state.get("encoder.embed_positions.weight")) is not None:
@@ -94,7 +94,7 @@ def _config(foreign: ForeignModel) -> ModelConfig:
 
 
 def _activation(foreign: ForeignModel) -> Any:
-    name = foreign.settings.get("activation_fn", "relu")
+    name = str(foreign.settings.get("activation_fn", "relu"))
     if name not in ACTIVATIONS:
         raise InputError(f"{foreign.path} uses activation_fn = {name}, which deepnmt does not support")
     return ACTIVATIONS[name]
@@ -108,27 +108,26 @@ def _stack_config(foreign: ForeignModel, side: str) -> StackConfig:
         num_layers=len(depths),
         dim=foreign.tensor(f"{side}.embed_tokens.weight").shape[1],
         ffn_dim=foreign.tensor(f"{side}.layers.0.fc1.weight").shape[0],
-        num_heads=int(foreign.setting(f"{side}_attention_heads")),
+        num_heads=int(foreign.number(f"{side}_attention_heads")),
         connection=_connection_config(foreign, side),
     )
 
 
 def _connection_config(foreign: ForeignModel, side: str) -> ConnectionConfig:
-    weight = foreign.state.get(f"{side}.history.weight")
-    if weight is None:
+    if f"{side}.history.weight" not in foreign.state:
         return ResidualConfig()
     settings = foreign.settings
     softmax = bool(settings.get("normalize_learned_weight", False))
-    window = int(settings.get("history_window_size", -1))
+    window = int(foreign.number("history_window_size", -1))
     return DlclConfig(
         learned=bool(settings.get(f"{side}_learnable", True)),
         start="one" if settings.get("init_value") == "one" else "average",
         norm_embedding=f"{side}.history.layer_norms.0.weight" in foreign.state,
         softmax=softmax,
-        groups=weight.shape[2],
+        groups=foreign.tensor(f"{side}.history.weight", rank=3).shape[2],
         # Without softmax their window is only where the weights start: what was learned outside of it counts.
         window=window if softmax and window > 0 else None,
-        dropout=float(settings.get("history_dropout", 0.0)),
+        dropout=foreign.number("history_dropout", 0),
     )
 
 
@@ -164,6 +163,7 @@ def _rename(foreign: ForeignModel, config: ModelConfig) -> dict[str, Tensor]:
             continue
         parts = {name: tensor}
         if packed := re.fullmatch(r"(.+\.encoder_attn)\.in_proj_(weight|bias)", name):
+            tensor = foreign.tensor(name, rank=2 if packed[2] == "weight" else 1)
             sizes = len(tensor) // 3, len(tensor) - len(tensor) // 3
             names = (f"{packed[1]}.{part}_{packed[2]}" for part in ("query", "key_value"))
             parts = dict(zip(names, tensor.split(sizes), strict=True))
