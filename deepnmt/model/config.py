@@ -114,4 +114,4 @@ class ModelConfig:
 
     def sublayer_of(self, stack: StackConfig) -> SublayerConfig:
         """The scheme around the sub-layers of a stack."""
-        return stack.sublayer or SUBLAYER_CONFIGS[self.norm]()  # type: ignore[call-arg]
+        return stack.sublayer or SUBLAYER_CONFIGS[self.norm]()

@@ -1,6 +1,6 @@
 """Attention residuals: each position attends to the contributions of the layers below, with a query per layer."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from deepnmt.settings import check_bounds
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionResidualConfig(ConnectionConfig):
-    kind: str = field(default="attention-residual", init=False)
+    kind = "attention-residual"
     blocks: int | None = None  # the approximate number of blocks; attends to sums over blocks instead of every layer
 
     def __post_init__(self) -> None:

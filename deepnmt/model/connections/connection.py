@@ -15,7 +15,7 @@ from deepnmt.model.sublayers import NormPlacement
 class ConnectionConfig:
     """The options of a scheme. Each scheme has its own config, identified by `kind`."""
 
-    kind: str
+    kind: ClassVar[str]
 
     def check(self, dim: int) -> None:
         """Raise ValueError if an option does not fit the width of the stack."""
@@ -57,7 +57,7 @@ class StepMixture:
 
 
 class Connection(nn.Module):
-    """x_{l+1} = G(y_0, ..., y_l), equation 6 of the paper. The base class is the residual stack: G = y_l.
+    """x_{l+1} = G(y_0, ..., y_l), equation 7 of the paper. The base class is the residual stack: G = y_l.
 
     One pass is `begin`, then `write` and `read` in turn for every layer, then `memories`. A scheme overrides what it
     changes. The module keeps no state of a pass.

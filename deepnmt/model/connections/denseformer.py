@@ -1,6 +1,6 @@
 """DenseFormer: a learned weighted sum of all outputs so far, initialised as the residual stack."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from deepnmt.settings import check_bounds
 
 @dataclass(frozen=True, kw_only=True)
 class DenseFormerConfig(ConnectionConfig):
-    kind: str = field(default="denseformer", init=False)
+    kind = "denseformer"
     dilation: int = 1  # a row reads every dilation-th output, counted back from the last
     period: int = 1  # mix after every period-th layer; elsewhere the stack is residual
 

@@ -1,7 +1,7 @@
 """Dynamic linear combination of layers, with every option of the paper's ablation and of its code."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -22,10 +22,10 @@ from deepnmt.settings import check_bounds
 
 @dataclass(frozen=True, kw_only=True)
 class DlclConfig(ConnectionConfig):
-    kind: str = field(default="dlcl", init=False)
+    kind = "dlcl"
     learned: bool = True  # or fixed at the start
     start: Literal["average", "one"] = "average"
-    norm: bool = True  # the LayerNorm of equations 7 and 8
+    norm: bool = True  # the LayerNorm of equations 8 and 9
     norm_embedding: bool = False  # y_0 too
     softmax: bool = False  # over the row
     groups: int = 1  # weights per pair of layers; dimension i has weight i modulo groups; dim = one for each
@@ -52,7 +52,7 @@ class DlclHistory(History):
 
 
 class Dlcl(Connection):
-    """Pre-norm: x_{l+1} = sum_k W[l,k] LN_k(y_k). Post-norm: x_{l+1} = LN_l(sum_k W[l,k] y_k). Equations 7 and 8.
+    """Pre-norm: x_{l+1} = sum_k W[l,k] LN_k(y_k). Post-norm: x_{l+1} = LN_l(sum_k W[l,k] y_k). Equations 8 and 9.
 
     W is lower triangular and learned; its rows are initialised as means. Row 0 belongs to the embedding y_0, which
     has no LayerNorm unless requested.

@@ -1,6 +1,6 @@
 """Dynamic dense connections: a weighted sum of all outputs so far, with weights that depend on the position."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -15,7 +15,7 @@ from deepnmt.settings import check_bounds
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicDenseConfig(ConnectionConfig):
-    kind: str = field(default="dynamic-dense", init=False)
+    kind = "dynamic-dense"
     dilation: int = 1  # a row reads every dilation-th output, counted back from the last
     period: int = 1  # mix after every period-th layer and after the last; elsewhere the stack is residual
 

@@ -1,7 +1,5 @@
 """Dynamic DLCL: a part of the weights of the linear combination depends on the position."""
 
-from dataclasses import dataclass, field
-
 import torch
 from torch import Tensor, nn
 
@@ -10,9 +8,8 @@ from deepnmt.model.connections.dynamic_dense import DynamicDense, DynamicDenseCo
 from deepnmt.model.kernels.mixture import mix
 
 
-@dataclass(frozen=True, kw_only=True)
 class DynamicDlclConfig(ConnectionConfig):
-    kind: str = field(default="dynamic-dlcl", init=False)
+    kind = "dynamic-dlcl"
 
 
 class DynamicDlcl(DynamicDense):

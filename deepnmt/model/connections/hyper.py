@@ -1,6 +1,6 @@
 """Hyper-connections: several residual streams, which layers read, write and mix with learned weights."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from deepnmt.settings import check_bounds
 
 @dataclass(frozen=True, kw_only=True)
 class HyperConfig(ConnectionConfig):
-    kind: str = field(default="hyper", init=False)
+    kind = "hyper"
     streams: int = 4
     dynamic: bool = True  # add weights that depend on the streams
 

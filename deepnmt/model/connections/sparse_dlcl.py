@@ -1,7 +1,7 @@
 """Sparse DLCL: blocks of residual layers, and dynamic linear combination between the blocks."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from deepnmt.settings import check_bounds
 
 @dataclass(frozen=True, kw_only=True)
 class SparseDlclConfig(ConnectionConfig):
-    kind: str = field(default="sparse-dlcl", init=False)
+    kind = "sparse-dlcl"
     block: int = 6  # layers
 
     def __post_init__(self) -> None:

@@ -1,7 +1,5 @@
 """DLCL with an additional learned mixture for each decoder layer, as in transparent attention."""
 
-from dataclasses import dataclass, field
-
 from torch import Tensor, nn
 
 from deepnmt.model.connections.connection import (
@@ -17,9 +15,8 @@ from deepnmt.model.connections.dlcl import DlclHistory
 from deepnmt.model.kernels.mixture import mix
 
 
-@dataclass(frozen=True, kw_only=True)
 class TransparentDlclConfig(ConnectionConfig):
-    kind: str = field(default="transparent-dlcl", init=False)
+    kind = "transparent-dlcl"
 
 
 class TransparentDlclHistory(DlclHistory):
