@@ -244,7 +244,7 @@ def _matrix(stack: Stack) -> Tensor | None:
     """(rows, columns, groups): the weight of each output after each layer; None for a residual stack."""
     connection, count = stack.connection, len(stack.layers) + 1
     if isinstance(connection, Dlcl):
-        return connection._effective()
+        return connection.effective()
     matrix, ones = connection.matrix(), torch.ones(count, count).tril()
     if isinstance(connection, Dense):
         matrix = ones

@@ -54,8 +54,7 @@ class AttentionResidual(Connection):
         is_fused = self.query.is_cuda and self.block == 1  # the fused tape cannot add to earlier entries
         return BranchHistory(open_position_tape(self.num_layers + 1, self.num_layers, on_gpu=is_fused))
 
-    def write(self, history: History, output: Tensor) -> None:
-        assert isinstance(history, BranchHistory)
+    def write(self, history: BranchHistory, output: Tensor) -> None:
         branch = output
         if history.given is not None:
             wide = torch.promote_types(output.dtype, torch.float32)  # the difference cancels
@@ -68,8 +67,7 @@ class AttentionResidual(Connection):
         history.scores[-1] = F.linear(history[-1], self.query) * inverse_rms(history[-1])
         history.depth += 1
 
-    def read(self, history: History) -> Tensor:
-        assert isinstance(history, BranchHistory)
+    def read(self, history: BranchHistory) -> Tensor:
         row = history.depth - 2
         history.given = history[0] if row < 0 else self._attend(history, row)
         return history.given

@@ -72,17 +72,19 @@ class Connection(nn.Module):
         super().__init__()
 
     def begin(self) -> History:
+        """An empty history, of the scheme's own class if it needs more than the outputs."""
         return History()
 
-    def write(self, history: History, output: Tensor) -> None:
-        """Add the output of the layer at depth len(history)."""
+    def write(self, history: Any, output: Tensor) -> None:
+        """Add the output of a layer."""
         history.append(output)
 
-    def read(self, history: History) -> Tensor:
+    def read(self, history: Any) -> Tensor:
         """The input of the next layer; after the last layer, the result of the stack."""
-        return history[-1]
+        last: Tensor = history[-1]
+        return last
 
-    def memories(self, history: History) -> list[Tensor]:
+    def memories(self, history: Any) -> list[Tensor]:
         """The results of the stack for its readers: one tensor for all, or one for each."""
         return [self.read(history)]
 

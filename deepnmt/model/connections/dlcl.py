@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -60,6 +60,7 @@ class Dlcl(Connection):
 
     Config: ClassVar[type[ConnectionConfig]] = DlclConfig
     grows = True
+    connected: Tensor
 
     def __init__(self, config: DlclConfig, shape: StackShape) -> None:
         super().__init__(config, shape)
@@ -84,14 +85,12 @@ class Dlcl(Connection):
         self.norms_outputs = shape.norm == "pre"
 
     def begin(self) -> DlclHistory:
-        return DlclHistory(self._effective(), self._norms_of_outputs(), self.window)
+        return DlclHistory(self.effective(), self._norms_of_outputs(), self.window)
 
-    def write(self, history: History, output: Tensor) -> None:
-        assert isinstance(history, DlclHistory)
+    def write(self, history: Any, output: Tensor) -> None:
         history.append(history.tape.enter(output))
 
-    def read(self, history: History) -> Tensor:
-        assert isinstance(history, DlclHistory)
+    def read(self, history: Any) -> Tensor:
         row = len(history) - 1
         mixed = history.tape.mix(history, row)
         if not self.norms_outputs:
@@ -107,18 +106,17 @@ class Dlcl(Connection):
             norm.load_state_dict(shallow.norms[k if k < count else k - added].state_dict())
 
     def matrix(self) -> Tensor:
-        return self._effective().detach().float().mean(2).cpu()
+        return self.effective().detach().float().mean(2).cpu()
 
     def step_mixture(self) -> StepMixture | None:
-        matrix = self._effective()
+        matrix = self.effective()
         return StepMixture(matrix[:, :, 0].contiguous(), list(self.norms)) if matrix.shape[2] == 1 else None
 
     def _norms_of_outputs(self) -> list[nn.Module]:
         return [norm if self.norms_outputs or k == 0 else nn.Identity() for k, norm in enumerate(self.norms)]
 
-    def _effective(self) -> Tensor:
-        """The effective W: zero where not connected, rows normalised if requested. (rows, columns, groups), fp32."""
-        connected = self.get_buffer("connected")
+    def effective(self) -> Tensor:
+        """W as it is used: zero where not connected, rows normalised if requested. (rows, columns, groups), fp32."""
         if self.softmax:
-            return self.weight.float().masked_fill(~connected, -torch.inf).softmax(1)
-        return self.weight.float() * connected
+            return self.weight.float().masked_fill(~self.connected, -torch.inf).softmax(1)
+        return self.weight.float() * self.connected

@@ -76,8 +76,7 @@ class DynamicDense(Connection):
     def begin(self) -> TapedHistory:
         return TapedHistory([open_position_tape(*size, on_gpu=self.weight.is_cuda) for size in self.tape_sizes])
 
-    def write(self, history: History, output: Tensor) -> None:
-        assert isinstance(history, TapedHistory)
+    def write(self, history: TapedHistory, output: Tensor) -> None:
         history.depth += 1
         if history.depth in self.kept:
             tape, outputs = history.group
@@ -85,8 +84,7 @@ class DynamicDense(Connection):
             outputs.append(output)
         history.last = output
 
-    def read(self, history: History) -> Tensor:
-        assert isinstance(history, TapedHistory)
+    def read(self, history: TapedHistory) -> Tensor:
         return self.mix(history) if history.depth in self.rows else history.last
 
     def mix(self, history: TapedHistory) -> Tensor:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from deepnmt.model.connections.connection import ConnectionConfig, History, StackShape
+from deepnmt.model.connections.connection import ConnectionConfig, StackShape
 from deepnmt.model.connections.dynamic_dense import DynamicDense, DynamicDenseConfig, TapedHistory
 from deepnmt.model.kernels.mixture import mix
 
@@ -32,12 +32,10 @@ class DynamicDlcl(DynamicDense):
         rows = torch.ones(count, count).tril()
         return rows / rows.sum(1, keepdim=True)
 
-    def write(self, history: History, output: Tensor) -> None:
-        assert isinstance(history, TapedHistory)
+    def write(self, history: TapedHistory, output: Tensor) -> None:
         super().write(history, self.norms[history.depth + 1](output) if self.norms_outputs else output)
 
-    def read(self, history: History) -> Tensor:
-        assert isinstance(history, TapedHistory)
+    def read(self, history: TapedHistory) -> Tensor:
         if history.depth == 0:
             return mix([history.last], self.weight[:1, :1].float())
         mixed = self.mix(history)

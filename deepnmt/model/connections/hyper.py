@@ -63,8 +63,7 @@ class Streams(Connection):
     def begin(self) -> StreamHistory:
         return StreamHistory()
 
-    def write(self, history: History, output: Tensor) -> None:
-        assert isinstance(history, StreamHistory)
+    def write(self, history: StreamHistory, output: Tensor) -> None:
         if history.weights is None:
             history.streams = output.expand(self.num_streams, *output.shape)
         else:
@@ -77,8 +76,8 @@ class Streams(Connection):
         branch = (output.to(wide) - history.given.to(wide)).to(output.dtype)
         return mix_streams(history.streams, branch, torch.cat([weights.carry, weights.write.unsqueeze(-2)], -2))
 
-    def read(self, history: History) -> Tensor:
-        assert isinstance(history, StreamHistory) and history.streams is not None
+    def read(self, history: StreamHistory) -> Tensor:
+        assert history.streams is not None
         if history.depth == self.num_layers:
             return mix(history.streams.unbind(), history.streams.new_ones(self.num_streams, 1).float())
         history.weights = self.weights_of(history.depth, history.streams)
