@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from deepnmt.model.attention import KeysValues, rotated
+from deepnmt.model.attention import KeysValues
 from deepnmt.model.cache import BLOCK_SLOTS, Cache, MemoryVisibility, PastVisibility, cached
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections import CONNECTIONS, Connection, StackShape
@@ -59,19 +60,18 @@ class Stack(nn.Module):
 
     def _run(self, layer: nn.Module, x: Tensor, given: tuple[Any, ...], seeds: Tensor | None) -> Tensor:
         """LayerDrop (Fan et al. 2020, https://arxiv.org/abs/1909.11556): a dropped layer returns its input."""
-        if self.training and self.layer_dropout:
-            return unless_dropped(self.layer_dropout, lambda: self._compute(layer, x, given, seeds), x)
-        return self._compute(layer, x, given, seeds)
 
-    def _compute(self, layer: nn.Module, x: Tensor, given: tuple[Any, ...], seeds: Tensor | None) -> Tensor:
-        def compute(x: Tensor, *given: Any) -> Tensor:
+        def compute(*given: Any) -> Tensor:
             with dealing(seeds):
-                result: Tensor = layer(x, *given)
+                result: Tensor = layer(*given)
             return result
 
-        if self.checkpoints_activations and self.training:
-            return checkpoint(compute, x, *given, use_reentrant=False)
-        return compute(x, *given)
+        if not self.training:
+            return compute(x, *given)
+        run = partial(checkpoint, compute, use_reentrant=False) if self.checkpoints_activations else compute
+        if self.layer_dropout:
+            return unless_dropped(self.layer_dropout, lambda: run(x, *given), x)
+        return run(x, *given)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,8 @@ class Transformer(nn.Module):
     def encode(self, source: Tensor | Sequences) -> Encoded:
         sequences = self._sequences(source)
         positions = sequences.positions()
-        visibility = rotated(sequences.whole(), self._rotation(positions, self.config.encoder))
+        visibility = sequences.whole()
+        visibility.rotation = self._rotation(positions, self.config.encoder)
         embedded = self.source_embedding(sequences.ids, positions)
         memories = self.encoder(embedded, [(visibility,)] * len(self.encoder.layers))
         if len(memories) == 1:
@@ -132,8 +133,8 @@ class Transformer(nn.Module):
 
     def decode(self, target_input: Tensor | Sequences, encoded: Encoded) -> Tensor:
         target = self._sequences(target_input)
-        positions, memory_visibility = target.positions(), target.translated(encoded.source)
-        visibility = rotated(target.past(), self._rotation(positions, self.config.decoder))
+        positions, memory_visibility, visibility = target.positions(), target.translated(encoded.source), target.past()
+        visibility.rotation = self._rotation(positions, self.config.decoder)
         given = [(visibility, memory, memory_visibility) for memory in self.project_memories(encoded)]
         (result,) = self.decoder(self.target_embedding(target.ids, positions), given)
         return result
@@ -177,9 +178,10 @@ class Transformer(nn.Module):
         over_memory = [MemoryVisibility(cache.source_mask, beam) for _ in over_past]
         over_memory[-1].need_weights = cache.need_attention
         rotation = self._rotation(position, self.config.decoder)
-        turned = [rotated(visibility, rotation) for visibility in over_past]
+        for visibility in over_past:
+            visibility.rotation = rotation
         embedded = self.target_embedding(tokens, position)
-        (features,) = self.decoder(embedded, list(zip(turned, cache.memory, over_memory, strict=True)))
+        (features,) = self.decoder(embedded, list(zip(over_past, cache.memory, over_memory, strict=True)))
         grown = replace(
             cache,
             past=[visibility.past for visibility in over_past],

@@ -25,7 +25,6 @@ from deepnmt.files import write_json
 from deepnmt.model.attention import KeysValues
 from deepnmt.model.cache import Cache, joined
 from deepnmt.model.config import ModelConfig
-from deepnmt.model.layers import DecoderLayer
 from deepnmt.model.transformer import Transformer
 
 NAME, RUNS_IN = "ONNX", "onnxruntime"
@@ -68,10 +67,8 @@ class EncoderGraph(nn.Module):
         self.model = model
 
     def forward(self, source: Tensor) -> tuple[Tensor, ...]:
-        memories = self.model.encode(source).memories
-        layers = (layer for layer in self.model.decoder.layers if isinstance(layer, DecoderLayer))
-        projected = (layer.cross_attention.project(memory) for layer, memory in zip(layers, memories, strict=True))
-        return source == self.model.config.pad_id, *_flat(projected)
+        memories = self.model.project_memories(self.model.encode(source))
+        return source == self.model.config.pad_id, *_flat(memories)
 
 
 class DecoderStepGraph(nn.Module):
