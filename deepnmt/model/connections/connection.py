@@ -112,6 +112,12 @@ class Connection(nn.Module):
         return LearnedWeights(matrix, tuple(f"x{row}" for row in range(1, count + 1)), readers)
 
 
+def contribution(output: Tensor, given: Tensor) -> Tensor:
+    """v = y - x, what a layer adds to its input; in fp32, because the difference cancels."""
+    wide = torch.promote_types(output.dtype, torch.float32)
+    return (output.to(wide) - given.to(wide)).to(output.dtype)
+
+
 def lower_triangle(size: int, window: int | None = None) -> Tensor:
     """True where row l may use column k: k <= l, and k among the last `window` outputs."""
     connected = torch.ones(size, size, dtype=torch.bool).tril()

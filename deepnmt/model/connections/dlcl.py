@@ -78,10 +78,8 @@ class Dlcl(Connection):
 
         # The norm of y_k (pre) or of row k (post). Row 0 of post-norm is normed twice when the embedding is: once as
         # y_0 and once as row 0, with the same LayerNorm; so does the authors' code.
-        norms = [shape.new_norm(shape.dim) if config.norm and k >= 1 else nn.Identity() for k in range(count)]
-        if config.norm_embedding:
-            norms[0] = shape.new_norm(shape.dim)
-        self.norms = nn.ModuleList(norms)
+        normed = [config.norm_embedding] + [config.norm] * shape.num_layers
+        self.norms = nn.ModuleList(shape.new_norm(shape.dim) if has_norm else nn.Identity() for has_norm in normed)
         self.norms_outputs = shape.norm == "pre"
 
     def begin(self) -> DlclHistory:

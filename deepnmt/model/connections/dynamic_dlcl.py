@@ -23,8 +23,8 @@ class DynamicDlcl(DynamicDense):
 
     def __init__(self, config: DynamicDlclConfig, shape: StackShape) -> None:
         super().__init__(DynamicDenseConfig(), shape)
-        new_norms = [shape.new_norm if k else nn.Identity for k in range(shape.num_layers + 1)]
-        self.norms = nn.ModuleList(new_norm(shape.dim) for new_norm in new_norms)
+        norms = (shape.new_norm(shape.dim) for _ in range(shape.num_layers))
+        self.norms = nn.ModuleList([nn.Identity(), *norms])
         self.norms_outputs = shape.norm == "pre"
 
     @staticmethod
