@@ -22,7 +22,7 @@ from deepnmt.model.layers import DecoderLayer, EncoderLayer
 from deepnmt.model.norms import NORMS
 from deepnmt.model.positions import Rotation
 from deepnmt.model.sequences import PaddedSequences, Sequences
-from deepnmt.model.skipping import unless_dropped
+from deepnmt.model.skipping import LayerDrop
 from deepnmt.model.sublayers import SUBLAYERS
 
 
@@ -44,7 +44,7 @@ class Stack(nn.Module):
         self.connection: Connection = CONNECTIONS[stack.connection.kind](stack.connection, shape)
         norms_result = around.placement == "pre" and around.norms_result
         self.final_norm = new_norm(stack.dim) if norms_result else nn.Identity()
-        self.layer_dropout = stack.layer_dropout
+        self.layer_drop = LayerDrop(stack.layer_dropout)
         self.checkpoints_activations = False
 
     def forward(self, x: Tensor, arguments: list[tuple[Any, ...]]) -> list[Tensor]:
@@ -59,19 +59,14 @@ class Stack(nn.Module):
         return [self.final_norm(memory) for memory in connection.memories(history)]
 
     def _run(self, layer: nn.Module, x: Tensor, given: tuple[Any, ...], seeds: Tensor | None) -> Tensor:
-        """LayerDrop (Fan et al. 2020, https://arxiv.org/abs/1909.11556): a dropped layer returns its input."""
-
-        def compute(*given: Any) -> Tensor:
+        def compute(x: Tensor) -> Tensor:
             with dealing(seeds):
-                result: Tensor = layer(*given)
+                result: Tensor = layer(x, *given)
             return result
 
-        if not self.training:
-            return compute(x, *given)
-        run = partial(checkpoint, compute, use_reentrant=False) if self.checkpoints_activations else compute
-        if self.layer_dropout:
-            return unless_dropped(self.layer_dropout, lambda: run(x, *given), x)
-        return run(x, *given)
+        if self.checkpoints_activations and self.training:
+            return self.layer_drop(partial(checkpoint, compute, use_reentrant=False), x)
+        return self.layer_drop(compute, x)
 
 
 @dataclass(frozen=True)

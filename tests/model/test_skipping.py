@@ -45,9 +45,8 @@ def test_sub_layer_i_of_n_is_skipped_with_probability_i_over_n():
 def test_a_skipped_branch_has_the_mean_of_evaluation():
     skip, x = Skip(0.3).train(), torch.tensor([2.0, -1.0])
     calls = []
-    branch = skip(lambda x: calls.append(1) or 3 * x)
     torch.manual_seed(1)
-    drawn = torch.stack([branch(x) for _ in range(4000)])
+    drawn = torch.stack([skip(lambda x: calls.append(1) or 3 * x, x) for _ in range(4000)])
     assert {tuple(row) for row in drawn.round(decimals=4).tolist()} == {
         (0.0, 0.0),
         tuple((3 * x / 0.7).round(decimals=4).tolist()),

@@ -78,7 +78,7 @@ class Sublayer(nn.Module):
 
     def branch(self, function: Branch, x: Tensor) -> Tensor:
         """dropout(function(x)), which training may skip"""
-        branch: Tensor = self.dropout(self.skip(function)(x))
+        branch: Tensor = self.dropout(self.skip(function, x))
         return branch
 
     def initialize(self, function: Function) -> None:
