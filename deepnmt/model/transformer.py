@@ -1,6 +1,5 @@
 """The encoder-decoder Transformer: one loop per stack for all sub-layer schemes and connections."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +14,7 @@ from deepnmt.model.attention import KeysValues
 from deepnmt.model.cache import BLOCK_SLOTS, Cache, MemoryVisibility, PastVisibility, cached
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections import CONNECTIONS, Connection, StackShape
-from deepnmt.model.embedding import Embedding, LearnedPositions, SinusoidalPositions
+from deepnmt.model.embedding import Embedding
 from deepnmt.model.initialization import initialize
 from deepnmt.model.kernels.dropout import dealing, draw_seeds
 from deepnmt.model.layers import DecoderLayer, EncoderLayer
@@ -85,8 +84,8 @@ class Transformer(nn.Module):
         target_tokens = nn.Embedding(config.target_vocab_size, config.decoder.dim, config.pad_id)
         if config.share_embeddings:
             target_tokens = source_tokens
-        self.source_embedding = _embedding(config, source_tokens)
-        self.target_embedding = _embedding(config, target_tokens, config.start_id)
+        self.source_embedding = Embedding(config, source_tokens)
+        self.target_embedding = Embedding(config, target_tokens, config.start_id)
 
         num_decoder_layers = config.decoder.num_layers
         encoder_layers: list[nn.Module] = [EncoderLayer(config, k + 1) for k in range(config.encoder.num_layers)]
@@ -208,19 +207,3 @@ class Transformer(nn.Module):
         limit = self.config.position_limit
         if limit is not None and length > limit:
             raise ValueError(f"a sentence of {length} tokens is longer than max_positions = {limit}")
-
-
-def _embedding(config: ModelConfig, tokens: nn.Embedding, start_id: int | None = None) -> Embedding:
-    positions: nn.Module | None = None  # rotary and relative ones are self-attention's
-    if config.positions == "learned":
-        positions = LearnedPositions(config.max_positions + config.position_offset, tokens.embedding_dim)
-    elif config.positions.startswith("sinusoidal"):
-        positions = SinusoidalPositions(tokens.embedding_dim, reaches_last=config.positions == "sinusoidal")
-    return Embedding(
-        tokens,
-        positions,
-        scale=math.sqrt(tokens.embedding_dim) if config.scale_embeddings else 1.0,
-        first_position=config.position_offset,
-        dropout=config.dropout,
-        start_id=start_id,
-    )
