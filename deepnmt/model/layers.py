@@ -59,7 +59,7 @@ class FeedForward(nn.Module):
 def places_of(config: ModelConfig, is_decoder: bool, number: int) -> list[Place]:
     """Those of the sub-layers of a layer, counted from 1.
 
-    The i-th sub-layer of a stack is skipped with probability i / their number * P: the higher, the oftener.
+    The i-th sub-layer of a stack is skipped with probability i / their number * P.
     """
     stack, new_norm = config.decoder if is_decoder else config.encoder, NORMS[config.norm_kind]
     count = 3 if is_decoder else 2

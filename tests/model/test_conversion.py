@@ -270,9 +270,19 @@ class TestRefusals:
         assert refusal(tmp_path, stored) == "FILE: decoder_attention_heads = [4] is not a number"
 
     def test_tensors_of_another_rank(self, tmp_path, stored):
-        for name, rank in {"decoder.layers.0.encoder_attn.in_proj_bias": 1, "encoder.history.weight": 3}.items():
+        for name, rank in {"decoder.layers.0.fc1.weight": 2, "encoder.history.weight": 3}.items():
             wrong = {**stored, "model": stored["model"] | {name: torch.tensor(1.0)}}
             assert refusal(tmp_path, wrong) == f"FILE: {name} has 0 dimensions instead of {rank}"
+        name = "decoder.layers.0.encoder_attn.in_proj_bias"
+        stored["model"][name] = torch.tensor(1.0)
+        assert refusal(tmp_path, stored) == f"FILE has the parameter {name}, which deepnmt does not support"
+
+    def test_projections_of_different_widths(self, tmp_path):
+        model = scrambled(tiny_config(), torch.float32)
+        stored = checkpoint(model, fairseq_state(model))
+        stored["model"]["decoder.layers.0.encoder_attn.k_proj.weight"] = torch.ones(DIM, 3)
+        expected = "FILE: the parts of decoder.layers.0.cross_attention.key_value.weight have different shapes"
+        assert refusal(tmp_path, stored, convert_fairseq) == expected
 
     def test_impossible_shape(self, tmp_path, stored):
         stored["args"].encoder_attention_heads = 3

@@ -18,7 +18,7 @@ TOLERANCE = 1e-4  # on a logit
 TIE = 1e-5  # logits this close differ only by rounding, so either may be the largest
 BATCH_SIZES = (1, 2, 5)
 MAX_LENGTHS = (1, 4, 24)
-LONGEST = 500  # tokens of a source: with the steps below, every format has so many positions
+LONGEST = 500  # tokens of a source: every format has enough positions for these and the steps below
 EXTRA_STEPS = 8  # a translation may be this much longer than its source
 
 Tell = Callable[[str], None]

@@ -20,7 +20,7 @@ from deepnmt.errors import InputError
 class ForeignModel:
     """A state dict, the settings that its shapes do not show, and our settings implied by the format.
 
-    `rebuild` takes a state dict in the names of the authors' code.
+    `rebuild` takes a state dict with fairseq's names.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""Rebuilds a model from a state dict with the names of the authors' code, a fork of fairseq."""
+"""Rebuilds a model from a state dict with the names of fairseq."""
 
 import re
 from dataclasses import replace
@@ -20,6 +20,7 @@ Numbering = tuple[list[int], list[int]]
 """For source and target: which of its rows each of our symbols has, or NEW."""
 NEW = -1
 SILENT = -100.0  # the bias of a symbol that is never predicted: small enough, yet label smoothing hardly notices
+OUTPUT = "decoder.output_projection.weight"
 START = 0  # the first symbol only starts a sentence
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"}
 
@@ -38,7 +39,7 @@ def rebuild(foreign: ForeignModel, numbering: Numbering | None = None) -> Transf
 def _renumbered(foreign: ForeignModel, numbering: Numbering) -> dict[str, Tensor]:
     """Reorder the rows of the tables to our numbering. A new symbol gets a row of zeros and is never predicted."""
     state = dict(foreign.state)
-    sides = {"encoder.embed_tokens.weight": 0, "decoder.embed_tokens.weight": 1, "decoder.embed_out": 1}
+    sides = {"encoder.embed_tokens.weight": 0, "decoder.embed_tokens.weight": 1, OUTPUT: 1}
     for name, side in sides.items():
         if name in state:
             state[name] = _rows(foreign, foreign.tensor(name), name, numbering[side])
@@ -80,7 +81,7 @@ def _config(foreign: ForeignModel) -> ModelConfig:
         "encoder": _stack_config(foreign, "encoder"),
         "decoder": _stack_config(foreign, "decoder"),
         "share_embeddings": shared,
-        "tie_output": "decoder.embed_out" not in state,
+        "tie_output": OUTPUT not in state or torch.equal(state[OUTPUT], target),
         "activation": _activation(foreign),
         "output_bias": "decoder.output_bias" in state,
         "dropout": foreign.number("dropout", 0.1),
@@ -132,48 +133,49 @@ def _connection_config(foreign: ForeignModel, side: str) -> ConnectionConfig:
 
 
 _LAYER = r"((?:encoder|decoder)\.layers\.\d+)"
-# Their names and ours, up to `weight` or `bias`.
+# Their names and ours, up to `weight` or `bias`. We pack queries, keys and values.
 _NAMES = {
     r"(encoder|decoder)\.layer_norm\.": r"\1.final_norm.",
     r"encoder\.embed_(tokens|positions)\.(?=weight)": r"source_embedding.\1.",
     r"decoder\.embed_(tokens|positions)\.(?=weight)": r"target_embedding.\1.",
+    r"decoder\.output_projection\.(?=weight)": r"output.",
+    r"decoder\.output_(?=bias)": r"output_",
     r"(encoder|decoder)\.history\.(?=weight)": r"\1.connection.",
     r"(encoder|decoder)\.history\.layer_norms\.(\d+)\.": r"\1.connection.norms.\2.",
-    rf"{_LAYER}\.self_attn\.in_proj_": r"\1.attention.input.",
+    rf"{_LAYER}\.self_attn\.[qkv]_proj\.": r"\1.attention.input.",
     rf"{_LAYER}\.self_attn\.out_proj\.": r"\1.attention.output.",
-    rf"{_LAYER}\.encoder_attn\.query_": r"\1.cross_attention.query.",
-    rf"{_LAYER}\.encoder_attn\.key_value_": r"\1.cross_attention.key_value.",
+    rf"{_LAYER}\.encoder_attn\.q_proj\.": r"\1.cross_attention.query.",
+    rf"{_LAYER}\.encoder_attn\.[kv]_proj\.": r"\1.cross_attention.key_value.",
     rf"{_LAYER}\.encoder_attn\.out_proj\.": r"\1.cross_attention.output.",
     rf"{_LAYER}\.fc1\.": r"\1.feed_forward.expand.",
     rf"{_LAYER}\.fc2\.": r"\1.feed_forward.contract.",
-    rf"{_LAYER}\.layer_norms\.0\.": r"\1.around_attention.norm.",
-    r"(encoder\.layers\.\d+)\.layer_norms\.1\.": r"\1.around_feed_forward.norm.",
-    r"(decoder\.layers\.\d+)\.layer_norms\.1\.": r"\1.around_cross_attention.norm.",
-    r"(decoder\.layers\.\d+)\.layer_norms\.2\.": r"\1.around_feed_forward.norm.",
+    rf"{_LAYER}\.self_attn_layer_norm\.": r"\1.around_attention.norm.",
+    rf"{_LAYER}\.encoder_attn_layer_norm\.": r"\1.around_cross_attention.norm.",
+    rf"{_LAYER}\.final_layer_norm\.": r"\1.around_feed_forward.norm.",
 }
-_WHOLE_NAMES = {"decoder.embed_out": "output.weight", "decoder.output_bias": "output_bias"}
 _NO_PARAMETER = re.compile(r"(encoder|decoder)\.(version|embed_positions\.(_float_tensor|weights))")
 
 
 def _rename(foreign: ForeignModel, config: ModelConfig) -> dict[str, Tensor]:
-    """The tensors by our names; the packed projection of cross-attention becomes two."""
-    ours: dict[str, Tensor] = {}
+    """The tensors by our names."""
+    copies = {"decoder.embed_tokens.weight": config.share_embeddings, OUTPUT: config.tie_output}
+    parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in foreign.state.items():
-        if _NO_PARAMETER.fullmatch(name) or (name == "decoder.embed_tokens.weight" and config.share_embeddings):
-            continue
-        parts = {name: tensor}
-        if packed := re.fullmatch(r"(.+\.encoder_attn)\.in_proj_(weight|bias)", name):
-            tensor = foreign.tensor(name, rank=2 if packed[2] == "weight" else 1)
-            sizes = len(tensor) // 3, len(tensor) - len(tensor) // 3
-            names = (f"{packed[1]}.{part}_{packed[2]}" for part in ("query", "key_value"))
-            parts = dict(zip(names, tensor.split(sizes), strict=True))
-        ours |= {_our_name(foreign, theirs): part for theirs, part in parts.items()}
-    return ours
+        if not _NO_PARAMETER.fullmatch(name) and not copies.get(name):
+            part = re.search(r"(?<=_attn\.)[qkv](?=_proj\.)", name)
+            parts.setdefault(_our_name(foreign, name), {})[part[0] if part else ""] = tensor
+    return {name: _packed(foreign, name, found) for name, found in parts.items()}
+
+
+def _packed(foreign: ForeignModel, name: str, parts: dict[str, Tensor]) -> Tensor:
+    if len(parts) == 1:
+        return next(iter(parts.values()))
+    if len({part.shape[1:] for part in parts.values()}) > 1 or not all(part.dim() for part in parts.values()):
+        raise InputError(f"{foreign.path}: the parts of {name} have different shapes")
+    return torch.cat([parts[part] for part in "qkv" if part in parts])
 
 
 def _our_name(foreign: ForeignModel, name: str) -> str:
-    if name in _WHOLE_NAMES:
-        return _WHOLE_NAMES[name]
     for theirs, ours in _NAMES.items():
         renamed, count = re.subn(rf"^{theirs}(?=(?:weight|bias)$)", ours, name)
         if count:
