@@ -63,7 +63,13 @@ def convert(
         text = TEXTS[toolkit](checkpoint, source_lang, target_lang)
         model = convert_model(checkpoint, toolkit, text.numbering)
     else:
-        _check_text(source_dict, target_dict, codes, pretokenizer, source_lang, target_lang)
+        needed = {"source_dict": source_dict, "codes": codes, "source_lang": source_lang, "target_lang": target_lang}
+        missing = [f"--{name.replace('_', '-')}" for name, value in needed.items() if not value]
+        if missing and (len(missing) < len(needed) or target_dict is not None):
+            raise InputError(f"to convert tokenisers, also give {', '.join(missing)}")
+        for name, values in (("codes", codes), ("pretokenizer", pretokenizer)):
+            if len(values) > 2:
+                raise InputError(f"--{name} takes one value for both sides, or one per side")
         model, text = convert_model(checkpoint, toolkit), None
         if source_dict:
             dictionaries = Path(source_dict), Path(target_dict or source_dict)
@@ -149,23 +155,6 @@ def _meta(checkpoint: Path, toolkit: str, text: ForeignText | None) -> dict[str,
     if text is not None and text.tokenizers.is_multilingual:
         meta["languages"] = dict(zip(("source", "target"), text.tokenizers.languages, strict=True))
     return meta
-
-
-def _check_text(
-    source_dict: str | Path | None,
-    target_dict: str | Path | None,
-    codes: Sequence[str | Path],
-    pretokenizer: Sequence[str],
-    source_lang: str | None,
-    target_lang: str | None,
-) -> None:
-    needed = {"source_dict": source_dict, "codes": codes, "source_lang": source_lang, "target_lang": target_lang}
-    missing = [f"--{name.replace('_', '-')}" for name, value in needed.items() if not value]
-    if missing and (len(missing) < len(needed) or target_dict is not None):
-        raise InputError(f"to convert tokenisers, also give {', '.join(missing)}")
-    for name, values in (("codes", codes), ("pretokenizer", pretokenizer)):
-        if len(values) > 2:
-            raise InputError(f"--{name} takes one value for both sides, or one per side")
 
 
 def _check_sizes(checkpoint: Path, model: Transformer, tokenizers: TokenizerPair) -> None:
