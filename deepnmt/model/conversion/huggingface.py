@@ -102,8 +102,11 @@ def _weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
             return folder / name, read(folder / name)
         index = folder / f"{name}.index.json"
         if index.is_file():
-            files = sorted(set(read_json(index).get("weight_map", {}).values()))
-            return index, {name: tensor for file in files for name, tensor in read(folder / Path(file).name).items()}
+            listed = read_json(index).get("weight_map")
+            if not isinstance(listed, dict):
+                raise InputError(f"{index} has no weight_map")
+            files = sorted({Path(str(file)).name for file in listed.values()})
+            return index, {name: tensor for file in files for name, tensor in read(folder / file).items()}
     raise InputError(f"{folder} has no {' or '.join(WEIGHTS)}")
 
 

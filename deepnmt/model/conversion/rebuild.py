@@ -30,7 +30,7 @@ def rebuild(foreign: ForeignModel, numbering: Numbering | None = None) -> Transf
         foreign = replace(foreign, state=_renumbered(foreign, numbering))
     try:
         model = Transformer(_config(foreign))
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise InputError(f"{foreign.path}: {error}") from error
     fill(weights(model), _rename(foreign, model.config), foreign.path)
     return model.eval()
