@@ -52,7 +52,7 @@ def _inside(cls: type[Any], name: str, where: str) -> Iterator[str]:
 
 def to_table(settings: Any) -> dict[str, Any]:
     """The inverse of `from_table`: nested plain tables without fields that are None."""
-    table: dict[str, Any] = {}
+    table: dict[str, Any] = {"kind": settings.kind} if hasattr(settings, "kind") else {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if dataclasses.is_dataclass(value):
