@@ -9,13 +9,14 @@ from typing import Any
 
 from deepnmt.analysis.charts import Axes, Series, line_chart
 from deepnmt.analysis.weights import ConnectionWeights, draw
-from deepnmt.evaluation.seeds import SAMPLES, surviving
+from deepnmt.evaluation.paired_tests import SAMPLES, surviving
 from deepnmt.reproduction.document import Block, bullets, chart, code, heading, paragraph, table
 from deepnmt.reproduction.experiment import Claim, Experiment
 from deepnmt.reproduction.results import FAILED, ArmResult, Figure, by_arm, on_shared_seeds
 from deepnmt.reproduction.scales import SCALES
 
 Arms = Sequence[ArmResult]
+MAX_NAMED = 5  # runs
 FAR_BEHIND = 0.4  # nats: a chart that shows more cannot show the differences between the others
 
 
@@ -36,7 +37,8 @@ def report(content: Mapping[str, Any], experiment: Experiment) -> list[Block]:
     if failures := [_failures(arm) for arm in arms if arm.failures]:
         blocks += [heading("Failed runs"), bullets(failures)]
     made = [" ".join([Path(arm.arm.recipe).name, *experiment.overrides_of(arm.arm)]) for arm in arms]
-    recipes = bullets([f"{arm.arm.label}: `{words}`" for arm, words in zip(arms, made, strict=True)])
+    rates = ["" if arm.arm.lr is None else f", with its own learning rate, {arm.arm.lr:g}" for arm in arms]
+    recipes = bullets([f"{arm.arm.label}: `{words}`{rate}" for arm, words, rate in zip(arms, made, rates, strict=True)])
     return [*blocks, heading("Recipes, before scaling"), recipes, *_provenance(content, arms)]
 
 
@@ -88,7 +90,7 @@ def _cells(result: ArmResult, reference: ArmResult, arms: Arms, experiment: Expe
     metric, paper, number = experiment.metric, result.arm.paper, result.number
     given = {key for arm in arms for key in arm.arm.paper}
     cells = {"model": result.arm.label}
-    if len({arm.num_seeds for arm in arms if arm.num_seeds}) > 1:
+    if _differ_in_seeds(arms):
         cells["seeds"] = str(result.num_seeds or "")
     cells["parameters"] = _millions(number("train", "parameters") or number("speed", "parameters"))
     if "parameters" in given:
@@ -181,10 +183,15 @@ def _notes(arms: Arms, experiment: Experiment) -> Iterator[Block]:
         yield bullets(list(_best_rates(arms)))
     if waiting := [arm.arm.label for arm in arms if not arm.is_started]:
         yield paragraph(f"Not run yet: {', '.join(waiting)}.")
+    if unfinished := list(_unfinished(arms, experiment)):
+        named = f": {'; '.join(unfinished)}" if len(unfinished) <= MAX_NAMED else ""
+        yield paragraph(f"{len(unfinished)} of {sum(len(arm.runs) for arm in arms)} runs are not finished{named}.")
     scored = [
         of_test for arm in arms for run in arm.runs if run["decode"] for of_test in (run["scores"] or {}).values()
     ]
     compared = [arm for arm in arms if arm.p_value is not None and not arm.has_failed]
+    if not compared and "scores" in experiment.measures and _differ_in_seeds(arms):
+        yield paragraph("Δ is about the seeds that both arms have.")
     if compared:
         kept = [arm.arm.label for arm in compared if arm.arm.label in _surviving(arms)]
         yield paragraph(
@@ -210,6 +217,19 @@ def _notes(arms: Arms, experiment: Experiment) -> Iterator[Block]:
             f"Some scores ({experiment.metric}) are missing; "
             "`deepnmt reproduce --score-only DIR` adds them where sacremoses is installed."
         )
+
+
+def _differ_in_seeds(arms: Arms) -> bool:
+    return len({arm.num_seeds for arm in arms if arm.num_seeds}) > 1
+
+
+def _unfinished(arms: Arms, experiment: Experiment) -> Iterator[str]:
+    """Runs to come, or that ended with an error, of arms that have others."""
+    last = "decode" if "scores" in experiment.measures else "train"
+    for arm in arms:
+        for run in arm.runs if arm.is_started and experiment.trains else ():
+            if not run[last] and not (run["train"] and run["train"]["status"] == FAILED):
+                yield f"{arm.arm.label}, seed {run['seed']}"
 
 
 def _judge(claim: Claim, arms: Arms, experiment: Experiment, p_values: Mapping[str, float]) -> str:
@@ -240,7 +260,7 @@ def _judge(claim: Claim, arms: Arms, experiment: Experiment, p_values: Mapping[s
     if len(ours.values) < 2 or len(theirs.values) < 2:
         doubt = ", one seed: no spread known"
     verdict = _verdict(difference > 0)
-    if (p := p_values.get(claim.text)) is not None:
+    if _is_about_scores(better, worse, experiment) and (p := p_values.get(claim.text)) is not None:
         doubt = f", {len(ours.values)} seed{'s' * (len(ours.values) > 1)}, p {p:.4f}"
         verdict = verdict if p < 0.05 else "**not settled**"
     return f"{verdict} ({ours.mean:.2f} against {theirs.mean:.2f}{doubt})"
@@ -254,10 +274,16 @@ def _compared(better: ArmResult, worse: ArmResult, experiment: Experiment) -> tu
     """The measurements to compare; the last value is -1 if lower is better."""
     if not experiment.trains:
         return better.number("speed", "tokens_per_second"), worse.number("speed", "tokens_per_second"), 1
-    if experiment.shows_perplexity and any("ppl" in arm.arm.paper for arm in (better, worse)):
+    if not _is_about_scores(better, worse, experiment):
         return better.number("train", "valid", "ppl"), worse.number("train", "valid", "ppl"), -1
     shared = on_shared_seeds(better, worse, experiment.metric) or on_shared_seeds(better, worse, "bleu")
     return (*shared, 1) if shared else (None, None, 1)
+
+
+def _is_about_scores(better: ArmResult, worse: ArmResult, experiment: Experiment) -> bool:
+    """Rather than about speed, or perplexity, if the paper's claim is."""
+    of_perplexity = experiment.shows_perplexity and any("ppl" in arm.arm.paper for arm in (better, worse))
+    return experiment.trains and not of_perplexity
 
 
 def _depth_charts(arms: Arms, experiment: Experiment) -> Iterator[Block]:

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from deepnmt.errors import InputError
 from deepnmt.files import read_json, write_json
 from deepnmt.reproduction.experiment import EXPERIMENTS, Arm, Experiment
 from deepnmt.reproduction.runs import PlannedRun
 from deepnmt.reproduction.scales import SCALES
-from deepnmt.reproduction.study import DECODE, SCORES, SPEED, TRAIN, WEIGHTS, Study, read_step
+from deepnmt.reproduction.study import DECODE, SCORES, SPEED, TRAIN, WEIGHTS, Study, read_step, with_keys
 from deepnmt.settings import from_table
 
 RESULTS = "results.json"
@@ -67,13 +68,16 @@ def _costs(cost: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def read_results(study: Study, name: str) -> dict[str, Any]:
-    return read_json(study.folder / name / RESULTS, "run the experiment first")
+    path = study.folder / name / RESULTS
+    return with_keys(read_json(path, "run the experiment first"), path, "experiment", "fixed", "commands", "runs")
 
 
 def experiment_in(content: Mapping[str, Any]) -> Experiment:
     """The experiment that these results are of: a user's as it was run, or one of ours."""
     if "definition" in content:
         return from_table(Experiment, content["definition"])
+    if content["experiment"] not in EXPERIMENTS:
+        raise InputError(f"the results are of {content['experiment']!r}, an experiment that this version does not have")
     return EXPERIMENTS[content["experiment"]]
 
 

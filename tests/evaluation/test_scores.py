@@ -187,6 +187,8 @@ def test_scores_are_read_by_name_and_unknown_names_are_told_what_there_is() -> N
         (lambda: score(["a"], ["a", "b"]), "hypotheses has 1 lines and reference 1 has 2"),
         (lambda: score(["a"], [["a"], ["a", "b"]]), "reference 2 has 2 lines and reference 1 has 1"),
         (lambda: score([], [[]]), "reference 1 is empty"),
+        (lambda: score("a", ["a"]), "hypotheses must be a list of lines, not a string"),
+        (lambda: score(["a"], "a"), "reference 1 must be a list of lines, not a string"),
         (lambda: score(["a"], []), "no reference"),
         (lambda: score(["a"], ["a"], metrics=["blue"]), "unknown score 'blue'; one of bleu,"),
         (lambda: score(["a"], ["a"], metrics=["multi_bleu"]), "add --target-lang"),

@@ -2,17 +2,18 @@
 
 import re
 import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import two_arms
 from pytest import approx, fixture
 
-from deepnmt.files import write_json
-from deepnmt.reproduction.document import write_report
+from deepnmt.files import write_json, write_text
+from deepnmt.reproduction.document import chart, write_report
 from deepnmt.reproduction.experiment import at_rates
 from deepnmt.reproduction.report import report
 from deepnmt.reproduction.results import Figure, read_results, refresh
-from deepnmt.reproduction.study import Study
+from deepnmt.reproduction.significance import add_p_values
+from deepnmt.reproduction.study import Study, TestSet
 
 
 def run_of(arm, seed, bleu=None, status="done", reason="", metrics=("compound_bleu", "bleu")):
@@ -296,3 +297,45 @@ def test_a_group_that_comes_again_is_named_again():
         "b 30",
     ]
     assert [row["Δ"] for row in main_table(built)][1::2] == ["reference", "reference", "+0.00", "+0.00"]
+
+
+def test_p_values_are_about_the_metric_of_the_table(tmp_path):
+    """Here BLEU finds no difference: no four words in a row are right."""
+    reference, study = [f"w{i} aaaaaa" for i in range(40)], Study(tmp_path)
+    study.keep_tests([TestSet("test", reference, [reference])])
+    experiment = replace(two_arms.TWO, metric="chrf", measures=("scores",))
+    runs = [run_of(arm, 1, 40.0, metrics=("bleu", "chrf")) for arm in ("plain", "DLCL")]
+    definition = {"definition": asdict(experiment), "languages": ["en", "de"]}
+    write_json(tmp_path / "two" / "results.json", content_of(runs) | definition)
+    for run, word in (("plain-1", "bbbbbb"), ("DLCL-1", "aaabbb")):
+        write_text(study.translations(run, "test"), f"{word}\n" * len(reference))
+    add_p_values(study, "two")
+    content = read_results(study, "two")
+    assert content["p_values"]["DLCL"] < 0.01
+    for run in content["runs"]:
+        del run["scores"]["test"]["chrf"]
+    write_json(tmp_path / "two" / "results.json", content)
+    add_p_values(study, "two")
+    assert read_results(study, "two")["p_values"]["DLCL"] == 1.0, "of BLEU, which the claims then are about"
+
+
+def test_p_values_of_scores_do_not_judge_claims_about_perplexity():
+    arms = tuple(replace(arm, paper={"ppl": 5.0}) for arm in two_arms.TWO.arms)
+    content = content_of([run_of("plain", 2, 40.0), run_of("DLCL", 1, 42.0)])
+    content |= {"p_values": {"plain is better than DLCL": 0.0001}}
+    judged = claims(report(content, replace(two_arms.TWO, arms=arms)))[0]
+    assert judged.endswith("**does not hold** (10.00 against 9.00, one seed: no spread known)")
+
+
+def test_charts_of_labels_that_make_one_file_name_are_two_files(tmp_path):
+    drawn = [chart("weights-a", f"<svg>{n}</svg>", f"a{sign}") for n, sign in enumerate("+-+")]
+    write_report(tmp_path, "Charts", [*drawn, drawn[0]])
+    names = re.findall(r"\((\S+)\)", (tmp_path / "report.md").read_text())
+    assert names == ["weights-a.svg", "weights-a-.svg", "weights-a--.svg", "weights-a.svg"]
+    assert [(tmp_path / name).read_text() for name in names] == [f"<svg>{n}</svg>\n" for n in (0, 1, 2, 0)]
+
+
+def test_a_learning_rate_of_an_arms_own_is_told():
+    arms = (two_arms.TWO.arms[0], replace(two_arms.TWO.arms[1], lr=3e-4))
+    built = report(content_of([run_of("plain", 1, 40.0)]), replace(two_arms.TWO, arms=arms))
+    assert "- DLCL: `en-de-pre-dlcl-20l`, with its own learning rate, 0.0003" in text(built)

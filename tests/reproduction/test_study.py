@@ -1,6 +1,7 @@
 """A study from end to end: killed in the middle, gone on with, scored later, reported; and what it refuses."""
 
 import json
+import re
 import shutil
 import signal
 import sys
@@ -14,7 +15,7 @@ from processes import Process
 from pytest import MonkeyPatch, fixture, raises
 
 from deepnmt.cli import main
-from deepnmt.errors import RunError
+from deepnmt.errors import InputError, RunError
 from deepnmt.files import write_json
 from deepnmt.reproduction import steps
 from deepnmt.reproduction.processes import work
@@ -163,6 +164,42 @@ def test_workers_that_are_told_to_stop_save_and_go_on_later(place, capsys):
     assert not list(runs.glob("*/train.json")), "a run that was stopped is not done"
 
 
+def test_a_test_set_that_is_added_later_is_translated_by_every_run(place, done, capsys):
+    shutil.copytree(place / "out", place / "more")
+    text = [str(place / "toy" / f"valid.{language}") for language in ("en", "de")]
+    before = {path: path.stat().st_mtime_ns for path in place.glob("more/runs/*/*/test.txt")}
+    assert main([*arguments(place, "more"), "--test", "news", *text]) == 0
+    results = json.loads((place / "more" / "two" / "results.json").read_text())
+    assert all(run["scores"].keys() == run["decode"]["tests"].keys() == {"test", "news"} for run in results["runs"])
+    assert results["p_values"].keys() == {"DLCL", "plain is better than DLCL"}
+    assert before and all(path.stat().st_mtime_ns == then for path, then in before.items())
+    stored = (place / "more" / "study.json").read_text()
+    assert main([*arguments(place, "more"), "--test", "news", *reversed(text)]) == 2
+    assert "--test news: another test set of" in capsys.readouterr().err
+    assert (place / "more" / "study.json").read_text() == stored
+
+
+def test_an_error_in_one_run_leaves_a_report_of_the_others(place, monkeypatch, capsys):
+    train = steps.train
+
+    def breaks(recipe, *rest, **more):
+        if recipe.model.encoder.connection.kind == "dlcl" and recipe.training.seed == 2:
+            raise InputError("no room for this one")
+        return train(recipe, *rest, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(steps, "train", breaks)
+        assert main(arguments(place, "broken")) == 1
+    said = capsys.readouterr().err
+    assert "deepnmt: 1 of 4 runs ended with an error: pre-dlcl-4+1" in said and "Traceback" not in said
+    report = (place / "broken" / "two" / "report.md").read_text()
+    assert "1 of 4 runs are not finished: DLCL, seed 2." in report
+    assert re.search(r"\n\| DLCL \| 1 \| .*\n", report) and "| plain | 2 |" in report
+    assert main(arguments(place, "broken")) == 0
+    assert "not finished" not in (place / "broken" / "two" / "report.md").read_text()
+    capsys.readouterr()
+
+
 def test_fewer_seeds_later_do_not_drop_the_ones_there_are(place, done, capsys):
     assert main(arguments(place, "out", "--seeds", "1")) == 0
     results = json.loads((place / "out" / "two" / "results.json").read_text())
@@ -268,6 +305,7 @@ def test_a_dry_run_prints_the_runs_and_writes_nothing(place, capsys):
 def test_refusals(place, tmp_path, capsys):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
+    write_json(tmp_path / "bad" / "study.json", {})
     data = ["--data", str(place / "toy" / "data")]
     for words, message in [
         ([], "name at least one experiment"),
@@ -275,8 +313,14 @@ def test_refusals(place, tmp_path, capsys):
         (["two", *data], "--out is missing"),
         (["two", *data, "--out", str(tmp_path / "x"), "--scale", "tny"], "unknown scale 'tny'; did you mean tiny?"),
         (["tabel1", *data, "--out", str(tmp_path / "x")], "unknown experiment 'tabel1'; did you mean table1?"),
-        (["two", *data, "--out", str(tmp_path / "full"), "--scale", "tiny"], "is not empty and is not a study"),
+        (["two", *data, "--out", str(tmp_path / "full"), "--scale", "tiny"], "exists and is not a study"),
         (["two", *data, "--out", str(tmp_path / "x"), "--test", "news", "a"], "a test set is NAME SOURCE REFERENCE"),
+        (
+            ["two", *data, "--out", str(tmp_path / "x"), "--scale", "tiny", "--test", "../a", "b", "c"],
+            "a name has letters",
+        ),
+        (["--report-only", str(tmp_path / "bad")], "bad/study.json has no 'fixed': it is damaged"),
+        (["two", *data, "--out", str(tmp_path / "bad" / "study.json"), "--scale", "tiny"], "exists and is not a study"),
         (["two", *data, "--out", str(tmp_path / "x"), "--minutes", "-3"], "minutes = -3.0 must be above 0"),
         (
             ["two", *data, "--out", str(tmp_path / "x"), "--arms", "dlcl"],
@@ -325,7 +369,7 @@ def test_a_run_that_diverges_is_done_and_failed(tmp_path, fake_setup):
     do_run(run, place)
     found = read_step(tmp_path / "runs" / "run" / "train.json")
     assert (found["status"], found["reason"]) == ("failed", "diverged at step 7")
-    assert next_step(run, tmp_path / "runs" / "run") is None
+    assert next_step(run, place.study) is None
 
 
 def test_an_error_in_one_run_does_not_cost_the_others(tmp_path, fake_setup, capsys):
@@ -338,19 +382,39 @@ def test_an_error_in_one_run_does_not_cost_the_others(tmp_path, fake_setup, caps
     first, second = (replace(run_of_recipe(), name=name) for name in ("first", "second"))
     with raises(RunError, match="1 of 2 runs ended with an error: first: ValueError: no kernel"):
         work([first, second], fake_setup(breaks))
-    assert next_step(first, tmp_path / "runs" / "first") == "train.json"
+    assert next_step(first, Study(tmp_path)) == "train.json"
     assert read_step(tmp_path / "runs" / "second" / "train.json")["status"] == "failed"
     assert "Traceback" in capsys.readouterr().err
 
 
 def test_a_run_of_which_only_small_files_were_copied_is_done_if_it_was_decoded(tmp_path):
-    write_json(tmp_path / "train.json", {"status": "done"})
-    assert next_step(run_of_recipe(), tmp_path) == "train.json", "there is nothing to decode with"
-    (tmp_path / "model").mkdir()
-    assert next_step(run_of_recipe(), tmp_path) == "decode.json"
-    (tmp_path / "model").rmdir()
-    write_json(tmp_path / "decode.json", {})
-    assert next_step(run_of_recipe(), tmp_path) is None
+    study, run = Study(tmp_path), run_of_recipe()
+    folder = study.runs / run.name
+    write_json(folder / "train.json", {"status": "done"})
+    assert next_step(run, study) == "train.json", "there is nothing to decode with"
+    (folder / "model").mkdir()
+    assert next_step(run, study) == "decode.json"
+    (folder / "model").rmdir()
+    write_json(folder / "decode.json", {"tests": {"test": {}}})
+    assert next_step(run, study) is None
+    study.keep_tests([TestSet(name, ["a"], [["b"]]) for name in ("test", "news")])
+    assert next_step(run, study) == "train.json"
+
+
+def test_a_run_that_is_trained_again_and_killed_is_not_done(tmp_path, fake_setup):
+    """Of a copied study without weights; what it had translated was by another model."""
+
+    def killed(recipe, out):
+        (out / "checkpoints").mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    place, run = fake_setup(killed), run_of_recipe()
+    folder = place.study.runs / run.name
+    write_json(folder / "train.json", {"status": "done"})
+    write_json(folder / "scores.json", {"test": {}})
+    with raises(KeyboardInterrupt):
+        do_run(run, place)
+    assert next_step(run, place.study) == "train.json" and not (folder / "scores.json").exists()
 
 
 def test_a_run_that_was_told_to_stop_is_not_done(tmp_path, fake_setup):
@@ -361,7 +425,7 @@ def test_a_run_that_was_told_to_stop_is_not_done(tmp_path, fake_setup):
     place, run = fake_setup(stops), run_of_recipe()
     with raises(SystemExit):
         do_run(run, place)
-    assert next_step(run, tmp_path / "runs" / "run") == "train.json"
+    assert next_step(run, place.study) == "train.json"
     assert (tmp_path / "runs" / "run" / "training" / "checkpoints").is_dir()
 
 
