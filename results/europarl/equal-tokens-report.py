@@ -18,7 +18,7 @@ from typing import Any
 
 from deepnmt import compare, score
 from deepnmt.analysis.charts import Axes, Series, line_charts
-from deepnmt.analysis.learning_curves import Point, read_points
+from deepnmt.analysis.learning_curves import Point, read_curves
 from deepnmt.analysis.weights import ConnectionWeights, draw
 from deepnmt.config import Recipe, load_recipe
 from deepnmt.errors import InputError
@@ -50,7 +50,8 @@ class Arm:
 
     @cached_property
     def points(self) -> list[Point]:
-        return read_points(self.folder)
+        (points,) = read_curves([self.folder]).runs.values()
+        return points
 
     @cached_property
     def generation(self) -> str:

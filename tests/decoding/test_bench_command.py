@@ -47,6 +47,15 @@ def test_depths_change_one_side_at_a_time():
     assert [(v.encoder.num_layers, v.decoder.num_layers) for v in variants] == [(16, 6), (30, 6), (6, 4)]
 
 
+def test_training_speed_is_json_without_nan(capsys):
+    assert (
+        main(["bench", "train", "en-de-pre-base", *TINY, "--tokens", "64", "--steps", "1", "--device", "cpu", "--json"])
+        == 0
+    )
+    report = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert report["tokens_per_second"] > 0 and report["memory_gib"] == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
