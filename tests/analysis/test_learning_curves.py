@@ -82,7 +82,7 @@ def test_a_file_is_written_in_each_format(runs, tmp_path, capsys, suffix):
     assert capsys.readouterr() == ("", "")
     if suffix == ".svg":
         root = ElementTree.parse(out).getroot()
-        assert len(root.findall(".//{*}polyline")) == 12
+        assert len(root.findall(".//{*}polyline[@stroke-width='2']")) == 12
         assert (root.get("width"), root.get("height")) == ("1920", "804")
     elif suffix == ".json":
         assert json.loads(out.read_text())["runs"]["fast"][-1]["nll"] == 2.0
