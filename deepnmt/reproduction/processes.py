@@ -36,12 +36,14 @@ def work(runs: Sequence[PlannedRun], setup: Setup, stop_after: float | None = No
         share_compiled_layers()
     started = time.monotonic()
     failed: list[str] = []
+    elsewhere = 0
     for number, run in enumerate(runs, start=1):
         if stop_after is not None and time.monotonic() - started > 60 * stop_after:
             say(f"stopping after {stop_after:g} minutes; repeat the command to resume")
             break
         folder = setup.study.runs / run.name
         with _claim(folder) as mine:
+            elsewhere += not mine
             if mine and next_step(run, setup.study):
                 say(f"run {number} of {len(runs)}: {run.name} ({run.purpose})")
                 try:
@@ -55,6 +57,8 @@ def work(runs: Sequence[PlannedRun], setup: Setup, stop_after: float | None = No
                     failed.append(f"{run.name}: {error if expected else f'{type(error).__name__}: {error}'}")
                     if setup.device == "cuda" and _is_lost():
                         break
+    if elsewhere:
+        say(f"left to other processes: {elsewhere} of {len(runs)} runs; repeat the command to report them")
     if failed:
         raise RunError(f"{len(failed)} of {len(runs)} runs ended with an error: {'; '.join(failed)}")
 

@@ -228,7 +228,8 @@ def _unfinished(arms: Arms, experiment: Experiment) -> Iterator[str]:
     last = "decode" if "scores" in experiment.measures else "train"
     for arm in arms:
         for run in arm.runs if arm.is_started and experiment.trains else ():
-            if not run[last] and not (run["train"] and run["train"]["status"] == FAILED):
+            is_whole = run[last] and arm.tests <= (run["scores"] or {}).keys()
+            if not is_whole and not (run["train"] and run["train"]["status"] == FAILED):
                 yield f"{arm.arm.label}, seed {run['seed']}"
 
 

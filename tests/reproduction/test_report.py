@@ -191,6 +191,15 @@ def test_a_mean_over_test_sets_is_called_one(blocks):
     assert main_table(built)[1]["compound_bleu"] == "31.00"
 
 
+def test_a_mean_is_over_every_test_set_or_not_there(blocks):
+    """As when a test set was added and the study stopped before every run had translated it."""
+    runs = [run_of("plain", 1, 40.0), run_of("plain", 2, 40.0), run_of("DLCL", 1, 42.0)]
+    runs[0]["scores"]["news"] = {m: score | {"value": 20.0} for m, score in runs[0]["scores"]["test"].items()}
+    built = blocks(runs)
+    assert [row["compound_bleu"] for row in main_table(built)] == ["30.00", ""]
+    assert "2 of 3 runs are not finished: plain, seed 2; DLCL, seed 1." in text(built)
+
+
 def test_every_row_has_as_many_cells_as_the_head(blocks):
     failed = run_of("DLCL", 1, status="failed", reason="diverged at step 5")
     for head, *rows in tables(blocks([run_of("plain", 1, 40.0), run_of("plain", 2, 40.0), failed])):

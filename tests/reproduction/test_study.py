@@ -18,7 +18,7 @@ from deepnmt.cli import main
 from deepnmt.errors import InputError, RunError
 from deepnmt.files import write_json
 from deepnmt.reproduction import steps
-from deepnmt.reproduction.processes import work
+from deepnmt.reproduction.processes import _claim, work
 from deepnmt.reproduction.runs import PlannedRun
 from deepnmt.reproduction.scales import SCALES
 from deepnmt.reproduction.steps import Setup, do_run, next_step
@@ -385,6 +385,13 @@ def test_an_error_in_one_run_does_not_cost_the_others(tmp_path, fake_setup, caps
     assert next_step(first, Study(tmp_path)) == "train.json"
     assert read_step(tmp_path / "runs" / "second" / "train.json")["status"] == "failed"
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_run_that_another_process_has_claimed_is_left_to_it(tmp_path, fake_setup, capsys):
+    run, setup = run_of_recipe(), fake_setup(None)
+    with _claim(setup.study.runs / run.name):
+        work([run], setup)
+    assert "left to other processes: 1 of 1 runs" in capsys.readouterr().err
 
 
 def test_a_run_of_which_only_small_files_were_copied_is_done_if_it_was_decoded(tmp_path):
