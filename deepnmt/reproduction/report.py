@@ -22,7 +22,7 @@ FAR_BEHIND = 0.4  # nats: a chart that shows more cannot show the differences be
 
 def report(content: Mapping[str, Any], experiment: Experiment) -> list[Block]:
     arms = by_arm(content, experiment)
-    blocks: list[Block] = [paragraph(experiment.about), paragraph(_setting(content, arms))]
+    blocks: list[Block] = [paragraph(experiment.about), paragraph(_setting(content, arms, experiment))]
     blocks += [heading("Results"), _main_table(arms, experiment), *_notes(arms, experiment)]
     if experiment.claims:
         p_values = content.get("p_values", {})
@@ -51,16 +51,16 @@ def _scores(arms: Arms) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
                     yield test, metric, score
 
 
-def _setting(content: Mapping[str, Any], arms: Arms) -> str:
+def _setting(content: Mapping[str, Any], arms: Arms, experiment: Experiment) -> str:
     fixed = content["fixed"]
     seeds = sorted({arm.num_seeds for arm in arms if arm.num_seeds} or {1})
     counted = f"{seeds[-1]} seed{'s' if seeds[-1] != 1 else ''}"
     counted = counted if len(seeds) == 1 else f"{seeds[0]} to {counted}"
-    got = ""
-    if fixed.get("tokens"):
-        got = f" Every arm has the same number of updates: {fixed['tokens']:,} tokens, counting full batches."
-    if content.get("seconds"):
+    got, size = "", ("training.max_steps=", "training.tokens_per_update=")
+    if experiment.equal == "time" and content.get("seconds"):
         got = f" Every arm trains for the same time: {content['seconds'] / 60:.1f} minutes."
+    elif experiment.trains and fixed.get("tokens") and not any(s.startswith(size) for s in fixed.get("settings", ())):
+        got = f" Every arm trains on the same number of tokens: {fixed['tokens']:,}, counting full batches."
     tests = list(dict.fromkeys(test for test, _, _ in _scores(arms)))
     over = "" if len(tests) < 2 else f" Where no test set is named, a score is the mean of {' and '.join(tests)}."
     return (

@@ -118,8 +118,13 @@ def _planned(request: Request) -> tuple[Setup, dict[str, Experiment], Budget, li
 
 def _begin(request: Request, setup: Setup, experiments: dict[str, Experiment], budget: Budget) -> None:
     """Store the settings and the test sets of the study."""
-    dataset = setup.dataset
-    pair = dataset.tokenizers
+    dataset, pair = setup.dataset, setup.dataset.tokenizers
+    languages = pair.source.language, pair.target.language
+    tests = _tests(request, dataset)
+    if not tests and any("scores" in experiment.measures for experiment in experiments.values()):
+        raise InputError(f"{dataset.folder} has no test set: prepare it with --test-source, or give one with --test")
+    for name in experiments.keys() - EXPERIMENTS:
+        _check_metric(name, experiments[name], metrics.Languages(*languages))
     fixed = {
         "scale": request.scale,
         "data": dataset.folder.name,
@@ -128,14 +133,14 @@ def _begin(request: Request, setup: Setup, experiments: dict[str, Experiment], b
         "settings": list(request.settings),
         "tokens": budget.tokens,
     }
-    tests = _tests(request, dataset)
-    if not tests and any("scores" in experiment.measures for experiment in experiments.values()):
-        raise InputError(f"{dataset.folder} has no test set: prepare it with --test-source, or give one with --test")
-    for name in experiments.keys() - EXPERIMENTS:
-        _check_metric(name, experiments[name], metrics.Languages(pair.source.language, pair.target.language))
-    command = f"deepnmt reproduce {shlex.join(request.words())}"
-    languages = [pair.source.language, pair.target.language]
-    setup.study.begin(fixed, budget.seconds, languages, command, list(experiments), tests)
+    call = {
+        "fixed": fixed,
+        "seconds": budget.seconds,
+        "languages": list(languages),
+        "experiments": list(experiments),
+        "commands": [f"deepnmt reproduce {shlex.join(request.words())}"],
+    }
+    setup.study.begin(call, tests)
 
 
 def _check_metric(name: str, experiment: Experiment, languages: metrics.Languages) -> None:

@@ -39,51 +39,36 @@ class Study:
     def runs(self) -> Path:
         return self.folder / RUNS
 
-    def begin(
-        self,
-        fixed: dict[str, Any],
-        seconds: float | None,
-        languages: Sequence[str | None],
-        command: str,
-        experiments: Sequence[str],
-        tests: Sequence[TestSet],
-    ) -> None:
-        """Write study.json and the test sets, or check that this call belongs to the study in the folder."""
-        path = self.folder / STUDY
-        new: dict[str, Any] = {
-            "fixed": fixed,
-            "seconds": seconds,
-            "languages": list(languages),
-            "experiments": [],
-            "commands": [],
-        }
-        stored = self.read() if path.exists() else new
-        if not path.exists() and self.folder.exists() and not (self.folder.is_dir() and not any(self.folder.iterdir())):
+    def begin(self, call: dict[str, Any], tests: Sequence[TestSet]) -> None:
+        """Write study.json and the test sets; if the folder is a study, check that this call belongs to it, and add it.
+
+        call: the content of study.json for this call alone.
+        """
+        path, stored = self.folder / STUDY, call
+        if path.exists():
+            stored = self.read()
+        elif self.folder.exists() and not (self.folder.is_dir() and not any(self.folder.iterdir())):
             raise InputError(f"{self.folder} exists and is not a study; choose another --out")
-        for name, value in fixed.items():
+        for name, value in call["fixed"].items():
             before = stored["fixed"].get(name)
             if before != value:
                 raise InputError(
                     f"{self.folder} was started with {name} {_plain(before)}, not {_plain(value)}; all arms of a "
                     "study share this; restore it, or choose another --out"
                 )
-        self._check(tests)
-        stored["experiments"] = list(dict.fromkeys([*stored["experiments"], *experiments]))
-        stored["commands"] = list(dict.fromkeys([*stored["commands"], command]))
-        stored["seconds"] = stored["seconds"] if seconds is None else seconds
+        known = {test.name: test for test in self.tests()}
+        for test in tests:
+            if known.setdefault(test.name, test) != test:
+                raise InputError(f"--test {test.name}: another test set of {self.folder} has that name; choose another")
+        for name in ("experiments", "commands"):
+            stored[name] = list(dict.fromkeys([*stored[name], *call[name]]))
+        stored["seconds"] = call["seconds"] or stored["seconds"]
         write_json(path, stored)
         self.keep_tests(tests)
 
     def read(self) -> dict[str, Any]:
         path, remedy = self.folder / STUDY, "give the --out folder of an earlier `deepnmt reproduce`"
         return with_keys(read_json(path, remedy), path, "fixed", "seconds", "languages", "experiments", "commands")
-
-    def _check(self, tests: Sequence[TestSet]) -> None:
-        """Raise if two test sets have the same name, now or from an earlier call, but not the same text."""
-        known = {test.name: test for test in self.tests()}
-        for test in tests:
-            if known.setdefault(test.name, test) != test:
-                raise InputError(f"--test {test.name}: another test set of {self.folder} has that name; choose another")
 
     def keep_tests(self, tests: Sequence[TestSet]) -> None:
         """Store those that are not there yet."""
@@ -99,13 +84,14 @@ class Study:
 
     def test_names(self) -> list[str]:
         folder = self.folder / TESTS
-        return sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        return sorted(path.name for path in folder.glob("[!.]*"))  # the others were left by a kill
 
     def tests(self) -> list[TestSet]:
         found = []
         for name in self.test_names():
             folder = self.folder / TESTS / name
-            references = [read_lines(path) for path in sorted(folder.glob("reference-*.txt"))]
+            paths = sorted(folder.glob("reference-*.txt"), key=lambda path: (len(path.name), path.name))  # by number
+            references = [read_lines(path) for path in paths]
             found.append(TestSet(name, read_lines(folder / "source.txt"), references))
         return found
 

@@ -191,6 +191,17 @@ def test_a_mean_over_test_sets_is_called_one(blocks):
     assert main_table(built)[1]["compound_bleu"] == "31.00"
 
 
+def test_the_budget_is_that_of_the_experiment():
+    """A study may have experiments of equal tokens and of equal time, and settings of its own."""
+    content = content_of([run_of("plain", 1, 40.0)]) | {"seconds": 120.0}
+    equal_tokens = "Every arm trains on the same number of tokens: 24,576,000, counting full batches."
+    assert equal_tokens in text(report(content, two_arms.TWO))
+    timed = text(report(content, replace(two_arms.TWO, equal="time")))
+    assert "Every arm trains for the same time: 2.0 minutes." in timed and equal_tokens not in timed
+    content["fixed"]["settings"] = ["training.max_steps=9"]
+    assert "Every arm" not in text(report(content, two_arms.TWO))
+
+
 def test_a_mean_is_over_every_test_set_or_not_there(blocks):
     """As when a test set was added and the study stopped before every run had translated it."""
     runs = [run_of("plain", 1, 40.0), run_of("plain", 2, 40.0), run_of("DLCL", 1, 42.0)]

@@ -294,6 +294,13 @@ def test_refusals_of_an_experiment_of_ones_own(place, tmp_path, monkeypatch, cap
     assert not (tmp_path / "out").exists()
 
 
+def test_test_sets_come_back_as_they_were(tmp_path):
+    study, many = Study(tmp_path), TestSet("many", ["a"], [[f"reference {n}"] for n in range(12)])
+    study.keep_tests([many, TestSet("news", ["b", ""], [["c", ""]])])
+    (tmp_path / "tests" / ".more.123.partial").mkdir()
+    assert study.tests() == [many, TestSet("news", ["b", ""], [["c", ""]])]
+
+
 def test_a_dry_run_prints_the_runs_and_writes_nothing(place, capsys):
     assert main([*arguments(place, "dry"), "--dry-run"]) == 0
     out = capsys.readouterr().out
