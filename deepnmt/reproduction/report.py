@@ -9,6 +9,7 @@ from typing import Any
 
 from deepnmt.analysis.charts import Axes, Series, line_chart
 from deepnmt.analysis.weights import ConnectionWeights, draw
+from deepnmt.evaluation.metrics import METRICS
 from deepnmt.evaluation.paired_tests import SAMPLES, surviving
 from deepnmt.reproduction.document import Block, bullets, chart, code, heading, paragraph, table
 from deepnmt.reproduction.experiment import Claim, Experiment
@@ -257,13 +258,14 @@ def _judge(claim: Claim, arms: Arms, experiment: Experiment, p_values: Mapping[s
     if f"{ours.mean:.2f}" == f"{theirs.mean:.2f}":
         return f"**no difference** ({ours.mean:.2f})"
     noise = (ours.spread**2 / len(ours.values) + theirs.spread**2 / len(theirs.values)) ** 0.5
-    doubt = ", within two standard errors: not settled" if abs(difference) < 2 * noise else ""
-    if len(ours.values) < 2 or len(theirs.values) < 2:
-        doubt = ", one seed: no spread known"
-    verdict = _verdict(difference > 0)
+    is_settled, doubt = abs(difference) >= 2 * noise, ""
     if _is_about_scores(better, worse, experiment) and (p := p_values.get(claim.text)) is not None:
-        doubt = f", {len(ours.values)} seed{'s' * (len(ours.values) > 1)}, p {p:.4f}"
-        verdict = verdict if p < 0.05 else "**not settled**"
+        is_settled, doubt = p < 0.05, f", {len(ours.values)} seed{'s' * (len(ours.values) > 1)}, p {p:.4f}"
+    elif len(ours.values) < 2 or len(theirs.values) < 2:
+        doubt = ", one seed: no spread known"
+    elif not is_settled:
+        doubt = ", within two standard errors"
+    verdict = _verdict(difference > 0) if is_settled else "**not settled**"
     return f"{verdict} ({ours.mean:.2f} against {theirs.mean:.2f}{doubt})"
 
 
@@ -292,12 +294,14 @@ def _depth_charts(arms: Arms, experiment: Experiment) -> Iterator[Block]:
     if not experiment.plot:
         return
     speed = experiment.plot == "speed"
+    scored = [arm for arm in arms if arm.score("bleu")]
+    metric = experiment.metric if all(arm.score(experiment.metric) for arm in scored) else "bleu"
     ours, paper = [], []
     for name in dict.fromkeys(arm.arm.line for arm in arms if arm.arm.line):
         there = [(float(arm.arm.depth or 0), arm) for arm in arms if arm.arm.line == name]
         known = []
         for depth, arm in there:
-            score = None if arm.has_failed else arm.score(experiment.metric) or arm.score("bleu")
+            score = None if arm.has_failed else arm.score(metric)
             if figure := arm.number("speed", "tokens_per_second") if speed else score:
                 known.append((depth, figure))
         failed = [f"{depth:g}" for depth, arm in there if arm.has_failed]
@@ -306,11 +310,14 @@ def _depth_charts(arms: Arms, experiment: Experiment) -> Iterator[Block]:
         points = [(x, arm.arm.paper.get("speed" if speed else "bleu", math.nan)) for x, arm in there]
         if points := [(x, y) for x, y in points if not math.isnan(y)]:
             paper.append(Series(name, points, dashed=True))
-    label = "target tokens a second" if speed else "BLEU"
-    for file, series, whose, about in (("depth", ours, "Ours", "ours"), ("depth-paper", paper, "Paper", "the paper's")):
+    for file, series, whose, title in (
+        ("depth", ours, "ours", METRICS[metric].title),
+        ("depth-paper", paper, "the paper's", "BLEU"),
+    ):
+        label = "target tokens per second" if speed else title
         if series or file == "depth":
-            axes = Axes(f"{whose}: {label}", "encoder layers", label)
-            yield chart(file, line_chart(series, axes), f"{label} against depth, {about}")
+            about = f"{label} against depth, {whose}"
+            yield chart(file, line_chart(series, Axes(about, "encoder layers", label)), about)
 
 
 def _training_charts(arms: Arms, experiment: Experiment) -> Iterator[Block]:
