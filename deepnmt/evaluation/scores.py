@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from deepnmt.errors import InputError
-from deepnmt.evaluation.metrics import METRICS, Languages, build, choose
+from deepnmt.evaluation.metrics import METRICS, Languages, build, choose, lowercased
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric
@@ -101,8 +101,8 @@ def score(
 ) -> Scores:
     """Score raw, detokenised lines against one reference or several (each a list with the same number of lines).
 
-    `metrics` are names of `deepnmt.evaluation.metrics.METRICS`, by default all that suit the languages, with
-    `lowercase` in their case-insensitive variants. `resamples` above one adds 95 % intervals from that many resamples.
+    `metrics` are names of `deepnmt.evaluation.metrics.METRICS`, by default all that suit the languages; `lowercase`
+    replaces each by its case-insensitive variant. `resamples` above one adds 95 % intervals from that many resamples.
     """
     languages = Languages(source_lang, target_lang)
     return _scored([("hypotheses", hypotheses)], references, languages, metrics, lowercase, on_metric, resamples)[0][1]
@@ -153,7 +153,9 @@ def _scored(
     sets: Any = [references] if isinstance(references, str) or isinstance(references[0], str) else list(references)
     check_lengths(systems, [(f"reference {i}", lines) for i, lines in enumerate(sets, start=1)])
     found: list[dict[str, Score]] = [{} for _ in systems]
-    for name, metric in build(metrics or choose(languages, lowercase), languages).items():
+    names = metrics or choose(languages)
+    names = list(dict.fromkeys(map(lowercased, names))) if lowercase else names
+    for name, metric in build(names, languages).items():
         on_metric(METRICS[name].title)
         figures = _figures(METRICS[name].title, metric, [lines for _, lines in systems], sets, resamples, trials)
         for own, figure in zip(found, figures, strict=True):

@@ -145,7 +145,7 @@ def _begin(request: Request, setup: Setup, experiments: dict[str, Experiment], b
 
 def _check_metric(name: str, experiment: Experiment, languages: metrics.Languages) -> None:
     """Before hours of training: the table of a user's experiment is about a score that exists for these languages."""
-    computed = metrics.choose(languages, lowercase=False)
+    computed = metrics.choose(languages)
     suitable = [metric for metric in computed if not metrics.METRICS[metric].lower_is_better]
     if "scores" in experiment.measures and experiment.metric not in suitable:
         raise InputError(f"{name}: metric = {experiment.metric!r} is not one of {', '.join(suitable)}")

@@ -39,7 +39,7 @@ def score_study(study: Study) -> None:
 
 def _metrics(languages: Languages, wanted: Sequence[str]) -> list[str]:
     """The scores that suit the languages, the experiments' own first."""
-    suitable = metrics.choose(metrics.Languages(*languages), lowercase=False)
+    suitable = metrics.choose(metrics.Languages(*languages))
     return list(dict.fromkeys([*(name for name in wanted if name in suitable), *suitable]))
 
 

@@ -113,6 +113,8 @@ def test_which_scores_suit_which_languages() -> None:
     assert "compound_bleu" not in score(GERMAN_OUT, GERMAN, "fr", "de")
     lowercase = score(GERMAN_OUT, GERMAN, "en", "de", lowercase=True)
     assert all("case:lc" in figure.signature for figure in lowercase.values())
+    chosen = score(GERMAN_OUT, GERMAN, metrics=["bleu", "bleu_lower", "ter_cased"], lowercase=True)
+    assert list(chosen) == ["bleu_lower", "ter"]
     unknown = score(GERMAN_OUT, GERMAN)
     assert not any("multi" in name for name in unknown)
     assert any("--target-lang" in notice for notice in unknown.notices)
