@@ -60,6 +60,7 @@ def test_training_speed_is_json_without_nan(capsys):
     ("arguments", "message"),
     [
         (["generate", "en-de-pre-bas"], "did you mean en-de-pre-base"),
+        (["train", "en-de-pre-base", "--precision", "int8"], "training.precision is 'int8', not one of"),
         (["generate", "en-de-pre-base", "--beam", "0"], "beam = 0 must be at least 1"),
         (["generate", "en-de-pre-base", "--encoder-layers", "0"], "num_layers = 0 must be at least 1"),
         (["generat", "en-de-pre-base"], "argument mode: invalid choice: 'generat'"),
