@@ -54,8 +54,9 @@ def randomisation_p(metric: "Metric", baseline: Any, system: Any, trials: int) -
     first, second = np.array(baseline), np.array(system)
     kept = np.random.default_rng(SEED).integers(2, size=(trials, len(first)), dtype=bool)
     observed = abs(np.subtract(*_scores(metric, [first.sum(0), second.sum(0)])))
-    exchanged = _scores(metric, kept @ first + ~kept @ second) - _scores(metric, ~kept @ first + kept @ second)
-    return float((np.sum(np.abs(exchanged) >= observed - ROUNDING) + 1) / (trials + 1))
+    apart = kept @ (first - second)
+    differences = _scores(metric, second.sum(0) + apart) - _scores(metric, first.sum(0) - apart)
+    return float((np.sum(np.abs(differences) >= observed - ROUNDING) + 1) / (trials + 1))
 
 
 def resample(metric: "Metric", lines: Lines, references: Sequence[Lines], test: int, samples: int = SAMPLES) -> Values:
