@@ -148,9 +148,7 @@ def _scored(
     resamples: int,
     trials: int | None = None,
 ) -> list[tuple[str, Scores]]:
-    if not references:
-        raise InputError("no reference to score against")
-    sets: Any = [references] if isinstance(references, str) or isinstance(references[0], str) else list(references)
+    sets: Any = [references] if isinstance(next(iter(references), None), str) else list(references)
     check_lengths(systems, [(f"reference {i}", lines) for i, lines in enumerate(sets, start=1)])
     found: list[dict[str, Score]] = [{} for _ in systems]
     names = metrics or choose(languages)
@@ -212,6 +210,8 @@ def quick_scores(hypotheses: Lines, references: Lines | Sequence[Lines], target_
 
 def check_lengths(systems: Named, references: Named) -> None:
     """Raise unless all have the same number of lines, at least one."""
+    if not references:
+        raise InputError("no reference to score against")
     first_name, first_lines = references[0]
     for name, lines in (*references, *systems):
         if isinstance(lines, str):

@@ -13,6 +13,7 @@ from sacrebleu.metrics.ter import TER
 import deepnmt
 from deepnmt.errors import InputError
 from deepnmt.evaluation.metrics import METRICS
+from deepnmt.evaluation.score_files import score_files
 from deepnmt.evaluation.scores import quick_scores, score
 
 # From sacreBLEU's own README, with the scores published there.
@@ -192,6 +193,7 @@ def test_scores_are_read_by_name_and_unknown_names_are_told_what_there_is() -> N
         (lambda: score("a", ["a"]), "hypotheses must be a list of lines, not a string"),
         (lambda: score(["a"], "a"), "reference 1 must be a list of lines, not a string"),
         (lambda: score(["a"], []), "no reference"),
+        (lambda: score_files([__file__], []), "no reference"),
         (lambda: score(["a"], ["a"], metrics=["blue"]), "unknown score 'blue'; one of bleu,"),
         (lambda: score(["a"], ["a"], metrics=["multi_bleu"]), "add --target-lang"),
     ],
