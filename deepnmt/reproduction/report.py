@@ -398,15 +398,26 @@ def _weights(arms: Arms, experiment: Experiment) -> Iterator[Block]:
 
 
 def _provenance(content: Mapping[str, Any], arms: Arms) -> Iterator[Block]:
-    runs = [run for arm in arms for run in arm.runs if run["train"]]
-    machines = {", ".join(f"{k} {v}" for k, v in run["train"]["machine"].items()) for run in runs}
+    runs = [run for arm in arms for run in arm.runs]
+    done = [run[step] for run in runs for step in ("train", "speed") if run[step]]
+    machines = {", ".join(f"{k} {v}" for k, v in step["machine"].items()) for step in done}
     searches = {(run["decode"]["beam"], run["decode"]["length_penalty"]) for run in runs if run["decode"]}
+    speeds = [(run["speed"]["precision"], run["speed"]["workload"]) for run in runs if run["speed"]]
+    loads = {(precision, work["batch"], work["length"], work["beam"]) for precision, work in speeds}
     items = [f"data: `{content['fixed']['data']}`", *(f"machine: {machine}" for machine in sorted(machines))]
     items += [f"decoding: beam {beam}, length penalty {alpha:g}" for beam, alpha in sorted(searches)]
+    for precision, batch, length, beam in sorted(loads):
+        items.append(
+            f"generation speed: {precision}, batches of {batch} sentences, {length} subwords each, beam {beam}"
+        )
     yield from (heading("Setup"), bullets(items), code("\n".join(dict.fromkeys(map(_repeatable, content["commands"])))))
-    if signatures := {metric: score["signature"] for _, metric, score in _scores(arms)}:
-        yield paragraph("Score signatures:")
-        yield bullets([f"{name}: `{text}`" for name, text in sorted(signatures.items())])
+    if signatures := sorted({(metric, score["signature"]) for _, metric, score in _scores(arms)}):
+        mixed = len(signatures) > len(dict(signatures))
+        warning = (
+            " Some scores have several: **they cannot be compared**; remove `scores.json` of the runs and score again."
+        )
+        yield paragraph("Score signatures:" + warning * mixed)
+        yield bullets([f"{name}: `{text}`" for name, text in signatures])
 
 
 def _repeatable(command: str) -> str:

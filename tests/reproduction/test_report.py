@@ -288,6 +288,22 @@ def test_where_it_comes_from_is_told(blocks, tmp_path):
             assert needed in text
 
 
+def test_scores_that_cannot_be_compared_are_told(blocks):
+    runs = [run_of("plain", 1, 40.0), run_of("DLCL", 1, 41.0)]
+    assert "cannot be compared" not in text(blocks(runs))
+    runs[1]["scores"]["test"]["bleu"]["signature"] = "bleu|another version"
+    built = text(blocks(runs))
+    assert "**they cannot be compared**" in built and "`bleu|another version`" in built and "`bleu|sig`" in built
+
+
+def test_a_report_of_speed_tells_the_machine_and_the_work():
+    work = {"batch": 4, "beam": 2, "length": 8, "workers": 1, "repeats": 1, "fused": True}
+    speed = {"workload": work, "precision": "fp32", "machine": {"device": "x86"}, "tokens_per_second": 9.0}
+    run = run_of("plain", 1) | {"train": None, "speed": speed}
+    built = text(report(content_of([run]), replace(two_arms.TWO, trains=False, measures=("speed",))))
+    assert "- machine: device x86" in built and "batches of 4 sentences, 8 subwords each, beam 2" in built
+
+
 def test_the_command_can_be_repeated_elsewhere():
     content = content_of([run_of("plain", 1, 40.0)])
     for machine in ("/dev/shm/a", "/tmp/b"):
