@@ -9,19 +9,21 @@ from typing import Any
 
 from deepnmt.analysis.charts import Axes, Series, line_chart
 from deepnmt.analysis.weights import ConnectionWeights, draw
-from deepnmt.evaluation.seeds import SAMPLES, surviving
+from deepnmt.evaluation.metrics import METRICS
+from deepnmt.evaluation.paired_tests import SAMPLES, surviving
 from deepnmt.reproduction.document import Block, bullets, chart, code, heading, paragraph, table
 from deepnmt.reproduction.experiment import Claim, Experiment
 from deepnmt.reproduction.results import FAILED, ArmResult, Figure, by_arm, on_shared_seeds
 from deepnmt.reproduction.scales import SCALES
 
 Arms = Sequence[ArmResult]
+MAX_NAMED = 5  # runs
 FAR_BEHIND = 0.4  # nats: a chart that shows more cannot show the differences between the others
 
 
 def report(content: Mapping[str, Any], experiment: Experiment) -> list[Block]:
     arms = by_arm(content, experiment)
-    blocks: list[Block] = [paragraph(experiment.about), paragraph(_setting(content, arms))]
+    blocks: list[Block] = [paragraph(experiment.about), paragraph(_setting(content, arms, experiment))]
     blocks += [heading("Results"), _main_table(arms, experiment), *_notes(arms, experiment)]
     if experiment.claims:
         p_values = content.get("p_values", {})
@@ -36,7 +38,8 @@ def report(content: Mapping[str, Any], experiment: Experiment) -> list[Block]:
     if failures := [_failures(arm) for arm in arms if arm.failures]:
         blocks += [heading("Failed runs"), bullets(failures)]
     made = [" ".join([Path(arm.arm.recipe).name, *experiment.overrides_of(arm.arm)]) for arm in arms]
-    recipes = bullets([f"{arm.arm.label}: `{words}`" for arm, words in zip(arms, made, strict=True)])
+    rates = ["" if arm.arm.lr is None else f", with its own learning rate, {arm.arm.lr:g}" for arm in arms]
+    recipes = bullets([f"{arm.arm.label}: `{words}`{rate}" for arm, words, rate in zip(arms, made, rates, strict=True)])
     return [*blocks, heading("Recipes, before scaling"), recipes, *_provenance(content, arms)]
 
 
@@ -49,16 +52,16 @@ def _scores(arms: Arms) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
                     yield test, metric, score
 
 
-def _setting(content: Mapping[str, Any], arms: Arms) -> str:
+def _setting(content: Mapping[str, Any], arms: Arms, experiment: Experiment) -> str:
     fixed = content["fixed"]
     seeds = sorted({arm.num_seeds for arm in arms if arm.num_seeds} or {1})
     counted = f"{seeds[-1]} seed{'s' if seeds[-1] != 1 else ''}"
     counted = counted if len(seeds) == 1 else f"{seeds[0]} to {counted}"
-    got = ""
-    if fixed.get("tokens"):
-        got = f" Every arm has the same number of updates: {fixed['tokens']:,} tokens, counting full batches."
-    if content.get("seconds"):
+    got, size = "", ("training.max_steps=", "training.tokens_per_update=")
+    if experiment.equal == "time" and content.get("seconds"):
         got = f" Every arm trains for the same time: {content['seconds'] / 60:.1f} minutes."
+    elif experiment.trains and fixed.get("tokens") and not any(s.startswith(size) for s in fixed.get("settings", ())):
+        got = f" Every arm trains on the same number of tokens: {fixed['tokens']:,}, counting full batches."
     tests = list(dict.fromkeys(test for test, _, _ in _scores(arms)))
     over = "" if len(tests) < 2 else f" Where no test set is named, a score is the mean of {' and '.join(tests)}."
     return (
@@ -88,7 +91,7 @@ def _cells(result: ArmResult, reference: ArmResult, arms: Arms, experiment: Expe
     metric, paper, number = experiment.metric, result.arm.paper, result.number
     given = {key for arm in arms for key in arm.arm.paper}
     cells = {"model": result.arm.label}
-    if len({arm.num_seeds for arm in arms if arm.num_seeds}) > 1:
+    if _differ_in_seeds(arms):
         cells["seeds"] = str(result.num_seeds or "")
     cells["parameters"] = _millions(number("train", "parameters") or number("speed", "parameters"))
     if "parameters" in given:
@@ -181,10 +184,15 @@ def _notes(arms: Arms, experiment: Experiment) -> Iterator[Block]:
         yield bullets(list(_best_rates(arms)))
     if waiting := [arm.arm.label for arm in arms if not arm.is_started]:
         yield paragraph(f"Not run yet: {', '.join(waiting)}.")
+    if unfinished := list(_unfinished(arms, experiment)):
+        named = f": {'; '.join(unfinished)}" if len(unfinished) <= MAX_NAMED else ""
+        yield paragraph(f"{len(unfinished)} of {sum(len(arm.runs) for arm in arms)} runs are not finished{named}.")
     scored = [
         of_test for arm in arms for run in arm.runs if run["decode"] for of_test in (run["scores"] or {}).values()
     ]
     compared = [arm for arm in arms if arm.p_value is not None and not arm.has_failed]
+    if not compared and "scores" in experiment.measures and _differ_in_seeds(arms):
+        yield paragraph("Δ is about the seeds that both arms have.")
     if compared:
         kept = [arm.arm.label for arm in compared if arm.arm.label in _surviving(arms)]
         yield paragraph(
@@ -212,6 +220,20 @@ def _notes(arms: Arms, experiment: Experiment) -> Iterator[Block]:
         )
 
 
+def _differ_in_seeds(arms: Arms) -> bool:
+    return len({arm.num_seeds for arm in arms if arm.num_seeds}) > 1
+
+
+def _unfinished(arms: Arms, experiment: Experiment) -> Iterator[str]:
+    """Runs to come, or that ended with an error, of arms that have others."""
+    last = "decode" if "scores" in experiment.measures else "train"
+    for arm in arms:
+        for run in arm.runs if arm.is_started and experiment.trains else ():
+            is_whole = run[last] and arm.tests <= (run["scores"] or {}).keys()
+            if not is_whole and not (run["train"] and run["train"]["status"] == FAILED):
+                yield f"{arm.arm.label}, seed {run['seed']}"
+
+
 def _judge(claim: Claim, arms: Arms, experiment: Experiment, p_values: Mapping[str, float]) -> str:
     by_label = {arm.arm.label: arm for arm in arms}
     if claim.fails:
@@ -236,13 +258,14 @@ def _judge(claim: Claim, arms: Arms, experiment: Experiment, p_values: Mapping[s
     if f"{ours.mean:.2f}" == f"{theirs.mean:.2f}":
         return f"**no difference** ({ours.mean:.2f})"
     noise = (ours.spread**2 / len(ours.values) + theirs.spread**2 / len(theirs.values)) ** 0.5
-    doubt = ", within two standard errors: not settled" if abs(difference) < 2 * noise else ""
-    if len(ours.values) < 2 or len(theirs.values) < 2:
+    is_settled, doubt = abs(difference) >= 2 * noise, ""
+    if _is_about_scores(better, worse, experiment) and (p := p_values.get(claim.text)) is not None:
+        is_settled, doubt = p < 0.05, f", {len(ours.values)} seed{'s' * (len(ours.values) > 1)}, p {p:.4f}"
+    elif len(ours.values) < 2 or len(theirs.values) < 2:
         doubt = ", one seed: no spread known"
-    verdict = _verdict(difference > 0)
-    if (p := p_values.get(claim.text)) is not None:
-        doubt = f", {len(ours.values)} seed{'s' * (len(ours.values) > 1)}, p {p:.4f}"
-        verdict = verdict if p < 0.05 else "**not settled**"
+    elif not is_settled:
+        doubt = ", within two standard errors"
+    verdict = _verdict(difference > 0) if is_settled else "**not settled**"
     return f"{verdict} ({ours.mean:.2f} against {theirs.mean:.2f}{doubt})"
 
 
@@ -254,10 +277,16 @@ def _compared(better: ArmResult, worse: ArmResult, experiment: Experiment) -> tu
     """The measurements to compare; the last value is -1 if lower is better."""
     if not experiment.trains:
         return better.number("speed", "tokens_per_second"), worse.number("speed", "tokens_per_second"), 1
-    if experiment.shows_perplexity and any("ppl" in arm.arm.paper for arm in (better, worse)):
+    if not _is_about_scores(better, worse, experiment):
         return better.number("train", "valid", "ppl"), worse.number("train", "valid", "ppl"), -1
     shared = on_shared_seeds(better, worse, experiment.metric) or on_shared_seeds(better, worse, "bleu")
     return (*shared, 1) if shared else (None, None, 1)
+
+
+def _is_about_scores(better: ArmResult, worse: ArmResult, experiment: Experiment) -> bool:
+    """Rather than about speed, or perplexity, if the paper's claim is."""
+    of_perplexity = experiment.shows_perplexity and any("ppl" in arm.arm.paper for arm in (better, worse))
+    return experiment.trains and not of_perplexity
 
 
 def _depth_charts(arms: Arms, experiment: Experiment) -> Iterator[Block]:
@@ -265,12 +294,14 @@ def _depth_charts(arms: Arms, experiment: Experiment) -> Iterator[Block]:
     if not experiment.plot:
         return
     speed = experiment.plot == "speed"
+    scored = [arm for arm in arms if arm.score("bleu")]
+    metric = experiment.metric if all(arm.score(experiment.metric) for arm in scored) else "bleu"
     ours, paper = [], []
     for name in dict.fromkeys(arm.arm.line for arm in arms if arm.arm.line):
         there = [(float(arm.arm.depth or 0), arm) for arm in arms if arm.arm.line == name]
         known = []
         for depth, arm in there:
-            score = None if arm.has_failed else arm.score(experiment.metric) or arm.score("bleu")
+            score = None if arm.has_failed else arm.score(metric)
             if figure := arm.number("speed", "tokens_per_second") if speed else score:
                 known.append((depth, figure))
         failed = [f"{depth:g}" for depth, arm in there if arm.has_failed]
@@ -279,11 +310,14 @@ def _depth_charts(arms: Arms, experiment: Experiment) -> Iterator[Block]:
         points = [(x, arm.arm.paper.get("speed" if speed else "bleu", math.nan)) for x, arm in there]
         if points := [(x, y) for x, y in points if not math.isnan(y)]:
             paper.append(Series(name, points, dashed=True))
-    label = "target tokens a second" if speed else "BLEU"
-    for file, series, whose, about in (("depth", ours, "Ours", "ours"), ("depth-paper", paper, "Paper", "the paper's")):
+    for file, series, whose, title in (
+        ("depth", ours, "ours", METRICS[metric].title),
+        ("depth-paper", paper, "the paper's", "BLEU"),
+    ):
+        label = "target tokens per second" if speed else title
         if series or file == "depth":
-            axes = Axes(f"{whose}: {label}", "encoder layers", label)
-            yield chart(file, line_chart(series, axes), f"{label} against depth, {about}")
+            about = f"{label} against depth, {whose}"
+            yield chart(file, line_chart(series, Axes(about, "encoder layers", label)), about)
 
 
 def _training_charts(arms: Arms, experiment: Experiment) -> Iterator[Block]:
@@ -364,15 +398,26 @@ def _weights(arms: Arms, experiment: Experiment) -> Iterator[Block]:
 
 
 def _provenance(content: Mapping[str, Any], arms: Arms) -> Iterator[Block]:
-    runs = [run for arm in arms for run in arm.runs if run["train"]]
-    machines = {", ".join(f"{k} {v}" for k, v in run["train"]["machine"].items()) for run in runs}
+    runs = [run for arm in arms for run in arm.runs]
+    done = [run[step] for run in runs for step in ("train", "speed") if run[step]]
+    machines = {", ".join(f"{k} {v}" for k, v in step["machine"].items()) for step in done}
     searches = {(run["decode"]["beam"], run["decode"]["length_penalty"]) for run in runs if run["decode"]}
+    speeds = [(run["speed"]["precision"], run["speed"]["workload"]) for run in runs if run["speed"]]
+    loads = {(precision, work["batch"], work["length"], work["beam"]) for precision, work in speeds}
     items = [f"data: `{content['fixed']['data']}`", *(f"machine: {machine}" for machine in sorted(machines))]
     items += [f"decoding: beam {beam}, length penalty {alpha:g}" for beam, alpha in sorted(searches)]
+    for precision, batch, length, beam in sorted(loads):
+        items.append(
+            f"generation speed: {precision}, batches of {batch} sentences, {length} subwords each, beam {beam}"
+        )
     yield from (heading("Setup"), bullets(items), code("\n".join(dict.fromkeys(map(_repeatable, content["commands"])))))
-    if signatures := {metric: score["signature"] for _, metric, score in _scores(arms)}:
-        yield paragraph("Score signatures:")
-        yield bullets([f"{name}: `{text}`" for name, text in sorted(signatures.items())])
+    if signatures := sorted({(metric, score["signature"]) for _, metric, score in _scores(arms)}):
+        mixed = len(signatures) > len(dict(signatures))
+        warning = (
+            " Some scores have several: **they cannot be compared**; remove `scores.json` of the runs and score again."
+        )
+        yield paragraph("Score signatures:" + warning * mixed)
+        yield bullets([f"{name}: `{text}`" for name, text in signatures])
 
 
 def _repeatable(command: str) -> str:
