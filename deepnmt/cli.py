@@ -5,6 +5,7 @@ import os
 import platform
 import sys
 from importlib import import_module, metadata
+from io import TextIOWrapper
 from typing import NoReturn, Protocol, cast
 
 from deepnmt import __version__
@@ -52,6 +53,11 @@ class Command(Protocol):
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
+    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
+        if getattr(sys, name) is None:  # closed by the caller
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # like the text files, in any locale
     try:
         arguments, command = _parse(argv)
         command.run(arguments)

@@ -38,6 +38,11 @@ def choose_device(asked: str | None) -> str:
         device = torch.device(asked)
     except RuntimeError as error:
         raise InputError(f"device {asked!r} is unknown: choose cpu, cuda, or cuda:1 for the second GPU") from error
+    if device.type not in ("cpu", "cuda"):
+        try:
+            torch.zeros(1, device=device).item()
+        except (RuntimeError, NotImplementedError, AssertionError) as error:
+            raise InputError(f"device {asked} does not work here: choose cpu or cuda") from error
     if device.type == "cuda" and not has_gpu:
         raise InputError(f"device {asked}: torch sees no GPU{f' ({reason})' if (reason := _why_unused()) else ''}")
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):

@@ -24,6 +24,8 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     if path.is_symlink():
         path = path.resolve()
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise InputError(f"{path} is a device or a pipe and cannot be replaced; choose a file")
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     _remove(aside)
     missing = [folder for folder in path.parents if not folder.exists()]
