@@ -6,16 +6,15 @@ shape in it is fixed; only shrinking the batch reads results during the search.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from deepnmt.decoding.candidates import log_normaliser, top_symbols
 from deepnmt.decoding.config import SearchConfig
-from deepnmt.decoding.penalties import penalty_table
 from deepnmt.decoding.rules import FREE, Rules
 
 
@@ -32,6 +31,39 @@ class State(Protocol):
 S = TypeVar("S", bound=State)
 # Symbols (N,) and state to logits (N, V) of the next position and state. The search may write into the logits.
 Step = Callable[[Tensor, S], tuple[Tensor, S]]
+
+
+# A hypothesis is ranked by log probability / penalty(length); the length counts the end symbol.
+PENALTIES: dict[str, Callable[[Tensor, float], Tensor]] = {
+    # The authors' code (and fairseq's): score / length**alpha.
+    "length": lambda length, alpha: length**alpha,
+    # Wu et al. 2016, https://arxiv.org/abs/1609.08144, equation 14.
+    "gnmt": lambda length, alpha: ((5 + length) / 6) ** alpha,
+}
+
+
+def penalty_table(config: SearchConfig, max_length: int, device: torch.device | str = "cpu") -> Tensor:
+    """penalty(n) for n = 0 .. max_length (n = 0 never ends a hypothesis; its entry is 1)."""
+    lengths = torch.arange(max_length + 1, dtype=torch.float64).clamp(min=1)
+    return PENALTIES[config.penalty_form](lengths, config.length_penalty).float().to(device)
+
+
+class EnsembleState(list[State]):
+    """The states of several step functions."""
+
+    def reorder(self, rows: Tensor) -> "EnsembleState":
+        return EnsembleState(part.reorder(rows) for part in self)
+
+    def select(self, sentences: Tensor) -> "EnsembleState":
+        return EnsembleState(part.select(sentences) for part in self)
+
+
+def ensemble_step(steps: Sequence[Step[Any]], symbols: Tensor, state: EnsembleState) -> tuple[Tensor, EnsembleState]:
+    """Several models as one: the mean of their probabilities (computed from log probabilities)."""
+    outputs = [step(symbols, part) for step, part in zip(steps, state, strict=True)]
+    log_probs = [logits.float().log_softmax(1) for logits, _ in outputs]
+    mean = torch.stack(log_probs).logsumexp(0) - math.log(len(log_probs))
+    return mean, EnsembleState(part for _, part in outputs)
 
 
 @dataclass(frozen=True, slots=True)
