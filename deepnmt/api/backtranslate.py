@@ -4,7 +4,6 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
@@ -74,7 +73,7 @@ def backtranslate(
         with ResumableFile(shards[rank], job) as shard:
             if shard.lines:
                 say(f"resuming after {shard.lines:,} lines of this rank's share")
-            chunks = _own_chunks(text, size, rank, world_size, shard.lines)
+            chunks = file_chunks(text, size, shard.lines, rank, world_size)
             translate_chunks(translator, str(text), chunks, shard, title="backtranslate", **settings)
     return _merge_if_last(text, shards, finals, size)
 
@@ -108,17 +107,6 @@ def _finals(out: Path, text: Path, translator: Translator) -> tuple[Path, Path]:
     return finals
 
 
-def _own_chunks(text: Path, size: int, rank: int, world_size: int, done: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Every world_size-th chunk after the first `done` lines of these, with the number of lines before it."""
-    first = 0
-    for number, chunk in enumerate(file_chunks(text, size)):
-        if number % world_size == rank:
-            if done <= 0:
-                yield first, chunk
-            done -= len(chunk)
-        first += len(chunk)
-
-
 def _merge_if_last(text: Path, shards: list[Path], finals: tuple[Path, Path], size: int) -> SyntheticText | None:
     """Merge the shards once all exist. The lock lets one rank check at a time, so the last to finish sees all."""
     lock = finals[0].with_name(f".{finals[0].name}.lock")
@@ -145,7 +133,7 @@ def _merge(text: Path, shards: list[Path], finals: tuple[Path, Path], size: int)
         parts = [stack.enter_context(shard.open("rb")) for shard in shards]
         asides = [stack.enter_context(replacing(final)) for final in finals]
         with asides[0].open("wb") as synthetic, asides[1].open("wb") as given:
-            for number, chunk in enumerate(file_chunks(text, size)):
+            for number, (_, chunk) in enumerate(file_chunks(text, size)):
                 translations = islice(parts[number % len(parts)], len(chunk))
                 for line, translation in zip(chunk, translations, strict=True):
                     if not line.strip() or not translation.strip():

@@ -111,8 +111,7 @@ def translate_file(
             name, chunks, left = "standard input", pipe_chunks(sys.stdin.buffer, size), None
         else:
             name, chunks, left = str(given), file_chunks(given, size, done), total - done
-        lines = _numbered(chunks, done)
-        return translate_chunks(translator, name, lines, destination, form, prefixes=prefixes, total=left, **settings)
+        return translate_chunks(translator, name, chunks, destination, form, prefixes=prefixes, total=left, **settings)
 
 
 class _Stream:
@@ -142,12 +141,6 @@ def _opened(path: Path | None, job: dict[str, Any] | None) -> Iterator[Resumable
     else:
         with ResumableFile(path, job) as resumable:
             yield resumable
-
-
-def _numbered(chunks: Iterable[list[bytes]], first: int) -> Iterator[tuple[int, list[bytes]]]:
-    for chunk in chunks:
-        yield first, chunk
-        first += len(chunk)
 
 
 def translate_chunks(

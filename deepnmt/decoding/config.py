@@ -22,6 +22,7 @@ class SearchConfig(DecodingConfig):
     authors' search has patience one), or, with `stop_early`, as soon as no other can enter its n best."""
 
     nbest: int = 1
+    sampling: bool = False  # draw `nbest` times instead of searching
     penalty_form: Literal["length", "gnmt"] = "length"
     patience: float = 1.0
     stop_early: bool = True
@@ -30,12 +31,9 @@ class SearchConfig(DecodingConfig):
         check_bounds(self, "beam", least=1)
         check_bounds(self, "patience", above=0)
         check_bounds(self, "length_penalty", above=-10, below=10)  # powers of lengths stay finite
-        if not 1 <= self.nbest <= self.most_hypotheses:
+        check_bounds(self, "nbest", least=1)
+        if self.nbest > self.beam and not self.sampling:
             raise ValueError(f"nbest must be between 1 and the beam ({self.beam}), not {self.nbest}")
-
-    @property
-    def most_hypotheses(self) -> int:
-        return self.beam
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,6 @@ class TranslationConfig(SearchConfig):
     max_length_extra: int = 20
     no_repeat_ngram: int = 0
     allow_unknown: bool = False
-    sampling: bool = False  # draw `nbest` times instead of searching
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -90,10 +87,6 @@ class TranslationConfig(SearchConfig):
         for name, unused in {"temperature": 1.0, "top_k": 0, "top_p": 1.0}.items():
             if not self.sampling and getattr(self, name) != unused:
                 raise ValueError(f"{name} = {getattr(self, name)} has no effect without sampling")
-
-    @property
-    def most_hypotheses(self) -> int:
-        return max(self.beam, self.nbest) if self.sampling else self.beam
 
     @property
     def search(self) -> SearchConfig:

@@ -29,17 +29,23 @@ def chunk_lines(asked: int | None, device: str) -> int:
     return asked or CHUNK_LINES.get(device, CHUNK_LINES["cpu"])
 
 
-def file_chunks(path: Path, size: int, skip: int = 0) -> Iterator[list[bytes]]:
-    """The lines of a file, `size` at a time, after the first `skip`. An empty file has none."""
-    if path.is_file() and path.stat().st_size == 0:
-        return
-    lines = islice(iterate_lines(path), skip, None)
-    while chunk := list(islice(lines, size)):
-        yield chunk
+def file_chunks(
+    path: Path, size: int, done: int = 0, rank: int = 0, world_size: int = 1
+) -> Iterator[tuple[int, list[bytes]]]:
+    """The lines of a file, `size` at a time, with the number of lines before them. An empty file has none.
+
+    Only every `world_size`-th chunk, and of these only those after the first `done` lines.
+    """
+    lines = iter(()) if path.is_file() and path.stat().st_size == 0 else iterate_lines(path)
+    for number, chunk in enumerate(iter(lambda: list(islice(lines, size)), [])):
+        if number % world_size == rank:
+            if done <= 0:
+                yield number * size, chunk
+            done -= len(chunk)
 
 
-def pipe_chunks(pipe: BinaryIO, size: int) -> Iterator[list[bytes]]:
-    """The lines of a pipe as they arrive, at most `size` at a time, without waiting for more.
+def pipe_chunks(pipe: BinaryIO, size: int) -> Iterator[tuple[int, list[bytes]]]:
+    """The lines of a pipe as they arrive, at most `size` at a time, with the number of lines before them.
 
     While one chunk is being translated, the next one accumulates, so a fast pipe makes large chunks.
     """
@@ -54,6 +60,7 @@ def pipe_chunks(pipe: BinaryIO, size: int) -> Iterator[list[bytes]]:
             waiting.put(error)
 
     threading.Thread(target=read, daemon=True).start()
+    first = 0
     while True:
         item, chunk, deadline = waiting.get(), list[bytes](), time.monotonic() + PIPE_WAIT_SECONDS
         with suppress(queue.Empty):
@@ -63,7 +70,8 @@ def pipe_chunks(pipe: BinaryIO, size: int) -> Iterator[list[bytes]]:
                     break
                 item = waiting.get(timeout=max(deadline - time.monotonic(), 0))
         if chunk:
-            yield chunk
+            yield first, chunk
+            first += len(chunk)
         if isinstance(item, BaseException):
             raise item
         if item is None:

@@ -39,8 +39,9 @@ class Rules:
         return chosen
 
     def forbid(self, logits: Tensor, history: Tensor, position: Tensor) -> None:
-        """Set the forbidden symbols of logits (N, V) to -inf, in place; history (N, T) holds `position` symbols."""
-        for symbol in self.banned:
+        """Set the end and the forbidden symbols of logits (N, V) to -inf, in place; history (N, T) holds `position`
+        symbols."""
+        for symbol in (self.eos, *self.banned):
             logits[:, symbol] = -torch.inf
         if self.no_repeat_ngram:
             _forbid_repetition(logits, history, position, self.no_repeat_ngram)
@@ -53,13 +54,9 @@ class Rules:
         """(B,): may a hypothesis of `position` symbols take another one?"""
         return position < self.max_lengths
 
-    def charged(self, log_probs: Tensor, position: Tensor) -> Tensor:
-        """The log probabilities of forced symbols, zero for those that are free."""
-        return log_probs.masked_fill(position < self.free, 0.0)
-
     def forced(self, position: Tensor) -> Tensor:
         """(B,): the symbol the prefix wants at `position`, or FREE."""
-        if self.prefix is None or self.prefix.shape[1] == 0:
+        if self.prefix is None:
             return torch.full_like(self.max_lengths, FREE)
         width = self.prefix.shape[1]
         symbol = self.prefix.index_select(1, position.clamp(max=width - 1)).squeeze(1)

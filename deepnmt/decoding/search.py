@@ -33,6 +33,9 @@ S = TypeVar("S", bound=State)
 Step = Callable[[Tensor, S], tuple[Tensor, S]]
 
 
+# Logits (N, V) of symbols other than the end, and of the end (N, 1), to logits and symbols (N, C).
+Choose = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
 # A hypothesis is ranked by log probability / penalty(length); the length counts the end symbol.
 PENALTIES: dict[str, Callable[[Tensor, float], Tensor]] = {
     # The authors' code (and fairseq's): score / length**alpha.
@@ -93,7 +96,7 @@ class Growing(ABC):
 
     def __init__(self, rules: Rules, config: SearchConfig, width: int) -> None:
         device, (sentences,) = rules.max_lengths.device, rules.max_lengths.shape
-        self.rules, self.config = rules, config
+        self.rules = rules
         self.penalties = penalty_table(config, rules.total + 1, device)
         self.position = torch.zeros(1, dtype=torch.long, device=device)
         self.last = torch.full((sentences, width), rules.eos, device=device)
@@ -112,18 +115,23 @@ class Growing(ABC):
     def best(self) -> list[list[Found]]:
         """The finished hypotheses of each sentence, best first. The host waits here."""
 
-    def restricted(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Logits (N, V) with the end and forbidden symbols at -inf, the normaliser of the original logits and the logit
-        of the end (N, 1), and the symbol that a prefix forces (N,), or FREE, with its logit (N, 1)."""
-        rules = self.rules
-        logits = logits.float()
+    def extensions(self, logits: Tensor, choose: Choose) -> tuple[Tensor, Tensor, Tensor]:
+        """Log probabilities and symbols (N, C) of the next symbols that `choose` picks, or of the one that a prefix
+        forces, and the log probability (N, 1) of ending; -inf: not allowed. Maximum lengths are left to the caller."""
+        rules, logits = self.rules, logits.float()
         normaliser = log_normaliser(logits)
-        forced = rules.forced(self.position).repeat_interleave(self.last.shape[1])
-        forced_values = logits.gather(1, forced.clamp(min=0)[:, None])
-        end = logits[:, rules.eos, None].clone()
-        logits[:, rules.eos] = -torch.inf
+        forced, may_end = (
+            by_sentence.repeat_interleave(self.last.shape[1])[:, None]
+            for by_sentence in (rules.forced(self.position), rules.may_end(self.position))
+        )
+        forced_value = logits.gather(1, forced.clamp(min=0))
+        end = logits[:, rules.eos, None].masked_fill(~may_end, -torch.inf)
         rules.forbid(logits, self.symbols.flatten(0, 1), self.position)
-        return logits, normaliser, end, forced, forced_values
+        values, symbols = choose(logits, end)
+        only = torch.full_like(values, -torch.inf)
+        only[:, :1] = torch.where(self.position < rules.free, normaliser, forced_value)
+        values, symbols = torch.where(forced == FREE, values, only), torch.where(forced == FREE, symbols, forced)
+        return (values - normaliser).clamp(max=0), symbols, (end - normaliser).clamp(max=0)
 
     def select(self, sentences: Tensor) -> None:
         self.rules = self.rules.select(sentences)
@@ -188,6 +196,7 @@ class Beams(Growing):
 
     def __init__(self, rules: Rules, config: SearchConfig) -> None:
         super().__init__(rules, config, config.beam)
+        self.config = config
         sentences, _, length = self.symbols.shape
         # All rows start equal: only the first one counts until their extensions differ.
         self.log_probs[:, 1:] = -torch.inf
@@ -197,12 +206,14 @@ class Beams(Growing):
         self.ended_symbols = self.symbols.new_full((sentences, config.nbest, length), rules.eos)
 
     def advance(self, logits: Tensor) -> Tensor:
-        width = self.config.beam
-        values, symbols, end = self._extensions(logits)
+        sentences, width = self.log_probs.shape
+        extensions = self.extensions(logits, lambda logits, end: top_symbols(logits, width))
+        values, symbols, end = (part.view(sentences, width, -1) for part in extensions)
+        values = values.masked_fill(~self.rules.may_go_on(self.position)[:, None, None], -torch.inf)
         # The K most probable extensions by a symbol other than the end.
         best = (self.log_probs[:, :, None] + values).flatten(1).topk(width, dim=1)
         parents = best.indices // values.shape[2]
-        self._finish(self.log_probs + end, best.values)
+        self._finish(self.log_probs + end.squeeze(2), best.values)
 
         self.log_probs = best.values
         self.last = symbols.flatten(1).gather(1, best.indices)
@@ -212,26 +223,6 @@ class Beams(Growing):
         self.done |= self._settled()
         first = torch.arange(0, parents.numel(), width, device=parents.device)
         return (first[:, None] + parents).flatten()
-
-    def _extensions(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Log probabilities (B, K, C) and symbols (B, K, C) of the best extensions of each hypothesis by a symbol other
-        than the end, and the log probability (B, K) of ending it: all as the rules allow."""
-        sentences, width = self.log_probs.shape
-        logits, normaliser, end, forced, forced_values = self.restricted(logits)
-        values, symbols = top_symbols(logits, width)
-        values, forced_values, end = (
-            (x - normaliser).clamp(max=0).view(sentences, width, -1) for x in (values, forced_values, end)
-        )
-        symbols = symbols.view(sentences, width, -1)
-        forced = forced.view(sentences, width, 1)
-        is_forced = forced != FREE
-        only = torch.full_like(values, -torch.inf)
-        only[:, :, :1] = self.rules.charged(forced_values, self.position)
-        values = torch.where(is_forced, only, values)
-        symbols = torch.where(is_forced, forced, symbols)
-        values = values.masked_fill(~self.rules.may_go_on(self.position)[:, None, None], -torch.inf)
-        end = end.squeeze(2).masked_fill(~self.rules.may_end(self.position)[:, None], -torch.inf)
-        return values, symbols, end
 
     def _finish(self, ended: Tensor, going_on: Tensor) -> None:
         """Merge the hypotheses that end here, log probabilities (B, K), into the N best of each sentence."""

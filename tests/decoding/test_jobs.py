@@ -17,22 +17,25 @@ from deepnmt.errors import InputError
 def test_file_chunks_are_all_lines_in_order(tmp_path):
     path = tmp_path / "text"
     path.write_bytes(b"a\nb\r\n\nd\xe2\x80\xa8d\ne")
-    assert list(file_chunks(path, 2)) == [[b"a", b"b"], [b"", b"d\xe2\x80\xa8d"], [b"e"]]
-    assert list(file_chunks(path, 2, skip=3)) == [[b"d\xe2\x80\xa8d", b"e"]]
+    chunks = [(0, [b"a", b"b"]), (2, [b"", b"d\xe2\x80\xa8d"]), (4, [b"e"])]
+    assert list(file_chunks(path, 2)) == chunks
+    assert list(file_chunks(path, 2, done=2)) == chunks[1:]
+    assert [list(file_chunks(path, 2, done, rank=0, world_size=2)) for done in (0, 2)] == [chunks[::2], chunks[2:]]
     path.write_bytes(b"")
     assert list(file_chunks(path, 2)) == []
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_line():
-    lines = [line for chunk in pipe_chunks(io.BytesIO(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n"), 8) for line in chunk]
-    assert lines == [b"one", b"\xef\xbb\xbftwo"]
+    chunks = list(pipe_chunks(io.BytesIO(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n"), 8))
+    assert chunks == [(0, [b"one", b"\xef\xbb\xbftwo"])]
 
 
 def test_pipe_chunks_are_all_lines_in_order():
     lines = [b"%d" % i for i in range(1000)]
     chunks = list(pipe_chunks(io.BytesIO(b"\n".join(lines)), 64))
-    assert [line for chunk in chunks for line in chunk] == lines
-    assert max(map(len, chunks)) <= 64
+    assert [line for _, chunk in chunks for line in chunk] == lines
+    assert max(len(chunk) for _, chunk in chunks) <= 64
+    assert [int(chunk[0]) for _, chunk in chunks] == [first for first, _ in chunks]
 
 
 def test_a_line_in_a_pipe_does_not_wait_for_the_next():
@@ -42,16 +45,16 @@ def test_a_line_in_a_pipe_does_not_wait_for_the_next():
         for text in (b"first\n", b"second\n"):
             pipe.write(text)
             pipe.flush()
-            assert next(chunks) == [text.strip()]  # would hang if it waited for a full chunk or the end
+            assert next(chunks)[1] == [text.strip()]  # would hang if it waited for a full chunk or the end
         pipe.write(b"last")
         pipe.close()
-        assert list(chunks) == [[b"last"]]
+        assert list(chunks) == [(2, [b"last"])]
 
 
 def test_what_goes_wrong_in_a_pipe_is_raised_where_it_is_read(monkeypatch):
     monkeypatch.setattr(jobs, "MAX_LINE_BYTES", 10)
     chunks = pipe_chunks(io.BytesIO(b"short\n" + b"x" * 50), 8)
-    assert next(chunks) == [b"short"]
+    assert next(chunks) == (0, [b"short"])
     with pytest.raises(InputError, match="line 2 of standard input is longer than 10 bytes"):
         next(chunks)
 
@@ -151,4 +154,4 @@ def test_a_link_stays_a_link_and_a_folder_is_refused(tmp_path):
 def test_lines_are_counted_as_they_are_read(tmp_path, content, pack):
     path = tmp_path / "text"
     path.write_bytes(pack(content))
-    assert count_lines(path) == (sum(map(len, file_chunks(path, 2))) if content else 0)
+    assert count_lines(path) == (sum(len(chunk) for _, chunk in file_chunks(path, 2)) if content else 0)
