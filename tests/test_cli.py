@@ -151,6 +151,8 @@ def test_python_m_deepnmt_is_the_command():
 
 
 def test_the_package_names_what_others_may_build_on():
+    script = "import deepnmt; assert {'errors', *deepnmt.__all__} <= set(dir(deepnmt)); deepnmt.errors.InputError"
+    subprocess.run([sys.executable, "-c", script], check=True)
     for name in deepnmt.__all__:
         assert callable(getattr(deepnmt, name))
     with raises(AttributeError, match="module 'deepnmt' has no attribute 'nonsense'"):

@@ -19,6 +19,7 @@ OPTIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = f"{parser.description}; translations are sampled unless --beam is given"
     add_options(parser, OPTIONS | LANGUAGES | CHUNK, "--out")
     add_translation_options(parser, "sampling")
 
