@@ -85,7 +85,8 @@ def translate_file(
     files = [Path(path) for path in (given, prefixes) if path is not None]
     for path in files:
         if not path.is_file():  # it is read more than once
-            raise InputError(f"{path} is not a file" if path.exists() else f"{path} does not exist")
+            reason = "is not a file; for a pipe, use standard input" if path.exists() else "does not exist"
+            raise InputError(f"{path} {reason}")
         if target is not None and target.exists() and target.samefile(path):
             raise InputError(f"{path} is an input: name another file for the output")
     total = None if given is None else count_lines(given)
@@ -167,8 +168,9 @@ def translate_chunks(
                 forced = [line.decode(errors="replace") for line in islice(beginnings, len(texts))]
                 if len(forced) < len(texts):
                     raise InputError(f"{prefixes} has only {first + len(forced):,} lines, fewer than the input")
+            before = shown.done
             found = translator.translate_nbest(texts, prefixes=forced, warn=warn, done=shown.advance, **settings)
-            shown.advance(sum(1 for text in texts if not text.strip()))
+            shown.advance(before + len(texts) - shown.done)  # empty lines
             done = first + len(texts)
             rows = zip(range(first + 1, done + 1), texts, found, strict=True)
             lines = (line for row in rows for line in form.lines(*row))

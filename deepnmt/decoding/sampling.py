@@ -44,10 +44,10 @@ class Paths(Growing):
 
     def advance(self, logits: Tensor) -> None:
         values, chosen, end = self.extensions(logits, self._choose)
-        may_go_on = self.rules.may_go_on(self.position).repeat_interleave(self.last.shape[1])[:, None]
-        gained = torch.where(may_go_on, values, end).view_as(self.log_probs)
+        may_continue = self.rules.may_continue(self.position).repeat_interleave(self.last.shape[1])[:, None]
+        gained = torch.where(may_continue, values, end).view_as(self.log_probs)
         self.log_probs += gained.masked_fill(self.ended, 0)
-        chosen = torch.where(may_go_on, chosen, self.rules.eos).view_as(self.last)
+        chosen = torch.where(may_continue, chosen, self.rules.eos).view_as(self.last)
         self.last = chosen.masked_fill(self.ended, self.rules.eos)
         self.symbols.index_copy_(2, self.position, self.last[:, :, None])
         self.ended |= (self.last == self.rules.eos) | (self.log_probs == -torch.inf)

@@ -96,11 +96,11 @@ class Growing(ABC):
 
     def __init__(self, rules: Rules, config: SearchConfig, width: int) -> None:
         device, (sentences,) = rules.max_lengths.device, rules.max_lengths.shape
-        self.rules = rules
-        self.penalties = penalty_table(config, rules.total + 1, device)
+        self.rules, self.total = rules, rules.total
+        self.penalties = penalty_table(config, self.total + 1, device)
         self.position = torch.zeros(1, dtype=torch.long, device=device)
         self.last = torch.full((sentences, width), rules.eos, device=device)
-        self.symbols = torch.full((sentences, width, rules.total + 1), rules.eos, device=device)
+        self.symbols = torch.full((sentences, width, self.total + 1), rules.eos, device=device)
         self.log_probs = torch.zeros(sentences, width, device=device)
         self.done = torch.zeros(sentences, dtype=torch.bool, device=device)
 
@@ -151,29 +151,28 @@ def search(
     """
     found: list[list[Found]] = [[] for _ in growing.done]
     numbers = list(range(len(found)))  # of the sentences in the shrinking batch
-    total = growing.rules.total
 
     def keep() -> None:
         for number, best in zip(numbers, growing.best(), strict=True):
             found[number] = best
 
-    for position in range(total + 1):
+    for position in range(growing.total + 1):
         logits, state = step(growing.last.flatten(), state)
         rows = growing.advance(logits)
-        if position == total:
+        if position == growing.total:
             break
         if rows is not None:
             state = state.reorder(rows)
         if (position + 1) % shrink_every == 0:
-            going_on = [i for i, done in enumerate(growing.done.tolist()) if not done]
-            if not going_on:
+            unfinished = [i for i, done in enumerate(growing.done.tolist()) if not done]
+            if not unfinished:
                 break
-            if len(going_on) < shrink_below * len(numbers):
+            if len(unfinished) < shrink_below * len(numbers):
                 keep()
-                kept = torch.tensor(going_on, device=logits.device)
+                kept = torch.tensor(unfinished, device=logits.device)
                 growing.select(kept)
                 state = state.select(kept)
-                numbers = [numbers[i] for i in going_on]
+                numbers = [numbers[i] for i in unfinished]
     keep()
     return found
 
@@ -209,7 +208,7 @@ class Beams(Growing):
         sentences, width = self.log_probs.shape
         extensions = self.extensions(logits, lambda logits, end: top_symbols(logits, width))
         values, symbols, end = (part.view(sentences, width, -1) for part in extensions)
-        values = values.masked_fill(~self.rules.may_go_on(self.position)[:, None, None], -torch.inf)
+        values = values.masked_fill(~self.rules.may_continue(self.position)[:, None, None], -torch.inf)
         # The K most probable extensions by a symbol other than the end.
         best = (self.log_probs[:, :, None] + values).flatten(1).topk(width, dim=1)
         parents = best.indices // values.shape[2]
@@ -224,10 +223,11 @@ class Beams(Growing):
         first = torch.arange(0, parents.numel(), width, device=parents.device)
         return (first[:, None] + parents).flatten()
 
-    def _finish(self, ended: Tensor, going_on: Tensor) -> None:
-        """Merge the hypotheses that end here, log probabilities (B, K), into the N best of each sentence."""
+    def _finish(self, ended: Tensor, live: Tensor) -> None:
+        """Merge the hypotheses that end here into the N best of each sentence; log probabilities (B, K) of these and of
+        those that live on."""
         width, nbest = self.config.beam, self.config.nbest
-        threshold = torch.cat([going_on, ended], dim=1).topk(width, dim=1).values[:, -1:]
+        threshold = torch.cat([live, ended], dim=1).topk(width, dim=1).values[:, -1:]
         ends = (ended >= threshold) & (ended > -torch.inf) & ~self.done[:, None]
         ended = ended.masked_fill(~ends, -torch.inf)
         scores = torch.cat([self.ended_scores, ended / self.penalties[self.position + 1]], dim=1)
