@@ -119,9 +119,6 @@ class SubwordNmt(Subwords):
         symbols, merges = self.codes.segment(word, skips)
         return [self._ids.get(symbol, UNK) for symbol in symbols], merges
 
-    def _words(self, ids: Sequence[int]) -> list[str]:
-        return self.decode(ids).split()
-
     def decode(self, ids: Sequence[int]) -> str:
         text = " ".join(self.pieces[number] for number in ids) + " "
         return text.replace(SEPARATOR + " ", "").strip()
