@@ -246,7 +246,7 @@ class BatchStream:
             return
         for name, now in self._made_from.items():
             before = state["made_from"].get(name)
-            if before != now:
+            if before != now or (isinstance(now, dict) and list(before) != list(now)):  # corpora in another order
                 raise InputError(
                     f"cannot resume: the training data has changed ({name} was {before} and is now {now}); "
                     "restore it, or start a new run"

@@ -251,6 +251,10 @@ def test_resuming_with_other_settings_is_refused(change: dict[str, Any], name: s
 def test_resuming_with_other_data_is_refused() -> None:
     with pytest.raises(InputError, match="corpora was"):
         make_stream(make_corpus(51), state=make_stream(make_corpus(50)).state())
+    corpora, config = {"one": make_corpus(20), "two": make_corpus(30)}, BatchingConfig(tokens_per_batch=64)
+    state = BatchStream(corpora, config, seed=1).state()
+    with pytest.raises(InputError, match="corpora was"):  # sentences are numbered in the order of the corpora
+        BatchStream(dict(reversed(corpora.items())), config, seed=1, state=state)
 
 
 def test_a_position_outside_the_epoch_is_refused() -> None:
