@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from deepnmt.data.conversion import TEXTS
+from deepnmt.data.conversion import TEXTS, read_text
 from deepnmt.data.conversion.marian import is_exported
 from deepnmt.data.conversion.text import ForeignText
 from deepnmt.data.subword_nmt import Codes, SubwordNmt, read_dictionary
@@ -60,7 +60,7 @@ def convert(
             raise InputError(
                 f"--source-dict, --target-dict and --codes are not used with {toolkit}, whose folder has tokenisers"
             )
-        text = TEXTS[toolkit](checkpoint, source_lang, target_lang)
+        text = read_text(toolkit, checkpoint, source_lang, target_lang)
         model = convert_model(checkpoint, toolkit, text.numbering)
     else:
         _check_text(source_dict, target_dict, codes, pretokenizer, source_lang, target_lang)
