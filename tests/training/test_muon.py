@@ -1,4 +1,4 @@
-"""Muon: its update is nearly orthogonal, stacked matrices move as one by one, and a run goes on to the last bit."""
+"""Muon: its update is nearly orthogonal, stacked matrices move as one by one, and a run resumes to the last bit."""
 
 import math
 from dataclasses import replace
