@@ -20,7 +20,7 @@ COMMANDS = {
     "average": "average checkpoints of a run into a MODEL folder",
     "shortlist": "learn which words translate which, for faster translation on a CPU",
     "translate": "translate raw text, from standard input or file to file",
-    "backtranslate": "make synthetic parallel text from monolingual text",
+    "backtranslate": "make synthetic parallel text from monolingual text, by sampling or beam search",
     "evaluate": "translate a test set and score it",
     "score": "score translations with BLEU, chrF and TER, each with its signature",
     "likelihood": "score given translations by their probability under a model (forced decoding)",

@@ -1,6 +1,6 @@
 """A recipe: all settings of a run, read from TOML files and overrides."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,11 @@ from deepnmt.errors import InputError
 from deepnmt.files import read_toml
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.growing import check_growth
-from deepnmt.settings import did_you_mean, from_table, set_override, to_table
+from deepnmt.settings import did_you_mean, from_table, overlay, parse_override, to_table
 from deepnmt.training.config import TrainingConfig
+
+# `section.field=value`, or values by `section.field`; None unsets an optional setting.
+Overrides = Iterable[str] | Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,33 +41,36 @@ class Recipe:
                 raise ValueError(f"training.grow ends with {last} layers, but model.encoder.num_layers = {depth}")
 
 
-def load_recipe(name: str, overrides: Sequence[str] = (), dataset: Dataset | None = None) -> Recipe:
-    """Load the recipe of a TOML file or preset, with `section.field=value` overrides applied.
+def load_recipe(recipe: str | Path | Recipe, overrides: Overrides = (), dataset: Dataset | None = None) -> Recipe:
+    """Load the recipe of a TOML file or preset, or take a given one, and apply overrides.
 
     With a dataset, the model gets its vocabulary sizes.
     """
-    path = find_recipe(name)
+    if isinstance(recipe, Recipe):
+        return _resolve(to_table(recipe), overrides, dataset)
+    path = find_recipe(str(recipe))
     table = read_table(path)
     try:
         return _resolve(table, overrides, dataset)
     except InputError as error:
-        is_of_file = not overrides and dataset is None
-        raise InputError(f"{path}: {error}" if is_of_file else str(error)) from error
+        raise InputError(str(error) if overrides else f"{path}: {error}") from error
 
 
-def change_recipe(recipe: Recipe, overrides: Sequence[str] = (), dataset: Dataset | None = None) -> Recipe:
-    """Apply overrides and, with a dataset, its vocabulary sizes."""
-    return _resolve(to_table(recipe), overrides, dataset)
-
-
-def _resolve(table: dict[str, Any], overrides: Sequence[str], dataset: Dataset | None) -> Recipe:
+def _resolve(table: dict[str, Any], overrides: Overrides, dataset: Dataset | None) -> Recipe:
+    if isinstance(overrides, str):
+        overrides = [overrides]
+    given = list(overrides.items() if isinstance(overrides, Mapping) else map(parse_override, overrides))
     if dataset is not None:
         pair = dataset.tokenizers
-        sizes = {"source": pair.source.vocab_size, "target": pair.target.vocab_size}
-        overrides = [*overrides, *(f"model.{side}_vocab_size={size}" for side, size in sizes.items())]
+        given += [
+            ("model.source_vocab_size", pair.source.vocab_size),
+            ("model.target_vocab_size", pair.target.vocab_size),
+        ]
     # Setting a kind drops the options of the previous kind, so kinds come first, wherever they were written.
-    for override in sorted(overrides, key=lambda override: not override.partition("=")[0].endswith(".kind")):
-        set_override(table, override)
+    for name, value in sorted(given, key=lambda override: not override[0].endswith(".kind")):
+        for part in reversed(name.split(".")):
+            value = {part: value}
+        table = overlay(table, value)
     recipe = from_table(Recipe, table)
     if dataset is not None and recipe.model.share_embeddings and not dataset.tokenizers.shared:
         raise InputError(
@@ -117,14 +123,4 @@ def read_table(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]
     chain = (*extended_by, path.resolve())
     if parent in chain:
         raise InputError(f"{path} extends {base!r}, which extends it in turn")
-    return _overlay(read_table(parent, chain), table)
-
-
-def _overlay(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Merge tables; `above` wins. A table with a `kind` replaces the one below, which may be of another kind."""
-    merged = dict(below)
-    for name, value in above.items():
-        old = merged.get(name)
-        both = isinstance(old, dict) and isinstance(value, dict)
-        merged[name] = _overlay(old, value) if both and "kind" not in value else value  # type: ignore[arg-type]
-    return merged
+    return overlay(read_table(parent, chain), table)

@@ -22,8 +22,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
     An existing file or folder is replaced; for a symbolic link, its target is. On an exception nothing changes.
     """
-    if path.is_symlink():
-        path = path.resolve()
+    path = path.resolve()
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     _remove(aside)
     missing = [folder for folder in path.parents if not folder.exists()]
@@ -66,7 +65,9 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    write_text(path, json.dumps(content, ensure_ascii=False, indent=2) + "\n")
+    """Indented UTF-8; the bytes of a file name that are not UTF-8 are escaped."""
+    text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
+    write_text(path, text.encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
 def read_json(path: Path, remedy: str = "") -> dict[str, Any]:
@@ -85,7 +86,7 @@ def read_json(path: Path, remedy: str = "") -> dict[str, Any]:
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # with or without a byte order mark
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -122,6 +123,8 @@ def _sync_folder(folder: Path) -> None:
 
 def check_out(out: Path, overwrite: bool, kind: str, *files: str) -> None:
     """Raise if `out` exists, unless it may be overwritten and has the files of this kind of folder."""
+    if Path.cwd().is_relative_to(out.resolve()):
+        raise InputError(f"{str(out)!r} is the current folder or contains it; choose another --out")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not overwrite:

@@ -16,18 +16,21 @@ def say(text: str) -> None:
 class Progress:
     """Counts finished units; `advance` is cheap enough to call per batch. `note` is shown after the count."""
 
-    def __init__(self, title: str, total: int | None, unit: str, show: Callable[[int], None]) -> None:
-        """`show` is called after each advance, with its amount."""
-        self.title, self.total, self.unit, self._show = title, total, unit, show
-        self.done = 0
-        self.note = ""
+    def __init__(self, title: str, total: int | None, unit: str) -> None:
+        self.title, self.total, self.unit = title, total, unit
+        self.done, self.note = 0, ""
         self.started = time.monotonic()
+        self.due = self.started + PLAIN_EVERY_SECONDS
+        self.bar: Callable[[str, int], None] | None = None  # shows a text and the count; without it lines are printed
 
     def advance(self, amount: int = 1, note: str | None = None) -> None:
         self.done += amount
-        if note is not None:
-            self.note = note
-        self._show(amount)
+        self.note = self.note if note is None else note
+        if self.bar is not None:
+            self.bar(self.line().partition(": ")[2], self.done)
+        elif time.monotonic() >= self.due:
+            self.due = time.monotonic() + PLAIN_EVERY_SECONDS
+            print(self.line(), file=sys.stderr, flush=True)
 
     @property
     def rate(self) -> float:
@@ -44,16 +47,8 @@ class Progress:
 @contextmanager
 def progress(title: str, total: int | None = None, unit: str = "lines") -> Iterator[Progress]:
     """Show the progress of a block; a final line with the rate is always printed."""
+    shown = Progress(title, total, unit)
     if not sys.stderr.isatty():
-        due = time.monotonic() + PLAIN_EVERY_SECONDS
-
-        def print_now_and_then(amount: int) -> None:
-            nonlocal due
-            if time.monotonic() >= due:
-                due = time.monotonic() + PLAIN_EVERY_SECONDS
-                print(shown.line(), file=sys.stderr, flush=True)
-
-        shown = Progress(title, total, unit, print_now_and_then)
         yield shown
         print(shown.line(), file=sys.stderr, flush=True)
         return
@@ -63,13 +58,8 @@ def progress(title: str, total: int | None = None, unit: str = "lines") -> Itera
 
     name, line = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[line]}"))
     console = Console(stderr=True)
-    columns = (name, BarColumn(), line, TimeRemainingColumn(compact=True))
-    with Bar(*columns, console=console, transient=True) as bar:
+    with Bar(name, BarColumn(), line, TimeRemainingColumn(compact=True), console=console, transient=True) as bar:
         task = bar.add_task(title, total=total, line="")
-
-        def update(amount: int) -> None:
-            bar.update(task, advance=amount, line=shown.line().partition(": ")[2])
-
-        shown = Progress(title, total, unit, update)
+        shown.bar = lambda text, done: bar.update(task, completed=done, line=text)
         yield shown
     console.print(shown.line(), highlight=False, markup=False)

@@ -52,7 +52,7 @@ def _inside(cls: type[Any], name: str, where: str) -> Iterator[str]:
 
 def to_table(settings: Any) -> dict[str, Any]:
     """The inverse of `from_table`: nested plain tables without fields that are None."""
-    table: dict[str, Any] = {}
+    table: dict[str, Any] = {"kind": settings.kind} if hasattr(settings, "kind") else {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if dataclasses.is_dataclass(value):
@@ -65,10 +65,8 @@ def to_table(settings: Any) -> dict[str, Any]:
 
 
 def to_toml(table: Mapping[str, Any], prefix: str = "") -> str:
-    """TOML of numbers, strings, lists and tables of them, which JSON formats in the same way."""
-    lines = [
-        f"{_key(k)} = {json.dumps(v, ensure_ascii=False)}\n" for k, v in table.items() if not isinstance(v, Mapping)
-    ]
+    """TOML of numbers, strings, lists and tables of them."""
+    lines = [f"{_key(name)} = {_toml(value)}\n" for name, value in table.items() if not isinstance(value, Mapping)]
     for name, value in table.items():
         if isinstance(value, Mapping):
             header = f"{prefix}{_key(name)}"
@@ -77,26 +75,35 @@ def to_toml(table: Mapping[str, Any], prefix: str = "") -> str:
 
 
 def _key(name: str) -> str:
-    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else json.dumps(name)
+    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else _toml(name)
 
 
-def set_override(table: dict[str, Any], override: str) -> None:
-    """Apply one `section.field=value` to a nested table. The value is TOML, or else a plain string."""
-    name, separator, text = override.partition("=")
-    if not separator or not name:
+def _toml(value: Any) -> str:
+    """As JSON writes it, except infinity, which JSON does not have, and DEL, which TOML does not allow."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def parse_override(override: str) -> tuple[str, Any]:
+    """The name and the value of `section.field=value`. The value is TOML, or else a plain string."""
+    name, separator, text = (part.strip() for part in override.partition("="))
+    if not separator or not all(name.split(".")):
         raise InputError(f"override {override!r} is not of the form section.field=value")
-    *sections, field = name.strip().split(".")
-    for depth, section in enumerate(sections):
-        inner = table.setdefault(section, {})
-        if not isinstance(inner, dict):
-            raise InputError(f"override {override!r}: {'.'.join(sections[: depth + 1])} is a value, not a section")
-        table = inner
-    if field == "kind":
-        table.clear()  # drop the options of the previous kind
     try:
-        table[field] = tomllib.loads(f"value = {text.strip()}")["value"]
+        return name, tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        table[field] = text.strip()
+        return name, text
+
+
+def overlay(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge tables; `above` wins. A table with a `kind` replaces the one below, which may be of another kind."""
+    merged = dict(below)
+    for name, value in above.items():
+        old = merged.get(name)
+        both = isinstance(old, dict) and isinstance(value, Mapping)
+        merged[name] = overlay(old, value) if both and "kind" not in value else value  # type: ignore[arg-type]
+    return merged
 
 
 def _value(hint: Any, metadata: Mapping[str, Any], value: Any, where: str) -> Any:

@@ -90,8 +90,9 @@ def _line_blocks(path: Path) -> Iterator[list[bytes]]:
 def _checked_start(name: str, block: bytes) -> bytes:
     if not block:
         raise InputError(f"{name} is empty")
-    if block.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise InputError(f"{name} is UTF-16; convert it with `iconv -f UTF-16 -t UTF-8`")
+    if block.startswith((b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")):
+        encoding = "UTF-32" if b"\x00\x00" in block[:4] else "UTF-16"
+        raise InputError(f"{name} is {encoding}; convert it with `iconv -f {encoding} -t UTF-8`")
     start = block[:_SNIFF_BYTES]
     if len(start) - len(start.translate(None, _CONTROL_BYTES)) > _MAX_BINARY_SHARE * len(start):
         raise InputError(f"{name} is a binary file, not text (many control bytes)")

@@ -139,6 +139,15 @@ class TestOverrides:
         overrides = ["model.encoder.connection.kind=dlcl", "model.encoder.connection.groups=4"][::turn]
         assert load_recipe("en-de-pre-base", overrides).model.encoder.connection == DlclConfig(groups=4)
 
+    def test_values_from_python(self):
+        """None unsets a setting, and a table merges with the recipe's."""
+        given = {"training.clip_norm": 1.0, "training.betas": (0.9, 0.9), "training": {"lr": 0.5}}
+        recipe = load_recipe("en-de-pre-base", given)
+        before = load_recipe("en-de-pre-base").training
+        assert recipe.training == replace(before, clip_norm=1.0, betas=(0.9, 0.9), lr=0.5)
+        assert load_recipe(recipe, {"training.clip_norm": None}).training.clip_norm is None
+        assert load_recipe(recipe, "training.seed=3").training.seed == 3
+
     def test_the_later_of_two_wins(self):
         recipe = load_recipe("en-de-pre-base", ["training.lr=1e-3", "training.lr=3e-3"])
         assert recipe.training.lr == 3e-3
@@ -172,7 +181,9 @@ class TestOverrides:
             ),
             ("model.encoder.connection.groups=2", "model.encoder.connection.kind is missing: one of residual"),
             ("model.encoder=3", "model.encoder is a section, not a value: 3"),
-            ("model.encoder.dim.x=3", "override 'model.encoder.dim.x=3': model.encoder.dim is a value, not a section"),
+            ("model.encoder.dim.x=3", "model.encoder.dim must be a whole number, not {'x': 3}"),
+            ("decoding.beam=0", "decoding: beam = 0 must be at least 1"),
+            ("decoding.length_penalty=nan", "decoding: length_penalty = nan must be above -inf and below inf"),
         ],
         ids=lambda value: value[:50],
     )
@@ -221,6 +232,9 @@ class TestFiles:
             load_recipe(mine)
         mine = self.write(tmp_path, "[training]\nmax_steps = 1\n")
         with raises(InputError, match=f"^{mine}: missing setting model$"):
+            load_recipe(mine)
+        (tmp_path / "mine.toml").write_bytes(b"\xef\xbb\xbf[training]\r\nmax_step = 1\r\n")  # as saved on Windows
+        with raises(InputError, match=f"^{mine}: unknown setting training.max_step; did you mean max_steps"):
             load_recipe(mine)
         mine = self.write(tmp_path, 'extends = "mine.toml"\n')
         with raises(InputError, match=f"^{mine} extends 'mine.toml', which extends it in turn$"):

@@ -79,8 +79,9 @@ def test_line_ends_and_byte_order_marks_are_understood(tmp_path: Path, content: 
         (bytes(range(256)) * 20, "is a binary file"),
         (b"\x00" * 100, "is a binary file"),
         ("text".encode("utf-16"), "is UTF-16"),
+        ("text".encode("utf-32"), "is UTF-32"),
     ],
-    ids=["empty", "empty inside", "binary", "zeros", "utf-16"],
+    ids=["empty", "empty inside", "binary", "zeros", "utf-16", "utf-32"],
 )
 def test_what_is_not_text_is_refused_by_name(tmp_path: Path, content: bytes, message: str) -> None:
     path = written(tmp_path, content)

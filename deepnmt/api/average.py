@@ -14,14 +14,7 @@ from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
 from deepnmt.evaluation.scores import quick_scores
 from deepnmt.model.storage import build_model
-from deepnmt.training.averaging import (
-    best_checkpoints,
-    best_window,
-    checkpoints_at,
-    last_checkpoints,
-    read_decoding,
-    write_average,
-)
+from deepnmt.training.averaging import best_window, choose_checkpoints, read_decoding, write_average
 from deepnmt.training.folder import read_about
 
 
@@ -31,7 +24,7 @@ class Average:
 
     model: Path
     checkpoints: list[str]
-    bleu: list[float]  # with best_on_valid: validation BLEU of the average of the last 1, 2, ... N
+    bleu: list[float]  # with best_on_valid: validation BLEU of the average of the last (or best) 1, 2, ... N
 
 
 def average(
@@ -51,23 +44,20 @@ def average(
 
     last: average the last N checkpoints of the kind `of` (by default epochs, or steps if no epoch has ended).
     best: instead, the N with the best validation scores. steps: instead, those of these steps.
-    best_on_valid: of the averages of the last 1 to N, keep the one with the best BLEU on the validation set of `data`
-        (by default the run's), decoded with the run's settings unless `beam` is given.
+    best_on_valid: of the averages of the last (or best) 1 to N, keep the one with the best BLEU on the validation set
+        of `data` (by default the run's), decoded with the run's settings unless `beam` is given.
     """
     run, out = Path(run), Path(out)
     about = read_about(run)
     for name, count in {"last": last, "best": best, "beam": beam}.items():
         if count is not None and count < 1:
             raise InputError(f"{name} = {count} must be at least 1")
+    if of not in (None, "epochs", "steps"):
+        raise InputError(f'of = {of!r} must be "epochs" or "steps"')
     if out.exists():
         raise InputError(f"{out} already exists; choose another --out")
-    if steps:
-        paths: Sequence[Path] = checkpoints_at(run, steps)
-    elif best is not None:
-        paths = best_checkpoints(run, best)
-    else:
-        kind = None if of is None else of.removesuffix("s")
-        paths = last_checkpoints(run, last, kind)
+    kind = None if of is None else of.removesuffix("s")
+    paths = choose_checkpoints(run, last=last, best=best, steps=steps or (), kind=kind)
     bleu: list[float] = []
     meta = {}
     if best_on_valid:

@@ -53,6 +53,8 @@ def prepare(
     for name, pair in (corpora or {}).items():
         if files.get(name):
             raise InputError(f"two corpora have the name {name!r}")
+        if isinstance(pair, str | Path) or len(pair) != 2:
+            raise InputError(f"corpus {name!r} must be a source file and a target file, not {pair!r}")
         files[name] = (ParallelFile(*map(Path, pair)),)
     files = {name: listed for name, listed in files.items() if listed}
     if workers is not None and workers < 1:
@@ -63,18 +65,14 @@ def prepare(
     }
     listed = {name: _listed(settings[name]) for name in SEVERAL & settings.keys()}
     table = {"source_lang": source_lang, "target_lang": target_lang, **settings, **listed}
-    named, chosen = _corpora(files, weights or {}, tags or {}), from_table(PrepareSettings, table)
-    return make_dataset(named, held_out, chosen, Path(out), workers=workers, overwrite=overwrite)
-
-
-def _corpora(
-    files: Mapping[str, tuple[ParallelFile, ...]], weights: Mapping[str, float], tags: Mapping[str, str]
-) -> list[CorpusInput]:
+    weights, tags = weights or {}, tags or {}
     for option, names in (("weights", weights), ("tags", tags)):
         for name in names:
             if name not in files:
                 raise InputError(f"{option} names corpus {name!r}; the corpora are {', '.join(files) or 'none'}")
-    return [CorpusInput(name, listed, weights.get(name, 1.0), tags.get(name)) for name, listed in files.items()]
+    named = [CorpusInput(name, listed, weights.get(name, 1.0), tags.get(name)) for name, listed in files.items()]
+    chosen = from_table(PrepareSettings, table)
+    return make_dataset(named, held_out, chosen, Path(out), workers=workers, overwrite=overwrite)
 
 
 def _pair_files(

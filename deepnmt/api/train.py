@@ -1,16 +1,12 @@
 """`deepnmt.train`: train a model from a recipe and a dataset."""
 
-import json
 import signal
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from deepnmt.config import Recipe, change_recipe, load_recipe
+from deepnmt.config import Overrides, Recipe, load_recipe
 from deepnmt.data.dataset import Dataset
 from deepnmt.decoding.config import DecodingConfig
 from deepnmt.decoding.translator import Translator
@@ -28,9 +24,8 @@ from deepnmt.training.checkpoint import read_state
 from deepnmt.training.config import TrainingConfig
 from deepnmt.training.curves import read_log
 from deepnmt.training.distributed import World, join_world
+from deepnmt.training.memory import is_out_of_memory
 from deepnmt.training.validation import TextMetrics
-
-Overrides = Iterable[str] | Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -112,7 +107,9 @@ def _resolve_all(
     """The recipe and the verified dataset: as given, or those of the run that is resumed."""
     stored = out / folder.RECIPE
     if resume and stored.is_file():
-        recipe, data = recipe or stored, data or folder.read_about(out)["data"]
+        recipe, data = recipe or stored, data or Path(folder.read_about(out)["data"])
+        if isinstance(data, Path) and not data.exists():
+            raise InputError(f"{data}, the dataset of {out}, does not exist; pass its new location as --data")
     if data is None:
         raise InputError(f"--data is missing, and {out} holds no run to resume")
     dataset = data if isinstance(data, Dataset) else Dataset.open(Path(data))
@@ -121,7 +118,7 @@ def _resolve_all(
         if start is None:
             raise InputError("give a recipe, or a model to fine-tune (--from MODEL)")
         recipe = fine_tuning(start)
-    return resolve_recipe(recipe, dataset, overrides), dataset
+    return load_recipe(recipe, overrides, dataset), dataset
 
 
 def fine_tuning(model: Path) -> Recipe:
@@ -142,29 +139,22 @@ def fine_tuning(model: Path) -> Recipe:
     return Recipe(model=load_config(model), training=training, decoding=from_table(DecodingConfig, decoding))
 
 
-def resolve_recipe(recipe: str | Path | Recipe, dataset: Dataset, overrides: Overrides = ()) -> Recipe:
-    """The recipe with its overrides applied and with the vocabulary sizes of the dataset."""
-    if isinstance(overrides, Mapping):
-        overrides = [f"{name}={json.dumps(value)}" for name, value in overrides.items()]
-    if isinstance(recipe, Recipe):
-        return change_recipe(recipe, list(overrides), dataset)
-    return load_recipe(str(recipe), list(overrides), dataset)
-
-
 def _train(recipe: Recipe, dataset: Dataset, out: Path, world: World, resume: bool, start: Path | None) -> Run:
     metrics = _text_metrics(recipe, dataset)
-    with open_run(recipe, dataset, out, world, resume=resume, start=start, metrics=metrics) as (state, job):
-        try:
+    try:
+        with open_run(recipe, dataset, out, world, resume=resume, start=start, metrics=metrics) as (state, job):
             ending = trainer.train(state, job)
-        except torch.OutOfMemoryError as error:
-            raise RunError(
-                "out of memory: lower batching.tokens_per_batch (training.tokens_per_update keeps the size of an "
-                "update), or set training.plan_memory = true or training.activation_checkpointing = true"
-            ) from error
-        is_finished = ending is not trainer.INTERRUPTED
-        if is_finished and world.is_main:
-            made_of = export_model(out, recipe.training)
-            say(f"{ending}; {out / folder.MODEL} is {made_of}")
+            is_finished = ending is not trainer.INTERRUPTED
+            if is_finished and world.is_main:
+                made_of = export_model(out, recipe.training)
+                say(f"{ending}; {out / folder.MODEL} is {made_of}")
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise RunError(
+            "out of memory: lower batching.tokens_per_batch (training.tokens_per_update keeps the size of an update), "
+            "set training.plan_memory = true or training.activation_checkpointing = true, or train a smaller model"
+        ) from error
     world.agree(None)
     stopped = f"stopped after step {state.step:,} and saved a checkpoint; --resume continues from there"
     if not is_finished and job.interruption.signal is signal.SIGINT:

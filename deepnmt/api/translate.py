@@ -132,7 +132,7 @@ def translate_chunks(
     name: str,
     chunks: Iterable[tuple[int, list[bytes]]],
     destination: ResumableFile | _StandardOutput,
-    form: LineFormat = LineFormat(),  # noqa: B008 (frozen)
+    form: LineFormat = LineFormat(),
     *,
     title: str = "translate",
     prefixes: str | Path | None = None,

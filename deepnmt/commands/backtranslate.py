@@ -5,7 +5,7 @@ import argparse
 from deepnmt.commands.options import CHUNK, add_options, add_translation_options, for_translation
 from deepnmt.progress import say
 
-EXAMPLE = """deepnmt backtranslate DE-EN-MODEL mono.de --out bt/news
+EXAMPLE = """deepnmt backtranslate DE-EN-MODEL mono.de --out bt/news     samples; --beam N searches instead
   writes bt/news.en (synthetic) and bt/news.de (from mono.de), for
   deepnmt prepare --corpus bt bt/news.en bt/news.de --tag 'bt=<bt>' ...
 

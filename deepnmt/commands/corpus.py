@@ -19,7 +19,11 @@ OPTIONS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, OPTIONS, "--out")
     parser.add_argument(
-        "--languages", nargs=2, required=True, metavar=("SOURCE", "TARGET"), help="language codes, such as en de"
+        "--languages",
+        nargs=2,
+        required=True,
+        metavar=("SOURCE", "TARGET"),
+        help="language codes, such as en de (required)",
     )
     text = "read this wheel (or these two .deb files) instead of downloading"
     parser.add_argument("--package", dest="packages", nargs="+", type=Path, default=[], metavar="FILE", help=text)

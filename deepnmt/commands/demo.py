@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> None:
     show(demo, EXAMPLES)
     report = write_report(demo, EXAMPLES)
     print(f"\nCurves, examples and learned layer weights: {report}")
-    print("\nNext:")
+    print("\nNext (after `make demo`, first run `. .venv/bin/activate`):")
     print(f"  echo 'Turn on the light.' | deepnmt translate {demo.model}")
     print(f"  deepnmt serve {demo.model}          # a web page for translating")
     print("  deepnmt prepare --help               # the same with your own text")

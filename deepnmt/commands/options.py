@@ -23,7 +23,7 @@ RECIPE = {"recipe RECIPE": "bundled preset (see `deepnmt presets`) or recipe fil
 OVERRIDES = {"overrides section.field=value*": "setting that overrides the recipe's"}
 MACHINE = {
     "--device cpu|cuda": "device to compute on (default: cuda if available)",
-    "--precision fp32|bf16|fp16|int8": "int8 is for CPUs, fp16 for GPUs (default: fp32)",
+    "--precision fp32|bf16|fp16|int8": "int8 is the fastest on a CPU, bf16 or fp16 on a GPU (default: fp32)",
     "--threads N": "number of CPU threads (default: all available cores)",
 }
 SHORTLIST = {"--shortlist": "use the model's lexical shortlist (see `deepnmt shortlist`), on a CPU"}
@@ -40,7 +40,7 @@ SEARCH = {
     "max_length_extra": "extra in ratio * source length + extra",
     "no_repeat_ngram": "forbid repeated n-grams of N subwords; 0: allow all",
     "max_source_length": "split longer lines into sentences or clauses, with a warning",
-    "batch_tokens": "number of source subwords per batch",
+    "batch_tokens": "number of source subwords per batch (default: depends on the device)",
     "allow_unknown": "allow <unk> in the output",
     "keep_placeholders": "restore {name}, %%s, URLs and e-mail addresses that the model loses",
     "stop_early": "continue the search after the best hypotheses are known",

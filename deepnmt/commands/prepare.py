@@ -124,8 +124,8 @@ def show_summary(meta: dict[str, Any], out: Path) -> None:
     print()
     for split in ("valid", "test"):
         for reason in (meta[split] or {}).get("noted", {}).values():
-            kept = "1 pair" if reason["count"] == 1 else f"{reason['count']:,} pairs"
-            print(f"{split}: {kept} kept although {reason['meaning']}")
+            pairs = "1 unusual pair" if reason["count"] == 1 else f"{reason['count']:,} unusual pairs"
+            print(f"{split}: {pairs} kept: {reason['meaning']}")
     for line in _advice(meta):
         print(line)
     sizes = f"{meta['source_vocab_size']:,} symbols"
@@ -149,7 +149,7 @@ def _advice(meta: dict[str, Any]) -> Iterator[str]:
     is_learned = not (meta["tokenizer"]["given"] or meta["settings"]["codes"])
     if is_learned and meta["settings"]["min_frequency"] > 1 and min(found) < 0.5 * min(asked):
         # Whole words take the occurrences of their parts, which then are too rare to stay.
-        fitting = " ".join(str(round(size, -2)) for size in dict.fromkeys(found))
+        fitting = " ".join(str(round(size, -2) or size) for size in dict.fromkeys(found))
         yield f"The text is small for this --vocab-size, so rare words are split finely; try --vocab-size {fitting}."
     if meta["valid"] is None:
         remedy = "--hold-out N takes N pairs of the training text for it"

@@ -2,7 +2,10 @@
 
 import argparse
 import logging
+import os
+import re
 import sys
+from threading import Thread
 
 from deepnmt.commands.options import MACHINE, SHORTLIST, add_options, add_settings, settings_in
 from deepnmt.devices import choose_device, tune_for_translation, use_threads
@@ -13,12 +16,12 @@ from deepnmt.serving.limits import Limits
 EXAMPLE = """deepnmt serve MODEL                                     then open http://127.0.0.1:8000
   deepnmt serve en-de=runs/a/model de-en=runs/b/model     several models, chosen by name or languages"""
 LIMITS = {
-    "max_characters": "characters per request; above: 413",
-    "max_waiting_characters": "characters of all current requests; above: 429",
-    "max_requests": "concurrent requests; above: 429",
-    "max_connections": "open connections; above: 503",
-    "timeout": "seconds until an answer, or the next sentence of a stream; above: 503",
-    "max_batch_sentences": "sentences per batch; 1 turns batching off",
+    "max_characters": "maximum number of characters per request; status 413 above that",
+    "max_waiting_characters": "maximum number of characters of all current requests; status 429 above that",
+    "max_requests": "maximum number of concurrent requests; status 429 above that",
+    "max_connections": "maximum number of open connections; status 503 above that",
+    "timeout": "seconds to wait for an answer, or for the next sentence of a stream; then status 503",
+    "max_batch_sentences": "maximum number of sentences per batch; 1 turns batching off",
     "batch_wait": "seconds that the first sentence of a batch waits for others",
     "cache_megabytes": "size of each model's translation cache; 0 turns it off",
 }
@@ -47,6 +50,7 @@ def run(arguments: argparse.Namespace) -> None:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise InputError(f"deepnmt serve needs {error.name}: pip install 'deepnmt[serve]'") from error
+    from deepnmt.serving.libretranslate import load_detection
     from deepnmt.serving.models import load_models
     from deepnmt.serving.prometheus import Metrics
     from deepnmt.serving.running import address_of, make_server, open_socket
@@ -55,6 +59,9 @@ def run(arguments: argparse.Namespace) -> None:
     limits = settings_in(Limits, arguments)
     if arguments.grace < 0:
         raise InputError(f"--grace must be at least 0, not {arguments.grace:g}")
+    for origin in arguments.allow_origin:
+        if origin not in ("*", "null") and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/]+", origin):
+            raise InputError(f"--allow-origin must be * or an origin such as https://example.org, not {origin}")
     use_threads(arguments.threads)
     device = choose_device(arguments.device)
     logging.basicConfig(level=logging.INFO, format="deepnmt: %(message)s", stream=sys.stderr)
@@ -62,9 +69,12 @@ def run(arguments: argparse.Namespace) -> None:
     with open_socket(arguments.host, arguments.port) as listening:
         models = load_models(arguments.model, device, arguments.precision, limits, metrics, bool(arguments.shortlist))
         app = create_app(models, limits, metrics, tuple(arguments.allow_origin))
+        Thread(target=load_detection, args=(models,), daemon=True).start()
         listening.listen(2048)
         address = address_of(listening)
         for model in models:
             say(f"serving {model.described()}")
         say(f"open {address} to translate; the API is at {address}/docs")
         make_server(app, arguments.grace, arguments.access_log).run(sockets=[listening])
+        if not models.close():
+            os._exit(0)  # otherwise Python waits for the thread that is in the model

@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from pathlib import Path
 
 from deepnmt.commands.options import OVERRIDES, RECIPE, add_options
 
@@ -30,11 +31,11 @@ def run(arguments: argparse.Namespace) -> None:
 
     options = vars(arguments)
     options.setdefault("data", None)
-    if "=" in (arguments.recipe or ""):  # no recipe: the first of the overrides
+    if "=" in (arguments.recipe or "") and not Path(arguments.recipe).is_file():  # the first of the overrides
         arguments.overrides.insert(0, arguments.recipe)
         arguments.recipe = None
-    if tokens := options.pop("tokens_per_update", None):
-        arguments.overrides.append(f"training.tokens_per_update={tokens}")
+    if "tokens_per_update" in options:
+        arguments.overrides.append(f"training.tokens_per_update={options.pop('tokens_per_update')}")
     finished = train(**options)
     if finished.is_finished and os.environ.get("RANK", "0") == "0":
         lines = f"  deepnmt translate {finished.model} < input.txt\n  deepnmt average {finished.folder} --out MODEL"

@@ -5,12 +5,14 @@ The packages are only read, never installed or executed.
 
 import io
 import json
+import lzma
 import re
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256 as new_sha256
@@ -27,6 +29,9 @@ HOMEASSISTANT = "homeassistant==2026.10.4"
 HOMEASSISTANT_SHA256 = "71843060980a763187d856a8ff170640f1e287a7b741334cd838c81404f1f452"
 _HOMEASSISTANT_PYTHON = "3.14.2"
 _HELD_OUT_SHARE = 0.05
+# What the readers of archives, compressed data and JSON raise.
+_ARCHIVES = (zipfile.BadZipFile, tarfile.TarError, lzma.LZMAError, zlib.error)
+DAMAGE = (AttributeError, EOFError, NotImplementedError, OSError, ValueError, *_ARCHIVES)
 
 Pairs = dict[str, list[tuple[str, str]]]
 """Pairs by the part of the software (an integration, a help page) they come from."""
@@ -56,26 +61,23 @@ def _download_homeassistant(languages: Sequence[str], folder: Path) -> list[Path
 
 def read_homeassistant(languages: Sequence[str], wheel: Path) -> Catalogue:
     """The interface strings of Home Assistant, paired by key."""
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            names = sorted(archive.namelist())
-            found = [re.fullmatch(r"(.*)/translations/([^/]+)\.json", name) for name in names]
-            texts = {(match[1], match[2]): match.string for match in found if match}  # by folder and language
-            known = sorted({language for _, language in texts})
-            for language in languages:
-                if language not in known:
-                    raise InputError(f"{wheel.name} has no language {language!r}; it has {', '.join(known)}")
-            parts: Pairs = {}
-            for folder in (folder for folder, language in texts if language == languages[1]):
-                if (folder, languages[0]) in texts:
-                    sides = (json.loads(archive.read(texts[folder, language])) for language in languages)
-                    source, target = (dict(_leaves(side)) for side in sides)
-                    pairs = (_line_pairs(source[key], target[key]) for key in source if key in target)
-                    parts[folder.rpartition("/")[2]] = list(chain.from_iterable(pairs))
-            licences = [name for name in names if re.search(r"dist-info/(licenses/)?LICENSE[^/]*$", name)]
-            text = archive.read(licences[0]).decode("utf-8") if licences else ""
-    except (OSError, zipfile.BadZipFile) as error:
-        raise InputError(f"{wheel} cannot be read as a wheel: {error}") from error
+    with zipfile.ZipFile(wheel) as archive:
+        names = sorted(archive.namelist())
+        found = [re.fullmatch(r"(.*)/translations/([^/]+)\.json", name) for name in names]
+        texts = {(match[1], match[2]): match.string for match in found if match}  # by folder and language
+        known = sorted({language for _, language in texts})
+        for language in languages:
+            if language not in known:
+                raise InputError(f"{wheel.name} has no language {language!r}; it has {', '.join(known)}")
+        parts: Pairs = {}
+        for folder in (folder for folder, language in texts if language == languages[1]):
+            if (folder, languages[0]) in texts:
+                sides = (json.loads(archive.read(texts[folder, language])) for language in languages)
+                source, target = (dict(_leaves(side)) for side in sides)
+                pairs = (_line_pairs(source[key], target[key]) for key in source if key in target)
+                parts[folder.rpartition("/")[2]] = list(chain.from_iterable(pairs))
+        licences = [name for name in names if re.search(r"dist-info/(licenses/)?LICENSE[^/]*$", name)]
+        text = archive.read(licences[0]).decode("utf-8") if licences else ""
     origin = f"the string catalogues of the Python package {HOMEASSISTANT} (Home Assistant, Open Home Foundation)"
     return Catalogue("homeassistant", origin, "Apache-2.0", text, parts)
 
@@ -157,10 +159,7 @@ class _HelpPage(HTMLParser):
 
 def _package_files(package: Path) -> tarfile.TarFile:
     """The files of a Debian package: an `ar` archive with a compressed tar in it."""
-    try:
-        content = package.read_bytes()
-    except OSError as error:
-        raise InputError(f"{package} cannot be read: {error.strerror}") from error
+    content = package.read_bytes()
     position = 8 if content.startswith(b"!<arch>\n") else len(content)
     while position + 60 <= len(content):
         name, size = content[position : position + 16], int(content[position + 48 : position + 58])
@@ -169,7 +168,7 @@ def _package_files(package: Path) -> tarfile.TarFile:
             member = io.BufferedReader(io.BytesIO(content[position : position + size]))
             return tarfile.open(fileobj=io.BytesIO(b"".join(unpacked(member, package))))
         position += size + size % 2
-    raise InputError(f"{package} is not a Debian package: it has no data.tar")
+    raise ValueError("there is no data.tar in it")
 
 
 def _call(command: list[str], failure: str, folder: Path | None = None) -> None:
@@ -227,7 +226,13 @@ def make_corpus(
         raise InputError(f"--package: {name} takes {count} file{'s'[: count - 1]}, not {len(packages)}")
     check_out(out, overwrite, "a corpus", "corpus.json")
     with tempfile.TemporaryDirectory() as folder:
-        catalogue = read(languages, *(packages or download(languages, Path(folder))))
+        packages = packages or download(languages, Path(folder))
+        try:
+            catalogue = read(languages, *packages)
+        except DAMAGE as error:
+            why = str(getattr(error, "strerror", None) or error).partition("\n")[0]
+            files = " or ".join(map(str, packages))
+            raise InputError(f"{files} cannot be read as a package of {name}: {why}") from error
     pairs = split(catalogue.parts)
     counts = {name: len(listed) for name, listed in pairs.items()}
     if not counts["train"]:

@@ -38,11 +38,13 @@ class ReasonCounts:
             texts = {"source": source[:_EXAMPLE_CHARACTERS], "target": target[:_EXAMPLE_CHARACTERS]}
             examples.append({"where": where, **texts})
 
-    def merge(self, other: "ReasonCounts") -> None:
+    def merge(self, other: "ReasonCounts") -> int:
+        """Add the counts and examples of another, and return the sum of its counts."""
         self.counts.update(other.counts)
         for reason, further in other.examples.items():
             examples = self.examples.setdefault(reason, [])
             examples += further[: EXAMPLES_PER_REASON - len(examples)]
+        return other.counts.total()
 
     def table(self) -> dict[str, Any]:
         """The entry of dataset.json."""
@@ -58,8 +60,10 @@ class Judge:
 
     def __init__(self, settings: CleaningSettings, languages: Sequence[str]) -> None:
         self.keep, self._made_of = frozenset(settings.keep), (settings, languages)
-        self._foreign_reason, is_foreign = _LANGUAGE_CHECKS.get(settings.language_check, ("", None))
-        self._is_foreign = [is_foreign(language) for language in languages] if is_foreign else None
+        self._foreign_reason, check = _LANGUAGE_CHECKS.get(settings.language_check, ("", None))
+        self._is_foreign = [check(language) for language in languages] if check else None
+        if self._foreign_reason in self.keep:
+            self._is_foreign = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Judge, self._made_of

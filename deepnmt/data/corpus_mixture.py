@@ -15,8 +15,8 @@ class Mixture:
 
     At temperature T, corpus i gets a share of (w_i n_i)^(1/T) / sum of (w_j n_j)^(1/T): w_i n_i sentences at T = 1, and
     more equal shares at higher T. A corpus is read in rounds, each a new permutation, and an epoch continues where the
-    last one stopped. So after any number of epochs, no sentence of a corpus has been drawn two times more often than
-    another, and an epoch of a single corpus of weight one is every sentence once.
+    last one stopped. So after any number of epochs, the counts of any two sentences of a corpus differ by at most one,
+    and an epoch of a single corpus of weight one is every sentence once.
     """
 
     def __init__(self, pools: Sequence[Sentences], weights: Sequence[float], temperature: float, seed: int) -> None:

@@ -97,63 +97,52 @@ class Side:
 
 
 class CorpusWriter:
-    """Writes a corpus chunk by chunk in constant memory, and its description last."""
+    """Writes a corpus chunk by chunk in constant memory, with running checksums, and its description last."""
 
     def __init__(self, folder: Path, name: str, vocab_sizes: tuple[int, int]) -> None:
-        self.pairs = 0
-        self._description = folder / f"{name}.json"
-        self._sides = {
-            side: _SideWriter(f"{folder / name}.{side}", size) for side, size in zip(SIDES, vocab_sizes, strict=True)
-        }
+        self.pairs, self.tokens = 0, dict.fromkeys(SIDES, 0)
+        self._stem, self._vocab_sizes = f"{folder / name}", dict(zip(SIDES, vocab_sizes, strict=True))
+        self._dtypes = {side: np.dtype("<u2" if size <= 1 << 16 else "<u4") for side, size in self._vocab_sizes.items()}
+        paths = {(side, kind): Path(f"{self._stem}.{side}.{kind}") for side, kind in product(SIDES, ARRAYS)}
+        self._files = {names: path.open("wb") for names, path in paths.items()}
+        self._checksums = dict.fromkeys(self._files, 0)
+        for side in SIDES:
+            self._write(side, "offsets", np.zeros(1, OFFSET))
 
     def append(self, source: Side, target: Side) -> None:
-        for writer, side in zip(self._sides.values(), (source, target), strict=True):
-            writer.append(side)
+        for name, side in zip(SIDES, (source, target), strict=True):
+            ids, size = side.ids, self._vocab_sizes[name]
+            if ids.size and not 0 <= ids.min() <= ids.max() < size:
+                raise ValueError(f"ids from {ids.min()} to {ids.max()} in a vocabulary of {size}")
+            self._write(name, "ids", ids.astype(self._dtypes[name]))
+            self._write(name, "offsets", (self.tokens[name] + side.offsets[1:]).astype(OFFSET))
+            self.tokens[name] += ids.size
         self.pairs += len(source)
 
+    def _write(self, side: str, kind: str, array: npt.NDArray[Any]) -> None:
+        content = array.tobytes()
+        self._files[side, kind].write(content)
+        self._checksums[side, kind] = zlib.crc32(content, self._checksums[side, kind])
+
     def counts(self) -> dict[str, int]:
-        return {"pairs": self.pairs, **{f"{name}_tokens": side.tokens for name, side in self._sides.items()}}
+        return {"pairs": self.pairs, **{f"{side}_tokens": count for side, count in self.tokens.items()}}
 
     def __enter__(self) -> "CorpusWriter":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        described = {name: side.close() for name, side in self._sides.items()}
-        if kind is None:
-            write_json(self._description, {"pairs": self.pairs, **described})
-
-
-class _SideWriter:
-    """The ids and offsets of one side, with running checksums."""
-
-    def __init__(self, stem: str, vocab_size: int) -> None:
-        self.vocab_size = vocab_size
-        self.dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
-        self.tokens = 0
-        paths = {kind: Path(f"{stem}.{kind}") for kind in ARRAYS}
-        self._files = {kind: path.open("wb") for kind, path in paths.items()}
-        self._checksums = dict.fromkeys(ARRAYS, 0)
-        self._write("offsets", np.zeros(1, OFFSET))
-
-    def append(self, side: Side) -> None:
-        ids = side.ids
-        if ids.size and not 0 <= ids.min() <= ids.max() < self.vocab_size:
-            raise ValueError(f"ids from {ids.min()} to {ids.max()} in a vocabulary of {self.vocab_size}")
-        self._write("ids", ids.astype(self.dtype))
-        self._write("offsets", (self.tokens + side.offsets[1:]).astype(OFFSET))
-        self.tokens += ids.size
-
-    def _write(self, kind: str, array: npt.NDArray[Any]) -> None:
-        content = array.tobytes()
-        self._files[kind].write(content)
-        self._checksums[kind] = zlib.crc32(content, self._checksums[kind])
-
-    def close(self) -> dict[str, Any]:
-        """Close the files, and return their description."""
         for file in self._files.values():
             file.close()
-        checksums = {f"{kind}_crc32": checksum for kind, checksum in self._checksums.items()}
-        return {"tokens": self.tokens, "dtype": self.dtype.name, **checksums}
+        if kind is None:
+            sides = {
+                side: {
+                    "tokens": self.tokens[side],
+                    "dtype": self._dtypes[side].name,
+                    **{f"{kind}_crc32": self._checksums[side, kind] for kind in ARRAYS},
+                }
+                for side in SIDES
+            }
+            write_json(Path(f"{self._stem}.json"), {"pairs": self.pairs, **sides})
 
 
 @dataclass(frozen=True)

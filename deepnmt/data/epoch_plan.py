@@ -24,7 +24,7 @@ class BatchShape:
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """Batch k of the epoch holds sentences order[starts[k]:starts[k + 1]], in the shape shapes[shape_of[k]]."""
+    """Batch k of the epoch holds sentences order[starts[k]:stops[k]], in the shape shapes[shape_of[k]]."""
 
     epoch: int
     order: Sentences

@@ -3,7 +3,6 @@
 A validation set may be a sample of the training text.
 """
 
-from array import array
 from collections.abc import Iterable, Sequence
 from heapq import nsmallest
 from pathlib import Path
@@ -50,13 +49,12 @@ class HeldOut:
                 self.text[1].append(target)
                 if reason := judge(source, target):
                     self.noted.add(reason, f"{chunk.file.source}:{number}", source, target)
-        tagged = [split_tag(line, tags) for line in self.text[0]]
-        self.tags = [tag for tag, _ in tagged]
-        self.words = (
-            [preprocessors[0].split(rest) for _, rest in tagged],
-            [preprocessors[1].split(line) for line in self.text[1]],
-        )
-        self.keys = [keys(line.encode("utf-8") for line in lines if line) for lines in self.words]
+        tagged = (split_tag(line, tags) for line in self.text[0]), (("", line) for line in self.text[1])
+        self.words = [
+            [(tag, preprocessor.split(rest)) for tag, rest in lines]
+            for preprocessor, lines in zip(preprocessors, tagged, strict=True)
+        ]
+        self.keys = [keys(line.encode("utf-8") for _, line in lines if line) for lines in self.words]
 
     def overlaps(self, source: Keys, target: Keys) -> npt.NDArray[np.bool_]:
         """True for training pairs that share a source or a target with this set."""
@@ -64,17 +62,16 @@ class HeldOut:
 
     def write(self, folder: Path, tokenizers: TokenizerPair, settings: CleaningSettings) -> dict[str, Any]:
         """Store ids and text; returns the entry of dataset.json."""
-        encoded = tokenizers.source.subwords.encode_lines(self.words[0])
-        openings = {tag: array("I", tokenizers.source.opening(tag)).tobytes() for tag in {*self.tags}}
-        source = flatten([openings[tag] + ids for tag, ids in zip(self.tags, encoded, strict=True)])
-        target = flatten(tokenizers.target.subwords.encode_lines(self.words[1]), tokenizers.target.opening())
+        sides = zip((tokenizers.source, tokenizers.target), self.words, strict=True)
+        source, target = (flatten(tokenizer.encode_words(lines)) for tokenizer, lines in sides)
         with CorpusWriter(folder, self.split, tokenizers.vocab_sizes) as writer:
             writer.append(source, target)
         for side, lines in zip(SIDES, self.text, strict=True):
             write_text(folder / f"{self.split}.{side}.txt", joined(lines))
         lengths = np.maximum(source.lengths, target.lengths)
         if settings.length_unit == "words":
-            lengths = np.array([max(len(s.split()), len(t.split())) for s, t in zip(*self.words, strict=True)])
+            counts = ([len(line.split()) for _, line in lines] for lines in self.words)
+            lengths = np.maximum(*map(np.array, counts))
         for i in np.flatnonzero(lengths > (settings.max_length or np.inf)):
             self.noted.add("too-long", f"{self.split} pair {i + 1}", self.text[0][i], self.text[1][i])
         files = [list(map(str, file.paths)) for file in self.files]

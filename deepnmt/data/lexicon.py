@@ -28,9 +28,9 @@ def learn_lexicon(corpora: Iterable[Corpus], sizes: tuple[int, int], best: int, 
     frequencies = np.zeros(target_size, np.int64)
     for corpus in corpora:
         for chosen in _parts(corpus, share):
-            source, target = _gathered(corpus.source, chosen), _gathered(corpus.target, chosen)
-            frequencies += np.bincount(target[0], minlength=target_size)
-            found = _expected_counts(*source, *target, target_size)
+            source, target = corpus.source.take(chosen), corpus.target.take(chosen)
+            frequencies += np.bincount(target.ids, minlength=target_size)
+            found = _expected_counts(source, target, target_size)
             keys, place = np.unique(np.concatenate([keys, found[0]]), return_inverse=True)
             counts = np.bincount(place, np.concatenate([counts, found[1]]), minlength=len(keys)).astype(float)
     sources = keys // target_size
@@ -52,27 +52,13 @@ def _parts(corpus: Corpus, share: float) -> Iterator[Offsets]:
         yield from np.split(numbers, np.flatnonzero(np.diff(np.cumsum(sizes) // SYMBOL_PAIRS)) + 1)
 
 
-def _gathered(side: Side, numbers: Offsets) -> tuple[Ids, Ids]:
-    """The ids of these sentences end to end, and their lengths."""
-    lengths = side.lengths[numbers].astype(np.int64)
-    return side.ids[_ranges(side.offsets[numbers], lengths)].astype(np.int64), lengths
-
-
-def _ranges(starts: Ids, lengths: Ids) -> Ids:
-    """start, start + 1, ..., start + length - 1 for each start and length, end to end."""
-    return np.repeat(starts - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
-
-
-def _expected_counts(
-    source: Ids, source_lengths: Ids, target: Ids, target_lengths: Ids, target_size: int
-) -> tuple[Ids, Floats]:
+def _expected_counts(source: Side, target: Side, target_size: int) -> tuple[Ids, Floats]:
     """How often a source symbol is translated by a target symbol: keys source * target_size + target, and counts."""
-    starts = np.repeat(np.cumsum(source_lengths) - source_lengths, target_lengths)
-    lengths = np.repeat(source_lengths, target_lengths)  # of the source of each target symbol
-    keys, place = np.unique(
-        source[_ranges(starts, lengths)] * target_size + np.repeat(target, lengths), return_inverse=True
-    )
-    sources, begins = keys // target_size, np.cumsum(lengths) - lengths
+    partners = source.take(np.repeat(np.arange(len(source)), target.lengths))  # the source of each target symbol
+    lengths, begins = partners.lengths, partners.offsets[:-1]
+    joint = partners.ids.astype(np.int64) * target_size + np.repeat(target.ids.astype(np.int64), lengths)
+    keys, place = np.unique(joint, return_inverse=True)
+    sources = keys // target_size
     counts = np.bincount(place).astype(float)
     for _ in range(ITERATIONS):
         probability = counts / np.bincount(sources, counts)[sources]

@@ -26,8 +26,7 @@ def iterate_memory(path: Path, source_lang: str, target_lang: str) -> Iterator[b
     reader = _Reader(path, (source_lang, target_lang))
     found = False
     for block in chain(iterate_blocks(path), [b""]):
-        reader.feed(block, is_last=not block)
-        for pair in reader.taken():
+        for pair in reader.feed(block):
             found = True
             yield b"\t".join(" ".join(text.split()).encode("utf-8") for text in pair)
     if not found:
@@ -56,18 +55,17 @@ class _Reader:
         parser.EntityDeclHandler = self._refuse_entity
         parser.SkippedEntityHandler = lambda name, _: self._refuse_entity(name)
 
-    def feed(self, block: bytes, is_last: bool = False) -> None:
+    def feed(self, block: bytes) -> list[tuple[str, str]]:
+        """Parse a block (an empty one is the end), and return the pairs that it completes."""
+        self._pairs = []
         try:
-            self._parser.Parse(block, is_last)
+            self._parser.Parse(block, not block)
         except expat.ExpatError as error:
             where = f"{self.path}, line {error.lineno:,}"
             raise InputError(f"{where}: not well-formed XML ({expat.ErrorString(error.code)})") from error
         except (LookupError, ValueError) as error:
             raise InputError(f"{self.path} has an unknown encoding: {error}") from error
-
-    def taken(self) -> list[tuple[str, str]]:
-        pairs, self._pairs = self._pairs, []
-        return pairs
+        return self._pairs
 
     def _start(self, tag: str, attributes: Mapping[str, str]) -> None:
         name = tag.rpartition(":")[2]
@@ -85,6 +83,8 @@ class _Reader:
             self._language = attributes.get("xml:lang") or attributes.get("lang", "")
         elif name in TEXTS and not self._alternatives:
             self._text, self._length = [], 0
+            if name != "seg":
+                self._language = attributes.get("xml:lang") or self._sides[name == "target"]
             if name == "target" and attributes.get("state") in UNTRANSLATED:
                 self._is_translated = False
 
@@ -99,7 +99,8 @@ class _Reader:
         name = tag.rpartition(":")[2]
         if self._text is not None:
             if name in TEXTS:
-                self._keep(name, "".join(self._text))
+                self.languages.add(self._language or "unknown")
+                self._texts.setdefault(self._language, "".join(self._text))
                 self._text = None
             else:
                 self._codes -= name in CODES
@@ -107,11 +108,6 @@ class _Reader:
             self._alternatives -= 1
         elif self._kind and name == UNIT[self._kind]:
             self._finish()
-
-    def _keep(self, name: str, text: str) -> None:
-        language = self._language if name == "seg" else self._sides[name == "target"]
-        self.languages.add(language)
-        self._texts.setdefault(language, text)
 
     def _finish(self) -> None:
         source, target = (self._in(language) for language in self.wanted)

@@ -2,7 +2,7 @@
 
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from deepnmt.data.dataset import Side
 from deepnmt.data.parallel import RawChunk
 from deepnmt.data.prepare_settings import CleaningSettings
 from deepnmt.data.tokenizer import Preprocessor, TokenizerPair
-from deepnmt.data.vocabulary import UNK
 
 Numbers = npt.NDArray[np.uint32]
 
@@ -28,7 +27,6 @@ class CleanChunk:
     lines: tuple[list[bytes], list[bytes]]
     keys: tuple[Keys, Keys]
     dropped: ReasonCounts
-    pairs_read: int
 
 
 class Cleaner:
@@ -52,7 +50,7 @@ class Cleaner:
             source.append(source_text.encode("utf-8"))
             target.append(target_text.encode("utf-8"))
         kept, hashed = np.array(numbers, np.uint32), (keys(source), keys(target))
-        return CleanChunk(str(chunk.file.source), kept, (source, target), hashed, dropped, len(chunk))
+        return CleanChunk(str(chunk.file.source), kept, (source, target), hashed, dropped)
 
     def _clean(self, columns: list[bytes]) -> tuple[str | None, str, str]:
         """The reason to drop a pair, or None; and its text or words."""
@@ -85,52 +83,47 @@ class SpoolChunk:
         return lines[: len(self.numbers)], lines[len(self.numbers) : -1]
 
 
-def count_words(stride: int, chunks: Sequence[SpoolChunk]) -> tuple[dict[str, int], dict[str, int], int, int]:
-    """The word counts of source and target in every `stride`-th line, the number of these lines, and of all pairs."""
+def count_words(
+    stride: int, longest: float, chunks: Sequence[tuple[int, SpoolChunk]]
+) -> tuple[dict[str, int], dict[str, int], int]:
+    """The word counts of source and target in every `stride`-th pair of the corpora, and the number of these pairs.
+
+    Each chunk comes with the number of pairs before it. Words of more than `longest` characters are left out: a single
+    line of encoded data would fill a vocabulary with its pieces.
+    """
     counts: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
-    lines_counted = 0
-    for chunk in chunks:
+    counted = 0
+    for before, chunk in chunks:
         for counter, lines in zip(counts, chunk.read(), strict=True):
-            taken = lines[::stride]
-            counter.update(" ".join(taken).split(" "))
-        lines_counted += len(taken)
-    return dict(counts[0]), dict(counts[1]), lines_counted, sum(len(chunk.numbers) for chunk in chunks)
+            if taken := lines[-before % stride :: stride]:
+                counter.update(" ".join(taken).split(" "))
+        counted += len(taken)
+    source, target = ({word: n for word, n in counter.items() if len(word) <= longest} for counter in counts)
+    return source, target, counted
 
 
-@dataclass(frozen=True)
-class EncodedChunk:
-    """The ids of the pairs of a chunk that are not too long, and counts of the others."""
-
-    source: Side
-    target: Side
-    dropped: ReasonCounts
-    unknown: tuple[int, int]
-    pairs_read: int
-
-
-def encode(tokenizers: TokenizerPair, settings: CleaningSettings, tag: str | None, chunk: SpoolChunk) -> EncodedChunk:
-    """Split words into subwords and drop pairs with too many."""
-    texts, (source, target) = chunk.read(), (tokenizers.source, tokenizers.target)
-    pairs = zip(source.subwords.encode_lines(texts[0]), target.subwords.encode_lines(texts[1]), strict=True)
-    dropped = ReasonCounts()
-    kept: tuple[list[bytes], list[bytes]] = ([], [])
-    for i, pair in enumerate(pairs):
-        reason = None
-        if settings.length_unit == "subwords":
-            reason = settings.judge_lengths(len(pair[0]) // 4, len(pair[1]) // 4)
-        if reason is not None:
+def encode(
+    tokenizers: TokenizerPair, settings: CleaningSettings, tag: str | None, chunk: SpoolChunk
+) -> tuple[Side, Side, ReasonCounts]:
+    """The ids of both sides of the pairs that do not have too many subwords, and counts of the other pairs."""
+    texts, dropped = chunk.read(), ReasonCounts()
+    sides = (tokenizers.source, tokenizers.target)
+    encoded = zip(*(side.subwords.encode_lines(lines) for side, lines in zip(sides, texts, strict=True)), strict=True)
+    kept: list[tuple[bytes, bytes]] = []
+    for i, (source, target) in enumerate(encoded):
+        reason = None if source and target else "empty"  # a SentencePiece model may normalise a text to nothing
+        if reason is None and settings.length_unit == "subwords":
+            reason = settings.judge_lengths(len(source) // 4, len(target) // 4)
+        if reason is None:
+            kept.append((source, target))
+        else:
             dropped.add(reason, f"{chunk.input_file}:{chunk.numbers[i]}", texts[0][i], texts[1][i])
-            continue
-        kept[0].append(pair[0])
-        kept[1].append(pair[1])
-    sides = flatten(kept[0], source.opening(tag or "")), flatten(kept[1], target.opening())
-    unknown = (int((sides[0].ids == UNK).sum()), int((sides[1].ids == UNK).sum()))
-    return EncodedChunk(*sides, dropped, unknown, len(chunk.numbers))
+    openings = (array("I", opening).tobytes() for opening in (sides[0].opening(tag or ""), sides[1].opening()))
+    source_ids, target_ids = (flatten(opening + pair[i] for pair in kept) for i, opening in enumerate(openings))
+    return source_ids, target_ids, dropped
 
 
-def flatten(encoded: list[bytes], opening: Sequence[int] = ()) -> Side:
-    """The ids of all lines, each after the ids of `opening`."""
-    if opening:
-        prefix = array("I", opening).tobytes()
-        encoded = [prefix + ids for ids in encoded]
-    return Side.joined(np.frombuffer(b"".join(encoded), np.uint32), [len(ids) // 4 for ids in encoded])
+def flatten(encoded: Iterable[bytes]) -> Side:
+    """The ids of all lines, which are bytes of native unsigned ints, end to end."""
+    lines = list(encoded)
+    return Side.joined(np.frombuffer(b"".join(lines), np.uint32), [len(ids) // 4 for ids in lines])

@@ -10,9 +10,11 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
+from glob import escape
+from itertools import accumulate
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,12 @@ from deepnmt.data import learning
 from deepnmt.data.cleaning import ReasonCounts, SeenKeys, pair_keys
 from deepnmt.data.dataset import DATASET_FORMAT, CorpusWriter, Dataset, train_file_name
 from deepnmt.data.held_out import HeldOut, sample
-from deepnmt.data.parallel import CHUNK_PAIRS, ParallelFile, RawChunk, parallel_chunks
+from deepnmt.data.parallel import CHUNK_PAIRS, ParallelFile, parallel_chunks
 from deepnmt.data.passes import CleanChunk, Cleaner, SpoolChunk, count_words, encode
 from deepnmt.data.prepare_settings import REASONS, PrepareSettings
 from deepnmt.data.subword_nmt import Codes
 from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
+from deepnmt.data.vocabulary import SPECIAL_PIECES, UNK
 from deepnmt.data.worker_pool import WorkerPool
 from deepnmt.devices import available_cores
 from deepnmt.errors import InputError, RunError
@@ -53,10 +56,12 @@ class CorpusInput:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", self.name):
             raise InputError(f"corpus name {self.name!r} may only contain letters, digits, '_', '-' and '.'")
-        if not self.weight > 0:
-            raise InputError(f"the weight of corpus {self.name} is {self.weight}; it must be above zero")
-        if self.tag is not None and (not self.tag or self.tag.split() != [self.tag]):
-            raise InputError(f"the tag of corpus {self.name} is {self.tag!r}; it must be one word")
+        if not 0 < self.weight < inf:
+            raise InputError(f"the weight of corpus {self.name} is {self.weight}; it must be above zero and finite")
+        if self.tag is not None and (self.tag.split() != [self.tag] or self.tag in SPECIAL_PIECES):
+            raise InputError(
+                f"the tag of corpus {self.name} is {self.tag!r}; it must be one word, not a special symbol"
+            )
 
 
 def make_dataset(
@@ -85,6 +90,7 @@ def make_dataset(
             with WorkerPool(workers or available_cores()) as pool:
                 meta = preparation.run(folder, pool, held_out)
             write_json(folder / "dataset.json", meta)
+            check_out(out, overwrite, "a dataset", "dataset.json")  # again: another process may have made it meanwhile
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise RunError(f"no space left to write {out} ({error.strerror}); nothing was written") from error
@@ -101,7 +107,6 @@ class _Preparation:
     def __init__(self, corpora: list[CorpusInput], settings: PrepareSettings) -> None:
         self.corpora, self.settings = corpora, settings
         self.dropped = {corpus.name: ReasonCounts() for corpus in corpora}
-        self.read = dict.fromkeys(self.dropped, 0)
         self.sampled = np.empty(0, np.uint64)  # the keys of the pairs held out
         self.tags = tuple(dict.fromkeys(corpus.tag for corpus in corpora if corpus.tag))
         self.preprocessors = [
@@ -123,17 +128,18 @@ class _Preparation:
         self.folder, self.workers = folder, workers
         started = time.monotonic()
         held_out = {
-            split: self._held_out(split, files, parallel_chunks(files, CHUNK_PAIRS)) if files else None
+            split: HeldOut(split, files, parallel_chunks(files, CHUNK_PAIRS), self.preprocessors, self.known_tags)
             for split, files in held_out_files.items()
+            if files
         }
         if self.settings.hold_out:
-            held_out["valid"] = self._sample(self.settings.hold_out, [one for one in held_out.values() if one])
+            held_out["valid"] = self._sample(self.settings.hold_out, list(held_out.values()))
         with tempfile.TemporaryDirectory(prefix="spool-", dir=folder) as spool:
-            chunks = self._clean(Path(spool), [one for one in held_out.values() if one])
+            chunks = self._clean(Path(spool), list(held_out.values()))
             tokenizers = self.given or self._learn(chunks)
             tokenizers.save(folder)
             train = [self._encode(corpus, chunks[corpus.name], tokenizers) for corpus in self.corpora]
-        splits = {split: one and one.write(folder, tokenizers, self.settings) for split, one in held_out.items()}
+        splits = {split: one.write(folder, tokenizers, self.settings) for split, one in held_out.items()}
         return {
             "format": DATASET_FORMAT,
             "deepnmt": __version__,
@@ -145,13 +151,10 @@ class _Preparation:
             "target_vocab_size": tokenizers.target.vocab_size,
             "tokenizer": self.tokenizer_meta,
             "train": train,
-            **splits,
+            **{split: splits.get(split) for split in held_out_files},
             "cleaning": {name: dropped.table() for name, dropped in self.dropped.items()},
             "seconds": round(time.monotonic() - started, 1),
         }
-
-    def _held_out(self, split: str, files: tuple[ParallelFile, ...], chunks: Iterable[RawChunk]) -> HeldOut:
-        return HeldOut(split, files, chunks, self.preprocessors, self.known_tags)
 
     def _sample(self, count: int, others: list[HeldOut]) -> HeldOut:
         """A validation set from the first corpus without a tag; back-translations have one."""
@@ -159,7 +162,8 @@ class _Preparation:
         if not untagged:
             raise InputError("hold_out needs a corpus without a tag")
         files = untagged[0].files
-        held_out = self._held_out("valid", files, [sample(files, count, self.cleaner, others)])
+        chosen = sample(files, count, self.cleaner, others)
+        held_out = HeldOut("valid", files, [chosen], self.preprocessors, self.known_tags)
         self.sampled = pair_keys(*held_out.keys)
         return held_out
 
@@ -171,14 +175,13 @@ class _Preparation:
             for corpus in self.corpora:
                 dropped, chunks = self.dropped[corpus.name], parallel_chunks(corpus.files, CHUNK_PAIRS)
                 for chunk in self.workers.in_order(self.cleaner, chunks):
-                    dropped.merge(chunk.dropped)
-                    self.read[corpus.name] += chunk.pairs_read
+                    pairs = len(chunk.numbers) + dropped.merge(chunk.dropped)
                     rows = self._without_repetitions(chunk, seen, held_out, dropped)
                     if len(rows):
                         path = spool / f"{corpus.name}-{len(kept[corpus.name])}"
                         path.write_bytes(b"".join(side[i] + b"\n" for side in chunk.lines for i in rows))
                         kept[corpus.name].append(SpoolChunk(path, chunk.file, chunk.numbers[rows]))
-                    shown.advance(chunk.pairs_read)
+                    shown.advance(pairs)
                 if not kept[corpus.name]:
                     raise InputError(_nothing_left(corpus, dropped))
         return kept
@@ -205,30 +208,37 @@ class _Preparation:
     def _learn(self, chunks: Chunks) -> TokenizerPair:
         """Second pass: count words, and learn subwords from the counts."""
         words, lines = self._count_words([chunk for listed in chunks.values() for chunk in listed])
+        if not all(words):
+            longest = f"{self.settings.longest_word():,} characters"
+            raise InputError(
+                f"every word is longer than {longest}, too long for max_length = {self.settings.max_length}"
+            )
         different = [len(side) for side in words]
         self.tokenizer_meta = {"given": False, "learnt_from_pairs": lines, "different_words": different}
         if self.codes:
             subwords = learning.from_codes(self.codes, words, self.settings)
         else:
             with progress("learning subwords", sum(different), unit="words") as shown:
-                subwords = self.workers.call(learning.learn, words, self.settings, waiting=lambda: shown.advance(0))
+                (subwords,) = self.workers.in_order(partial(learning.learn, settings=self.settings), [words])
                 shown.advance(sum(different))
         return TokenizerPair(*(Tokenizer(*side, self.tags) for side in zip(subwords, self.preprocessors, strict=True)))
 
     def _count_words(self, chunks: list[SpoolChunk]) -> tuple[tuple[dict[str, int], dict[str, int]], int]:
-        total = sum(len(chunk.numbers) for chunk in chunks)
+        *before, total = accumulate((len(chunk.numbers) for chunk in chunks), initial=0)
         stride = -(-total // self.settings.tokenizer_lines)
         words: tuple[dict[str, int], dict[str, int]] = ({}, {})
         lines = 0
         # Several chunks at a time, since most of the time goes into adding up the workers' counts.
-        groups = [chunks[start : start + _CHUNKS_COUNTED] for start in range(0, len(chunks), _CHUNKS_COUNTED)]
-        with progress("counting words", total, unit="pairs") as shown:
-            for *sides, counted, pairs in self.workers.in_order(partial(count_words, stride), groups):
+        numbered = list(zip(before, chunks, strict=True))
+        groups = [numbered[start : start + _CHUNKS_COUNTED] for start in range(0, len(chunks), _CHUNKS_COUNTED)]
+        with progress("counting words", -(-total // stride), unit="pairs") as shown:
+            count = partial(count_words, stride, self.settings.longest_word())
+            for *sides, counted in self.workers.in_order(count, groups):
                 for table, counts in zip(words, sides, strict=True):
-                    for word, count in counts.items():
-                        table[word] = table.get(word, 0) + count
+                    for word, number in counts.items():
+                        table[word] = table.get(word, 0) + number
                 lines += counted
-                shown.advance(pairs)
+                shown.advance(counted)
         return words, lines
 
     def _encode(self, corpus: CorpusInput, chunks: list[SpoolChunk], tokenizers: TokenizerPair) -> dict[str, Any]:
@@ -239,17 +249,17 @@ class _Preparation:
             progress(f"encoding {corpus.name}", sum(len(chunk.numbers) for chunk in chunks), unit="pairs") as shown,
             CorpusWriter(self.folder, train_file_name(corpus.name), tokenizers.vocab_sizes) as writer,
         ):
-            for chunk in self.workers.in_order(partial(encode, tokenizers, self.settings, corpus.tag), chunks):
-                writer.append(chunk.source, chunk.target)
-                dropped.merge(chunk.dropped)
-                unknown += chunk.unknown
-                shown.advance(chunk.pairs_read)
+            encode_chunk = partial(encode, tokenizers, self.settings, corpus.tag)
+            for source, target, too_long in self.workers.in_order(encode_chunk, chunks):
+                writer.append(source, target)
+                unknown += [np.count_nonzero(side.ids == UNK) for side in (source, target)]
+                shown.advance(len(source) + dropped.merge(too_long))
             if not writer.pairs:
                 raise InputError(_nothing_left(corpus, dropped))
         return {
             "name": corpus.name,
             "files": [list(map(str, file.paths)) for file in corpus.files],
-            "pairs_read": self.read[corpus.name],
+            "pairs_read": writer.pairs + dropped.counts.total(),
             **writer.counts(),
             "source_unknown": int(unknown[0]),
             "target_unknown": int(unknown[1]),
@@ -265,7 +275,7 @@ def _nothing_left(corpus: CorpusInput, dropped: ReasonCounts) -> str:
 
 def _remove_leftovers(out: Path) -> None:
     """Remove what killed processes left next to `out`, but not the files of running ones."""
-    for folder in out.parent.glob(f".{out.name}.*.partial"):
+    for folder in out.parent.glob(f".{escape(out.name)}.*.partial"):
         number = folder.name.split(".")[-2]
         if number.isdecimal():
             try:

@@ -1,9 +1,11 @@
 """The settings of `prepare`, with their defaults and checks."""
 
 from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
+from deepnmt.data.vocabulary import SPECIAL_PIECES
 from deepnmt.errors import InputError
 from deepnmt.settings import check_bounds
 
@@ -26,6 +28,8 @@ REASONS = {
     "overlap": "a side occurs in valid or test",
     "duplicate": "exact duplicate",
 }
+LEAST_COVERAGE = 0.98  # SentencePiece refuses less
+LONGEST_PIECE = 16  # in characters, by default in SentencePiece
 RATIO_FREE_LENGTH = 10  # ratios of a few words mean nothing: "shopping list" is one word in German
 
 
@@ -76,18 +80,26 @@ class PrepareSettings(CleaningSettings, SubwordSettings):
     normalization: Normalization = "nfc"
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "tokenizer", "codes", "pretokenizer"):
-            if (count := len(getattr(self, name))) > 2:
+        for name, least in (("vocab_size", 1), ("pretokenizer", 1), ("tokenizer", 0), ("codes", 0)):
+            if not least <= (count := len(getattr(self, name))) <= 2:
                 raise InputError(f"{name} takes one value for both sides, or one per side, not {count}")
-        check_bounds(self, "vocab_size min_frequency tokenizer_lines hold_out", least=1)
+        if self.joint and len(set(self.vocab_size)) > 1:
+            sizes = " and ".join(map(str, self.vocab_size))
+            raise InputError(f"vocab_size = {sizes}: two sizes need joint = false (--separate)")
+        check_bounds(self, "vocab_size", least=len(SPECIAL_PIECES) + 1, below=1e9)
+        check_bounds(self, "min_frequency tokenizer_lines hold_out", least=1)
         check_bounds(self, "max_length", least=0)
-        check_bounds(self, "character_coverage", above=0)
-        if self.max_ratio != 0 and self.max_ratio < 1:
+        if self.max_ratio != 0 and not 1 <= self.max_ratio < inf:
             raise InputError(f"max_ratio = {self.max_ratio} must be at least 1, or 0 for no limit")
-        if self.character_coverage > 1:
-            raise InputError(f"character_coverage = {self.character_coverage} must be at most 1")
+        if not LEAST_COVERAGE <= self.character_coverage <= 1:
+            raise InputError(f"character_coverage = {self.character_coverage} must be from {LEAST_COVERAGE} to 1")
         if self.tokenizer and self.codes:
             raise InputError("give either tokenizer or codes, not both")
+
+    def longest_word(self) -> float:
+        """A pair with a word of more characters is certainly too long in subwords, and dropped when it is encoded."""
+        is_limited = self.length_unit == "subwords" and "too-long" not in self.keep and not self.codes
+        return LONGEST_PIECE * self.max_length if self.max_length and is_limited else inf
 
     def table(self) -> dict[str, Any]:
         """Plain values for dataset.json."""

@@ -24,7 +24,6 @@ class Subwords(ABC):
         self._dropout: BpeDropout | None = None
 
     def encode_lines(self, lines: Iterable[str]) -> list[bytes]:
-        """The ids of each line."""
         split = [self._units(line) for line in lines]
         if self._cached_bytes > MAX_CACHED_BYTES:
             self._cache, self._cached_bytes = {}, 0  # new, because other threads may still read the old one
@@ -46,8 +45,7 @@ class Subwords(ABC):
         return line.split()
 
     @abstractmethod
-    def _encode(self, words: list[str]) -> Iterable[Iterable[int]]:
-        """The ids of each word."""
+    def _encode(self, words: list[str]) -> Iterable[Iterable[int]]: ...
 
     @abstractmethod
     def merge(self, word: str, skips: Iterable[int]) -> tuple[list[int], int]:

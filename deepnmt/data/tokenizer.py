@@ -168,12 +168,16 @@ class Tokenizer:
     def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
         """The ids of each text, without eos."""
         tagged = [self.split_tag(text) for text in texts]
-        lines = self.subwords.encode_lines([self.preprocessor.split(rest) for _, rest in tagged])
-        encoded = [array("I", ids).tolist() for ids in lines]
-        return [[*self.opening(tag), *ids] for (tag, _), ids in zip(tagged, encoded, strict=True)]
+        encoded = self.encode_words([(tag, self.preprocessor.split(rest)) for tag, rest in tagged])
+        return [array("I", ids).tolist() for ids in encoded]
+
+    def encode_words(self, tagged: Sequence[tuple[str, str]]) -> list[bytes]:
+        """The ids of lines split into words, each with its tag or an empty string, as bytes of native unsigned ints."""
+        openings = {tag: array("I", self.opening(tag)).tobytes() for tag in {tag for tag, _ in tagged}}
+        encoded = self.subwords.encode_lines([words for _, words in tagged])
+        return [openings[tag] + ids for (tag, _), ids in zip(tagged, encoded, strict=True)]
 
     def split_tag(self, text: str) -> tuple[str, str]:
-        """The tag at the beginning of a text, or an empty string; and the rest of the text."""
         return split_tag(text, self._tag_ids)
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -252,8 +256,11 @@ class TokenizerPair:
 
     def for_languages(self, source: str | None, target: str | None) -> "TokenizerPair":
         """The pair for these languages; None keeps the current one."""
+        if source is target is None:
+            return self
         source, target = source or self.source.language, target or self.target.language
-        if (source, target) == (self.source.language, self.target.language):
+        is_tagged = all(side.begin for side in (self.source, self.target) if side.languages)
+        if is_tagged and (source, target) == (self.source.language, self.target.language):
             return self
         for code, known, side in zip((source, target), self.languages, ("source", "target"), strict=True):
             if code not in known:

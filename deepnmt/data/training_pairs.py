@@ -33,7 +33,6 @@ class TrainingPairs:
         return [numbers[part][self.usable[part]] for part in self.parts]
 
     def gather(self, sentences: Sentences, side: int) -> Side:
-        """The ids of these sentences."""
         sides = [corpus.sides[side] for corpus in self.corpora.values()]
         if len(sides) == 1:
             return sides[0].take(sentences)

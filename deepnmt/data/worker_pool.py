@@ -1,12 +1,14 @@
 """Work on chunks in several processes, with results in order."""
 
 import multiprocessing
+import os
 import pickle
 import signal
 import tempfile
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +21,10 @@ Result = TypeVar("Result")
 
 # Not fork: a forked copy of a process that has threads may hang.
 _context = multiprocessing.get_context("spawn")
-_DIED = "a worker process died, perhaps for lack of memory; try fewer --workers"
+_DIED = (
+    "a worker process died, perhaps for lack of memory: try fewer workers; "
+    'or because a script calls deepnmt outside `if __name__ == "__main__":`'
+)
 
 
 class WorkerPool:
@@ -27,7 +32,7 @@ class WorkerPool:
 
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
-        self._pool = ProcessPoolExecutor(num_workers, _context, _ignore_interrupts) if num_workers > 1 else None
+        self._pool = ProcessPoolExecutor(num_workers, _context, _begin_worker) if num_workers > 1 else None
 
     def in_order(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[Result]:
         """Yield `function(task)` in the order of `tasks`; each process loads the function once.
@@ -55,21 +60,6 @@ class WorkerPool:
                 for future in flying:
                     future.cancel()
 
-    def call(self, function: Callable[..., Result], *arguments: Any, waiting: Callable[[], None]) -> Result:
-        """Run a long call of a C++ library in a worker, so that Ctrl-C ends it at once.
-
-        `waiting` is called several times a second until it ends.
-        """
-        if self._pool is None:
-            return function(*arguments)
-        future = self._pool.submit(function, *arguments)
-        while not wait([future], timeout=0.2).done:
-            waiting()
-        try:
-            return future.result()
-        except BrokenProcessPool as error:
-            raise RunError(_DIED) from error
-
     def __enter__(self) -> "WorkerPool":
         return self
 
@@ -81,8 +71,17 @@ class WorkerPool:
         self._pool.shutdown(cancel_futures=True)
 
 
-def _ignore_interrupts() -> None:
+def _begin_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the pool
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A killed parent cannot end its workers, which would wait for tasks forever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 @lru_cache(maxsize=1)

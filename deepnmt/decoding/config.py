@@ -1,6 +1,7 @@
 """The settings of search and translation: pure data, which a recipe may contain."""
 
 from dataclasses import dataclass, fields
+from math import inf
 from typing import Literal
 
 from deepnmt.settings import check_bounds
@@ -14,6 +15,10 @@ class DecodingConfig:
     length_penalty: float = 0.6
     keep_placeholders: bool = False  # restore placeholders, URLs and e-mail addresses that the model loses
 
+    def __post_init__(self) -> None:
+        check_bounds(self, "beam", least=1)
+        check_bounds(self, "length_penalty", above=-inf, below=inf)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig(DecodingConfig):
@@ -26,7 +31,7 @@ class SearchConfig(DecodingConfig):
     stop_early: bool = True
 
     def __post_init__(self) -> None:
-        check_bounds(self, "beam", least=1)
+        super().__post_init__()
         check_bounds(self, "patience", above=0)
         if not 1 <= self.nbest <= self.most_hypotheses:
             raise ValueError(f"nbest must be between 1 and the beam ({self.beam}), not {self.nbest}")

@@ -91,8 +91,8 @@ def make_plan(
     """Measure the speed in the temporary folder `trial` on a CPU; on a GPU the first part measures it."""
     training = load_recipe(recipe).training
     precision = training.precision
-    if device == "cpu" and precision == "bf16" and not multiplies_bf16():
-        precision = "fp32"
+    if device == "cpu" and precision == "auto":
+        precision = "bf16" if multiplies_bf16() else "fp32"
     seconds = training_seconds(minutes, device)
     if device == "cuda":
         processes, steps, first = 1, STEPS[device][1], FIRST_ON_GPU

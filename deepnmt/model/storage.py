@@ -20,6 +20,7 @@ from deepnmt.settings import from_table, to_table
 
 FORMAT = 1
 CONFIG, WEIGHTS, META = "config.json", "model.safetensors", "meta.json"
+EMA = "ema.safetensors"  # in a checkpoint: the moving average of its weights
 
 
 def save_model(folder: Path, model: Transformer, meta: dict[str, Any] | None = None) -> None:
@@ -52,11 +53,16 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise InputError(f"{path} cannot be read: {error}") from error
 
 
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The weights to translate with: in a checkpoint, the moving average if there is one."""
+    return read_tensors(folder / EMA if (folder / EMA).exists() else folder / WEIGHTS)
+
+
 def load_model(folder: str | Path, device: str | torch.device = "cpu") -> Transformer:
     """The model of a MODEL folder, in eval mode."""
     folder = Path(folder)
     load_meta(folder)
-    return build_model(folder, read_tensors(folder / WEIGHTS)).to(device)
+    return build_model(folder, read_weights(folder)).to(device)
 
 
 def build_model(folder: Path, tensors: Mapping[str, Tensor]) -> Transformer:

@@ -16,7 +16,7 @@ from deepnmt.analysis.config import Workload
 from deepnmt.analysis.generation_speed import measure_generation
 from deepnmt.analysis.weights import learned_weights
 from deepnmt.api.train import train
-from deepnmt.config import Recipe, change_recipe
+from deepnmt.config import Recipe, load_recipe
 from deepnmt.data.dataset import Dataset
 from deepnmt.decoding.translator import Translator
 from deepnmt.files import write_json, write_text
@@ -164,7 +164,7 @@ def _calibrate(run: PlannedRun, folder: Path, setup: Setup) -> dict[str, float]:
 
 
 def _with_training(recipe: Recipe, settings: dict[str, int]) -> Recipe:
-    return change_recipe(recipe, [f"training.{name}={value}" for name, value in settings.items()])
+    return load_recipe(recipe, {f"training.{name}": value for name, value in settings.items()})
 
 
 def read_curves(training: Path, layers: int) -> dict[str, Any]:

@@ -4,19 +4,22 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from sys import getsizeof
 
 from deepnmt.decoding.config import DecodingConfig
 from deepnmt.decoding.translator import Hypothesis, Translator
 from deepnmt.devices import return_memory
-from deepnmt.serving.answers import Hypotheses
 from deepnmt.serving.limits import Limits
 from deepnmt.serving.prometheus import Metrics
 from deepnmt.serving.sentences import MAX_SENTENCE
 
+Hypotheses = Sequence[Hypothesis]  # of one sentence, best first
 logger = logging.getLogger("deepnmt.serving")
+LAST = 1.0  # seconds that a closed queue waits for its worker
 IDLE = 5.0  # seconds without work: a model that fails is probed, and unused memory is returned to the system
 
 
@@ -96,12 +99,13 @@ class BatchQueue:
             self._changed.notify()
         return asyncio.wrap_future(job.answer)
 
-    def close(self) -> None:
-        """Finish what waits, then end the worker."""
+    def close(self) -> bool:
+        """Finish what waits and end the worker. False: the model is still busy, with what nobody waits for any more."""
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._worker.join()
+        self._worker.join(LAST)
+        return not self._worker.is_alive()
 
     def _work(self) -> None:
         while (batch := self._next_batch()) is not None:
@@ -208,3 +212,12 @@ class BatchQueue:
             logger.error(message, exc_info=error)
         else:
             logger.error("%s: %s", message, type(error).__name__)
+
+
+def size_of(hypotheses: Hypotheses) -> int:
+    """In memory; the JSON is of about the same size."""
+    size = sum(150 + getsizeof(hypothesis.text) for hypothesis in hypotheses)
+    for alignment in (hypothesis.alignment for hypothesis in hypotheses if hypothesis.alignment):
+        words = [*alignment.source_words, *alignment.target_words]
+        size += 400 + alignment.weights.nbytes + sum(8 + getsizeof(word) for word in words)
+    return size

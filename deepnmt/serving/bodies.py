@@ -1,4 +1,4 @@
-"""The body of a request as a table of fields: JSON or a form, with limits on its size, fields, nesting and time.
+"""The body of a request as a table of fields: JSON or a form, with limits on its size, fields and time.
 
 Parsing takes linear time; large bodies are parsed in a thread.
 """
@@ -11,16 +11,17 @@ from urllib.parse import parse_qsl
 
 from starlette.requests import ClientDisconnect, Request
 
-from deepnmt.serving.limits import Gate, Limits, RefusedError
-from deepnmt.serving.service import off_loop
+from deepnmt.serving.limits import Limits, RefusedError
+from deepnmt.serving.service import Service, off_loop
 
 FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
 DRAINED = 16  # a body up to this many times too long is read to its end, so that the client receives the refusal
 MAX_FIELDS = 100
-MAX_NESTING = 8
 MAX_PART_HEADER = 4_096  # bytes
 _BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
-_NAME = re.compile(rb'^content-disposition:[^\r\n]*?;[ \t]*name="([^"\r\n]*)"', re.IGNORECASE | re.MULTILINE)
+_NAME = re.compile(
+    rb'^content-disposition:[^\r\n]*?;[ \t]*name=(?:"([^"\r\n]*)"|([^\s;"]+))', re.IGNORECASE | re.MULTILINE
+)
 # Group 1 matches valid escapes; the rest are unpaired surrogates, which UTF-8 cannot encode.
 _ESCAPES = re.compile(
     r"(\\[^u]|\\u(?![dD][89a-fA-F])|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})"
@@ -28,31 +29,35 @@ _ESCAPES = re.compile(
 )
 
 
-async def read_fields(request: Request, limits: Limits, gate: Gate) -> dict[str, Any]:
+async def read_fields(request: Request, service: Service) -> dict[str, Any]:
     """The fields of the query and of the body; those of the body win."""
+    limits = service.limits
     try:
         async with asyncio.timeout(limits.upload_timeout):
-            body = await _read(request, limits.max_body_bytes, gate)
+            body = await _read(request, service)
     except TimeoutError:
         raise RefusedError(408, f"the body did not arrive within {limits.upload_timeout:g} seconds") from None
     except ClientDisconnect:
         raise RefusedError(400, "the body did not arrive in full") from None
-    content_type = request.headers.get("content-type", "")
-    return {**request.query_params, **await off_loop(len(body), _parsed, body, content_type, limits)}
+    content_type, encoding = (request.headers.get(f"content-{name}", "") for name in ("type", "encoding"))
+    if encoding not in ("", "identity"):
+        raise RefusedError(415, "the body must not be compressed (content-encoding)")
+    fields = {**request.query_params, **await off_loop(len(body), _parsed, body, content_type, limits)}
+    return {name: value for name, value in fields.items() if value is not None}  # as if they had not been sent
 
 
-async def _read(request: Request, limit: int, gate: Gate) -> bytes:
-    body, size = bytearray(), 0
+async def _read(request: Request, service: Service) -> bytes:
+    body, size, limit = bytearray(), 0, service.limits.max_body_bytes
     try:
         async for chunk in request.stream():
             size += len(chunk)
             if size <= limit:
-                gate.receive(len(chunk))
+                service.receive(len(chunk))
                 body += chunk
             elif size > limit * DRAINED:
                 break
     finally:
-        gate.received_bytes -= len(body)
+        service.received_bytes -= len(body)
     if size > limit:
         raise RefusedError(413, f"the body is longer than {limit:,} bytes")
     return bytes(body)
@@ -61,53 +66,37 @@ async def _read(request: Request, limit: int, gate: Gate) -> bytes:
 def _parsed(body: bytes, content_type: str, limits: Limits) -> dict[str, Any]:
     kind = content_type.partition(";")[0].strip().lower()
     max_values = limits.max_texts + MAX_FIELDS
-    if kind == FORM and not body.lstrip().startswith(b"{"):  # curl -d announces a form whatever it sends
-        fields = _form(body, max_values)
-    elif kind == MULTIPART:
-        fields = _multipart(body, content_type, max_values)
-    elif kind in ("", "application/json", "text/plain", FORM) or kind.endswith("+json"):
-        fields = _json(body)
-    else:
-        raise RefusedError(415, f"the body must be application/json, {FORM} or {MULTIPART}")
+    try:
+        if kind == FORM and not body.lstrip().startswith(b"{"):  # curl -d announces a form whatever it sends
+            if body.count(b"&") >= max_values:
+                raise _too_many()
+            fields = _gathered(parse_qsl(body.decode(), keep_blank_values=True, errors="strict"))
+        elif kind == MULTIPART:
+            fields = _multipart(body, content_type, max_values)
+        elif kind in ("", "application/json", "text/plain", FORM) or kind.endswith("+json"):
+            fields = _json(body)
+        else:
+            raise RefusedError(415, f"the body must be application/json, {FORM} or {MULTIPART}")
+    except UnicodeDecodeError:
+        raise RefusedError(400, "the body is not UTF-8") from None
     if len(fields) > MAX_FIELDS:
         raise _too_many()
     return fields
 
 
 def _json(body: bytes) -> dict[str, Any]:
+    text = body.decode(json.detect_encoding(body))
     try:
-        text = body.decode(json.detect_encoding(body))
         fields = json.loads(_ESCAPES.sub(lambda match: match[1] or r"\ufffd", text) if r"\u" in text else text)
-    except UnicodeDecodeError:
-        raise RefusedError(400, "the body is not UTF-8") from None
     except json.JSONDecodeError as error:
         raise RefusedError(400, f"the body is not JSON: line {error.lineno}, column {error.colno}") from None
     except RecursionError:
-        raise _too_deep() from None
+        raise RefusedError(400, "the body is nested too deeply") from None
     except ValueError:
         raise RefusedError(400, "the body has a number with too many digits") from None
     if not isinstance(fields, dict):
         raise RefusedError(422, 'the body must be a JSON object such as {"text": "Hello!"}')
-    _check_nesting(fields)
     return fields
-
-
-def _check_nesting(fields: dict[str, Any]) -> None:
-    level: list[Any] = [fields]
-    for _ in range(MAX_NESTING):
-        values = (value for inner in level for value in (inner.values() if isinstance(inner, dict) else inner))
-        level = [value for value in values if isinstance(value, dict | list)]
-        if not level:
-            return
-    raise _too_deep()
-
-
-def _form(body: bytes, max_values: int) -> dict[str, Any]:
-    try:
-        pairs = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=max_values)
-    except ValueError:
-        raise _too_many() from None
-    return _gathered(pairs)
 
 
 def _multipart(body: bytes, content_type: str, max_values: int) -> dict[str, Any]:
@@ -126,7 +115,7 @@ def _multipart(body: bytes, content_type: str, max_values: int) -> dict[str, Any
         if len(header) > MAX_PART_HEADER:
             raise RefusedError(400, f"the header of a part is longer than {MAX_PART_HEADER:,} bytes")
         if found and (name := _NAME.search(header)):
-            pairs.append((name[1].decode("utf-8", "replace"), content.decode("utf-8", "replace")))
+            pairs.append(((name[1] or name[2] or b"").decode(), content.decode()))
     return _gathered(pairs)
 
 
@@ -140,7 +129,3 @@ def _gathered(pairs: list[tuple[str, str]]) -> dict[str, Any]:
 
 def _too_many() -> RefusedError:
     return RefusedError(413, f"the body has too many fields: at most {MAX_FIELDS} names, and one value for each text")
-
-
-def _too_deep() -> RefusedError:
-    return RefusedError(400, f"the body is nested more than {MAX_NESTING} levels deep")

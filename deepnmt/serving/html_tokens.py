@@ -6,6 +6,7 @@ marked as not to be translated, is one token with all its content.
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from html import unescape
 from html.parser import HTMLParser
@@ -25,7 +26,6 @@ VOID = {
     "area", "base", "br", "col", "embed", "frame", "hr", "img", "input", "link", "meta", "param", "source", "track",
     "wbr",
 }  # fmt: skip
-MAX_DEPTH = 32  # of inline elements; deeper ones separate texts
 MAX_OPAQUE = 80  # characters that may stand inside a sentence without being translated
 _SPACE = re.compile(r"[ \t\n\r\f]+")
 _SENTENCE_END = re.compile(r"[.!?…।॥؟۔]\S*\s|[。！？\n\r]")
@@ -115,50 +115,50 @@ def tokens_of(document: str) -> list[Token]:
     """Every open token has its close, and nothing between them is a block: inline tags that cannot be matched, or have
     a block inside, are blocks, so what they separate is translated by itself. An element that is not to be translated
     is one token, up to its end or that of the element around it."""
-    result: list[Token] = []
-    stack: list[tuple[str, int]] = []  # the open elements, blocks too: names, and where they begin in the result
-    names: Counter[str] = Counter()
-    broken = 0  # elements below this depth have a block inside
-    kept: int | None = None  # the depth of an element that is not to be translated
+    tokens = _with_kept_joined(_Tokens(document).tokens)
+    closes = {i: end - 1 for i, (end, is_closed) in _ends(tokens).items() if is_closed and tokens[i].kind == "open"}
+    matched = {*closes, *closes.values()}
+    separates = [
+        token.kind == "block" or (token.kind in ("open", "close") and i not in matched)
+        for i, token in enumerate(tokens)
+    ]
+    before = [0, *accumulate(separates)]
+    for start, end in closes.items():
+        separates[start] = separates[end] = before[start] < before[end]
+    return [replace(token, kind="block") if own else token for token, own in zip(tokens, separates, strict=True)]
 
-    def close(end: Token | None) -> None:
-        """The innermost element, with its end tag or without one."""
-        nonlocal broken, kept
-        name, first = stack.pop()
-        names[name] -= 1
-        result.extend([] if end is None else [end])
-        depth = len(stack)
-        if kept == depth:
-            kept, inside = None, result[first:]
-            raw, text = "".join(token.raw for token in inside), "".join(token.text for token in inside)
+
+def _ends(tokens: Sequence[Token]) -> dict[int, tuple[int, bool]]:
+    """For each start tag, where its element ends, and whether it has an end tag."""
+    ends: dict[int, tuple[int, bool]] = {}
+    stack: list[int] = []
+    names: Counter[str] = Counter()
+    for i, token in enumerate(tokens):
+        if token.raw.startswith("</"):
+            is_open = names[token.name] > 0
+            while is_open:
+                start = stack.pop()
+                is_open = tokens[start].name != token.name
+                names[tokens[start].name] -= 1
+                ends[start] = (i, False) if is_open else (i + 1, True)
+        elif token.kind == "open" or (token.kind == "block" and token.name and token.name not in VOID):
+            stack.append(i)
+            names[token.name] += 1
+    return ends | {start: (len(tokens), False) for start in stack}
+
+
+def _with_kept_joined(tokens: Sequence[Token]) -> list[Token]:
+    ends = _ends(tokens)
+    result: list[Token] = []
+    i = 0
+    while i < len(tokens):
+        end = ends[i][0] if tokens[i].is_kept else i + 1
+        inside = tokens[i:end]
+        if tokens[i].is_kept:
+            raw, text = ("".join(getattr(token, name) for token in inside) for name in ("raw", "text"))
             separates = any(token.kind == "block" for token in inside) or len(text) > MAX_OPAQUE
             separates = separates or _SENTENCE_END.search(text) is not None
-            result[first:] = [Token("block" if separates else "opaque", raw, text=text)]
-            broken = depth if separates else min(broken, depth)
-        elif kept is None:
-            if result[first].kind == "open" and (end is None or depth < broken):
-                for i in {first} if end is None else {first, len(result) - 1}:
-                    result[i] = replace(result[i], kind="block")
-                broken = depth
-            broken = min(broken, depth)
-
-    for token in _Tokens(document).tokens:
-        is_end = token.raw.startswith("</")
-        if is_end and names[token.name]:
-            while stack[-1][0] != token.name:
-                close(None)
-            close(token)
-            continue
-        result.append(replace(token, kind="block") if kept is None and token.kind == "close" else token)
-        if kept is None and result[-1].kind == "block":
-            broken = len(stack)
-        if token.kind == "open" or (token.kind == "block" and token.name and token.name not in VOID and not is_end):
-            if kept is None and token.is_kept:
-                kept = len(stack)
-            stack.append((token.name, len(result) - 1))
-            names[token.name] += 1
-            if len(stack) - broken > MAX_DEPTH:
-                broken = len(stack)
-    while stack:
-        close(None)
+            inside = [Token("block" if separates else "opaque", raw, text=text)]
+        result += inside
+        i = end
     return result

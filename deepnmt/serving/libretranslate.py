@@ -3,21 +3,25 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from copy import copy
+from functools import cache
 from typing import Any
 
+from pydantic_core import to_json
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from deepnmt.decoding.translator import Hypothesis
-from deepnmt.languages import language_name
-from deepnmt.serving.detection import detect_language
+from deepnmt.languages import base_language, language_name
 from deepnmt.serving.limits import Limits, RefusedError
 from deepnmt.serving.markup import MarkupText
 from deepnmt.serving.models import Models, ServedModel
-from deepnmt.serving.responses import unless_gone
+from deepnmt.serving.responses import JsonAnswer, unless_gone
 from deepnmt.serving.sentences import fitted_gaps, split_sentences
 from deepnmt.serving.service import Service, off_loop
 from deepnmt.serving.shapes import DetectionAnswer, LanguageAnswer, LibreTranslateRequest, checked_texts
+
+EXAMINED = 2_000  # characters of a text whose language is detected
 
 
 def languages(models: Models) -> list[LanguageAnswer]:
@@ -39,15 +43,38 @@ def settings(models: Models, limits: Limits) -> dict[str, Any]:
 
 
 async def detect(models: Models, texts: list[str]) -> DetectionAnswer:
-    sources = [code for model in models for code in model.choices[0]]
-    language, confidence = await asyncio.to_thread(detect_language, " ".join(texts), sources)
-    return DetectionAnswer(confidence=confidence, language=language)
+    return await asyncio.to_thread(detect_language, models, " ".join(texts)[:EXAMINED])
 
 
-async def load_detection(models: Models) -> None:
-    """Loading takes seconds, which the first client should not wait for."""
+def load_detection(models: Models) -> None:
+    """Loading takes a second, which the first client should not wait for."""
     with suppress(RefusedError):
-        await detect(models, ["Hello."])
+        detect_language(models, "Hello.")
+
+
+def detect_language(models: Models, text: str) -> DetectionAnswer:
+    """The most probable source language of these models, and its probability among them."""
+    codes = {code: base_language(code) for model in models for code in model.choices[0]}
+    if len(codes) == 1:
+        return DetectionAnswer(confidence=100.0, language=next(iter(codes)))
+    identifier = copy(_identifier())
+    known = {*codes.values()} & {*identifier.labels}
+    if not known:
+        raise RefusedError(400, f"py3langid knows none of {', '.join(codes)}; name the source language")
+    identifier.set_languages(known)
+    best, probability = identifier.rank(text)[0]
+    language = next(code for code, base in codes.items() if base == best)
+    return DetectionAnswer(confidence=round(100 * float(probability), 1), language=language)
+
+
+@cache
+def _identifier() -> Any:
+    try:
+        from py3langid.langid import MODEL_FILE, LanguageIdentifier
+    except ImportError:
+        message = "language detection is unavailable: it needs py3langid (pip install 'deepnmt[langid]')"
+        raise RefusedError(400, f"{message}; name the source language instead of auto") from None
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
 
 async def translate(service: Service, asked: LibreTranslateRequest, request: Request) -> Response:
@@ -78,7 +105,7 @@ async def translate(service: Service, asked: LibreTranslateRequest, request: Req
         table["alternatives"] = rows[0][1:] if one else [others for _, *others in rows]
     if detected is not None:
         table["detectedLanguage"] = detected.model_dump() if one else [detected.model_dump()] * len(rows)
-    return JSONResponse(table)
+    return JsonAnswer(await off_loop(size, to_json, table))
 
 
 async def _model(

@@ -6,27 +6,37 @@ Everything that is not text is copied byte by byte.
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 from deepnmt.decoding.translator import Hypothesis
 from deepnmt.serving.html_tokens import Token, tokens_of
 from deepnmt.serving.sentences import fitted_gaps, split_sentences
 from deepnmt.serving.tags import Element, with_elements
 
+MAX_DEPTH = 32  # of inline elements; the tags of deeper texts separate
+
 
 class Passage:
-    """Text without a separator in it: its sentences, and where its tags are, in them and between them."""
+    """Text without a separator in it: its sentences, and where its tags are, in them and between them.
+
+    `crossing` are the tokens of elements that have a part of one sentence and something of another, and of the elements
+    around those.
+    """
 
     def __init__(self, tokens: Sequence[Token]) -> None:
         self.raw = "".join(token.raw for token in tokens)
         self.elements: list[Element] = []
+        self.crossing: set[int] = set()
+        self._tokens: list[list[int]] = []  # of each element
         self._tags: list[tuple[int, int, str]] = []  # where, of which element, and the tag itself
         self.text = self._read(tokens)
         self.sentences = split_sentences(self.text)
         self.starts = [0, *accumulate(len(s.text) + len(s.gap) for s in self.sentences)][:-1]
         self.inside: list[list[Element]] = [[] for _ in self.sentences]
         self.between: list[list[tuple[int, str]]] = [[] for _ in range(len(self.sentences) + 1)]
-        self.is_copied = not any(map(str.isalnum, self.text)) or not self._give_homes()
+        self.is_copied = not any(map(str.isalnum, self.text))
+        if not self.is_copied:
+            self._give_homes()
 
     def _read(self, tokens: Sequence[Token]) -> str:
         pieces: list[str] = []
@@ -37,81 +47,70 @@ class Passage:
             if token.kind in ("text", "opaque"):
                 content = token.text.removeprefix(" ") if space else token.text
                 if token.kind == "opaque":
-                    self._add(Element(length, length + len(content), token.raw, "", parent, is_opaque=True))
+                    self._add(i, Element(length, length + len(content), token.raw, "", parent, is_opaque=True))
                 pieces.append(content)
                 length += len(content)
                 space = content.endswith(" ") if content else space
             elif token.kind == "open":
                 open_elements.append((len(self.elements), i, len(self._tags)))
-                self._add(Element(length, length, token.raw, "<", parent))
+                self._add(i, Element(length, length, token.raw, "<", parent))
             elif token.kind == "close":
                 number, first, tags = open_elements.pop()
                 if self.elements[number].start < length:
                     self.elements[number] = replace(self.elements[number], end=length, close=token.raw)
+                    self._tokens[number].append(i)
                     self._tags.append((length, number, token.raw))
                 else:  # nothing inside
-                    del self.elements[number:], self._tags[tags:]
+                    del self.elements[number:], self._tokens[number:], self._tags[tags:]
                     raw = "".join(token.raw for token in tokens[first : i + 1])
-                    self._add(Element(length, length, raw, "", open_elements[-1][0]))
+                    self._add(i, Element(length, length, raw, "", open_elements[-1][0]))
             else:
-                self._add(Element(length, length, token.raw, "", parent))
+                self._add(i, Element(length, length, token.raw, "", parent))
         return "".join(pieces)
 
-    def _add(self, element: Element) -> None:
+    def _add(self, token: int, element: Element) -> None:
         self._tags.append((element.start, len(self.elements), element.open))
+        self._tokens.append([token])
         self.elements.append(element)
 
-    def _give_homes(self) -> bool:
-        """Tags inside a sentence go into its translation, the others stay between sentences.
-
-        False where content that must be kept was split, which is possible in a sentence of extreme length only.
-        """
-        numbers: dict[tuple[int, int], int] = {}  # (sentence, element): its number in the sentence
+    def _give_homes(self) -> None:
+        """Tags inside a sentence go into its translation, the others stay between sentences."""
+        homes: dict[int, tuple[int, int]] = {}  # of an element inside a sentence: which one, and its number there
         for i, element in enumerate(self.elements):
-            around = {self._sentence_at(element.start), self._sentence_at(element.end - 1)}
-            around |= {self._sentence_at(element.start) - 1} if element.start == element.end else set()
-            homes = [k for k in sorted(around) if k >= 0 and self._is_inside(element, k, numbers)]
-            if element.is_opaque and len(homes) > 1:
-                return False
-            for k in homes[:1] if element.is_mark else homes:
+            touched = homes[element.parent][:1] if element.parent in homes else self._touched(element)
+            if len(touched) > 1:
+                around = i
+                while around >= 0:
+                    self.crossing.update(self._tokens[around])
+                    around = self.elements[around].parent
+            for k in touched[:1]:
                 start, size = self.starts[k], len(self.sentences[k].text)
-                numbers[k, i] = len(self.inside[k])
-                begins, ends = element.start >= start, element.end <= start + size
-                self.inside[k].append(
-                    replace(
-                        element,
-                        start=max(element.start - start, 0),
-                        end=min(element.end - start, size),
-                        open=element.open if begins else "",
-                        close=element.close if ends else "",
-                        parent=numbers.get((k, element.parent), -1),
-                        from_before=not begins,
-                        goes_beyond=not ends,
-                    )
-                )
+                parent = homes[element.parent][1] if element.parent in homes else -1
+                begin, end = max(element.start - start, 0), min(element.end - start, size)
+                homes[i] = k, len(self.inside[k])
+                self.inside[k].append(replace(element, start=min(begin, end), end=end, parent=parent))
         for place, i, tag in self._tags:
-            k = self._sentence_at(place)
-            if any((k - back, i) in numbers and self._is_within(place, k - back) for back in (0, 1)):
-                continue
-            end = self.starts[k] + len(self.sentences[k].text)
-            region = k if place == self.starts[k] and place < end else k + 1
-            self.between[region].append((place - end if region == k + 1 else len(self.text), tag))
-        return True
+            if i not in homes:
+                k = self._sentence_at(place)
+                end = self._end(k)
+                region = k if place == self.starts[k] and place < end else k + 1
+                self.between[region].append((place - end if region == k + 1 else len(self.text), tag))
 
     def _sentence_at(self, place: int) -> int:
         return max(bisect_right(self.starts, place) - 1, 0)
 
-    def _is_within(self, place: int, k: int) -> bool:
-        return k >= 0 and self.starts[k] <= place <= self.starts[k] + len(self.sentences[k].text)
+    def _end(self, k: int) -> int:
+        return self.starts[k] + len(self.sentences[k].text)
 
-    def _is_inside(self, element: Element, k: int, numbers: dict[tuple[int, int], int]) -> bool:
-        start, end = self.starts[k], self.starts[k] + len(self.sentences[k].text)
+    def _touched(self, element: Element) -> Sequence[int]:
+        """The sentences that an element is in: none if it is between sentences or around whole ones."""
+        first, last = self._sentence_at(element.start), self._sentence_at(element.end - 1)
         if element.start == element.end:
-            has_home = (k, element.parent) in numbers
-            return start < element.start < end or (has_home and start <= element.start <= end)
-        if max(start, element.start) >= min(end, element.end):
-            return False
-        return element.is_opaque or not (element.start <= start and element.end >= end)
+            return [first] if self.starts[first] < element.start < self._end(first) else []
+        if element.start >= self._end(first):
+            first += 1
+        is_around = first > last or (element.start <= self.starts[first] and element.end >= self._end(last))
+        return [] if is_around and not element.is_opaque else range(first, last + 1)
 
     def written(self, hypotheses: Iterator[Hypothesis], language: str) -> str:
         """The passage with the next translations, which are those of its sentences."""
@@ -130,21 +129,27 @@ class Passage:
         return "".join(parts)
 
 
+def _parts(tokens: Sequence[Token], is_first: bool = True) -> Iterator[str | Passage]:
+    """What is copied, and passages to translate. Tags of crossing elements separate; if that leaves others, all do."""
+    for is_block, group in groupby(tokens, key=lambda token: token.kind == "block"):
+        run = list(group)
+        depth = max(accumulate((token.kind == "open") - (token.kind == "close") for token in run))
+        passage = Passage(run) if not is_block and depth <= MAX_DEPTH else None
+        if is_block or (passage and passage.is_copied):
+            yield "".join(token.raw for token in run)
+        elif passage and not passage.crossing:
+            yield passage
+        else:
+            tags = {i for i, token in enumerate(run) if token.kind in ("open", "close", "opaque")}
+            blocks = passage.crossing if passage and is_first else tags
+            yield from _parts([replace(t, kind="block") if i in blocks else t for i, t in enumerate(run)], False)
+
+
 class MarkupText:
     """An HTML document. Law: with every sentence translated as itself, it is the document but for white space."""
 
     def __init__(self, document: str) -> None:
-        self.parts: list[str | Passage] = []
-        run: list[Token] = []
-        for token in [*tokens_of(document), Token("block", "")]:
-            if token.kind != "block":
-                run.append(token)
-                continue
-            if run:
-                passage = Passage(run)
-                self.parts.append(passage.raw if passage.is_copied else passage)
-                run = []
-            self.parts.append(token.raw)
+        self.parts = list(_parts(tokens_of(document)))
 
     @property
     def sentences(self) -> list[tuple[str, bool]]:

@@ -10,8 +10,7 @@ from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.decoding.translator import Hypothesis, Translator
 from deepnmt.errors import InputError
 from deepnmt.languages import base_language
-from deepnmt.serving.answers import Hypotheses, size_of
-from deepnmt.serving.batch_queue import BatchQueue, Options
+from deepnmt.serving.batch_queue import BatchQueue, Hypotheses, Options, size_of
 from deepnmt.serving.limits import Limits, RefusedError
 from deepnmt.serving.prometheus import Metrics
 
@@ -141,9 +140,10 @@ class Models(list[ServedModel]):
                 table[source] = [*dict.fromkeys([*table.get(source, []), *others])]
         return table | {target: [] for model in self for target in model.choices[1] if target not in table}
 
-    def close(self) -> None:
-        for model in self:
-            model.queue.close()
+    def close(self) -> bool:
+        """False: a model is still busy."""
+        closed = [model.queue.close() for model in self]
+        return all(closed)
 
 
 def _is(asked: str | None, served: str) -> bool:
@@ -168,9 +168,9 @@ def load_models(
     """Each name is FOLDER or NAME=FOLDER; without a name, a model is called by its folder's name."""
     folders: dict[str, Path] = {}
     for given in names:
-        name, equals, path = given.partition("=")
-        folder = Path(path if equals else given)
-        name = name if equals else folder.resolve().name
+        name, _, path = given.partition("=")
+        folder = Path(given if Path(given).is_dir() or not path else path)  # runs/lr=3/model is a folder
+        name = name if name and folder == Path(path) else folder.resolve().name
         if not folder.is_dir():
             raise InputError(f"{folder} is not a MODEL folder")
         if name in folders:

@@ -2,7 +2,7 @@
 
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -33,10 +33,9 @@ Gauges = Iterable[tuple[str, float, Mapping[str, str]]]  # name, value, labels
 
 
 class Metrics:
-    """Everything `/metrics` shows. Counters and histograms may be changed by any thread; gauges are read when shown."""
+    """The counters and histograms that `/metrics` shows, which any thread may change."""
 
     def __init__(self) -> None:
-        self.gauges: Callable[[], Gauges] = tuple
         self._lock = threading.Lock()
         # For each set of labels the sum and, in a histogram, the number of values in each bucket.
         self._values: dict[str, dict[Labels, list[float]]] = {name: {} for name in METRICS}
@@ -53,10 +52,10 @@ class Metrics:
             values[0] += value
             values[1 + bisect_left(bounds, value)] += 1
 
-    def text(self) -> str:
+    def text(self, gauges: Gauges = ()) -> str:
         with self._lock:
             shown = {name: {key: list(values) for key, values in kept.items()} for name, kept in self._values.items()}
-        for name, value, own in self.gauges():
+        for name, value, own in gauges:
             shown[name][tuple(own.items())] = [value]
         lines = []
         for name, series in shown.items():

@@ -1,6 +1,5 @@
 """HTTP connections with limits: on their number, the time a request takes to arrive, and how slowly a client reads."""
 
-import asyncio
 import logging
 from typing import Any
 
@@ -22,60 +21,46 @@ class BoundedProtocol(H11Protocol):
     """uvicorn's protocol with the limits that it lacks: there an idle connection may stay open for ever."""
 
     bounds: Limits
-    _arrival: asyncio.TimerHandle | None = None  # runs while no request is being served
-    _reading: asyncio.TimerHandle | None = None  # runs while the client reads too slowly
+    _idle_since: float
+    _unread: tuple[int, float] | None = None  # bytes of an answer that the client has to read, and when
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self._idle_since = self.loop.time()
         if len(self.connections) > self.bounds.max_connections:
             transport.write(FULL)
             transport.close()
-            return
-        self._arrival = self.loop.call_later(self.bounds.upload_timeout, self._give_up)
 
     def data_received(self, data: bytes) -> None:
         if self.conn.our_state is h11.ERROR or self.transport.is_closing():
             return
+        if self.timeout_keep_alive_task is not None:  # the first bytes of the next request
+            self._idle_since = self.loop.time()
         super().data_received(data)
-        if self.cycle is not None and not self.cycle.response_complete:
-            self._stop("_arrival")
-        elif self._arrival is None:
-            self._arrival = self.loop.call_later(self.bounds.upload_timeout, self._give_up)
+
+    def on_response_complete(self) -> None:
+        self._idle_since = self.loop.time()
+        super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop("_arrival")
-        self._stop("_reading")
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._watch_reader()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._stop("_reading")
-
-    def _give_up(self) -> None:
-        """No whole request has arrived."""
-        if self.cycle is None or self.cycle.response_complete:
+    def check(self) -> None:
+        """Called regularly: disconnects a client that sends no whole request or does not read its answer."""
+        now = self.loop.time()
+        if self.flow.write_paused:
+            unread = self.transport.get_write_buffer_size()
+            if self._unread is None or unread <= self._unread[0] - MIN_READ_BYTES:
+                self._unread = unread, now
+            elif now - self._unread[1] > self.bounds.timeout:
+                logger.info("disconnected a client that did not read its answer for %g seconds", self.bounds.timeout)
+                self.transport.abort()  # not close(), which waits for the client
+            return
+        self._unread = None
+        is_idle = self.cycle is None or self.cycle.response_complete
+        if is_idle and now - self._idle_since > self.bounds.upload_timeout:
             self.transport.abort()
-
-    def _watch_reader(self) -> None:
-        unread = self.transport.get_write_buffer_size()
-        self._reading = self.loop.call_later(self.bounds.timeout, self._check_reader, unread)
-
-    def _check_reader(self, unread: int) -> None:
-        if self.transport.get_write_buffer_size() > unread - MIN_READ_BYTES:
-            logger.info("disconnected a client that did not read its answer for %g seconds", self.bounds.timeout)
-            self.transport.abort()  # not close(), which waits for the client
-        else:
-            self._watch_reader()
-
-    def _stop(self, name: str) -> None:
-        if (timer := getattr(self, name)) is not None:
-            timer.cancel()
-            setattr(self, name, None)
 
 
 def bounded_protocol(limits: Limits) -> type[BoundedProtocol]:

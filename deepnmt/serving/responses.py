@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
-from starlette.responses import JSONResponse, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deepnmt.serving.limits import RefusedError
@@ -15,7 +15,16 @@ from deepnmt.serving.service import Service
 
 logger = logging.getLogger("deepnmt.serving")
 Result = TypeVar("Result")
+PIECE = 65_536  # bytes
 GONE = 499  # the client disconnected before the answer: a status for the metrics only
+# The page, its scripts and its styles come from this server and from nowhere else, and are those of its version.
+SAFETY = (
+    (b"content-security-policy", b"default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'self'; "
+     b"frame-ancestors 'none'"),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-cache"),
+)  # fmt: skip
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
@@ -37,6 +46,19 @@ async def _disconnection(receive: Receive) -> None:
         pass
 
 
+class JsonAnswer(Response):
+    """Sent in pieces, each when the client has read those before: until then its memory counts as in progress."""
+
+    media_type = "application/json"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for start in range(0, len(self.body), PIECE):
+            piece = bytes(self.body[start : start + PIECE])
+            more = start + PIECE < len(self.body)
+            await send({"type": "http.response.body", "body": piece, "more_body": more})
+
+
 class LineStream(StreamingResponse):
     """NDJSON: one JSON object per line, each sent at once. The generator is closed however the stream ends."""
 
@@ -55,7 +77,7 @@ class LineStream(StreamingResponse):
 class CountedRequests:
     """Counts every request with its route and status, and times it until the last byte of the answer.
 
-    Until then the request counts as in progress.
+    Until then the request counts as in progress. HEAD is answered like GET; uvicorn leaves out the body.
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
@@ -65,16 +87,22 @@ class CountedRequests:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        scope = {**scope, "method": "GET" if scope["method"] == "HEAD" else scope["method"]}
         started, status = time.monotonic(), GONE
 
         async def observing(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                message = {**message, "headers": [*message["headers"], *SAFETY]}
             await send(message)
 
         try:
             await self.app(scope, receive, observing)
+        except asyncio.CancelledError:  # the server shuts down and waits no longer
+            if status == GONE:
+                status = 503
+                await JSONResponse({"error": "the server is shutting down"}, 503)(scope, receive, send)
         except Exception:  # a bug: the client gets a sentence, the log the traceback
             logger.exception("%s %.200s failed", scope["method"], scope["path"])
             if status == GONE:

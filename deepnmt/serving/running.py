@@ -11,8 +11,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from deepnmt.errors import InputError
-from deepnmt.serving.limits import Gate
-from deepnmt.serving.protocol import MAX_HEADER_BYTES, bounded_protocol
+from deepnmt.serving.protocol import MAX_HEADER_BYTES, BoundedProtocol, bounded_protocol
+from deepnmt.serving.service import Service
 
 logger = logging.getLogger("deepnmt.serving")
 
@@ -23,23 +23,28 @@ class GracefulServer(uvicorn.Server):
     after `grace` seconds, or on a second signal.
     """
 
-    def __init__(self, config: uvicorn.Config, gate: Gate, grace: float) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, grace: float) -> None:
         super().__init__(config)
-        self.gate, self.grace = gate, grace
+        self.service, self.grace = service, grace
         self._ends, self._deadline = False, math.inf
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.should_exit = self.force_exit = self._ends
-        self._ends = self.gate.closed = True
+        self._ends = self.service.closed = True
 
     async def on_tick(self, counter: int) -> bool:
-        if self._ends and self._deadline == math.inf:
-            logger.info("shutting down: finishing %d requests", self.gate.requests)
-            self._deadline = time.monotonic() + self.grace
-        late = time.monotonic() > self._deadline
-        if late and self.gate.requests and not self.should_exit:
-            logger.warning("%d requests were not finished after %g seconds", self.gate.requests, self.grace)
-        self.should_exit |= self._ends and (late or not self.gate.requests)
+        for connection in list(self.server_state.connections) if counter % 5 == 0 else ():  # twice a second
+            if isinstance(connection, BoundedProtocol):
+                connection.check()
+        if self._ends and not self.should_exit:
+            if self._deadline == math.inf:
+                logger.info("shutting down; requests in progress: %d", self.service.requests)
+                self._deadline = time.monotonic() + self.grace
+            left = self._deadline - time.monotonic()
+            self.should_exit = left <= 0 or not self.service.requests
+            if self.should_exit and self.service.requests:
+                logger.warning("gave up after %g seconds; unfinished requests: %d", self.grace, self.service.requests)
+            self.config.timeout_graceful_shutdown = max(math.ceil(left), 1)  # for answers that are still being sent
         return await super().on_tick(counter)
 
 
@@ -72,12 +77,12 @@ def make_server(app: FastAPI, grace: float = 30.0, access_log: bool = False) -> 
         app,
         http=bounded_protocol(service.limits),
         ws="none",
+        lifespan="off",
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         log_config=None,
-        log_level="info" if access_log else "warning",
+        log_level="info" if access_log else "error",  # a warning for each invalid request would fill the disk
         access_log=access_log,
         timeout_keep_alive=max(int(service.limits.upload_timeout), 1),
-        timeout_graceful_shutdown=max(int(grace), 1),
         server_header=False,
     )
-    return GracefulServer(config, service.gate, grace)
+    return GracefulServer(config, service, grace)

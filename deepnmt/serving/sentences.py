@@ -16,11 +16,12 @@ _END = re.compile(
     r"(?<![.!?…])[.!?…]+[\"'”’»)\]]*(?=\s)|[。！？]+[」』”’）]*|[।॥؟۔]+(?=\s)",
 )
 _SPACE = re.compile(r"\s*")
+# What ends in a stop and does not end a sentence: initials, ordinals, titles, and words such as No. before a number.
 _ABBREVIATION = re.compile(
-    r"(?:^|[\s(\[\"'„“«])(?:[^\W\d_]|\d{1,2}|Mrs?|Ms|Drs?|Prof|St|Sr|Jr|vs|etc|No|Nr|Fig|Inc|Ltd|Co|e\.g|i\.e|cf|approx|"
-    r"z\.\s?B|d\.\s?h|u\.\s?a|bzw|usw|ca|evtl|ggf|vgl|Abs|Art|Bd|Hr|Fr|Str|Mme|Mlle|M|Sra?|Dña)$",
-    re.IGNORECASE,
+    r"(?:^|[\s(\[\"'„“«])(?:[^\W\d_]|\d{1,2}|(?:[A-Z]\.)+[A-Z]|Mrs?|Ms|Drs?|Prof|St|Mt|Sr|Jr|Inc|Ltd|Co|Hr|Fr|Mme|Mlle|"
+    r"Sra?|Dña|(?i:vs|etc|e\.g|i\.e|cf|approx|z\.\s?B|d\.\s?h|u\.\s?a|bzw|usw|ca|evtl|ggf|vgl))$"
 )
+_NUMBERED = re.compile(r"(?:^|[\s(\[])(?:No|Nr|Fig|Art|Abs|Bd|Vol|Str|pp)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ def _is_end(line: str, match: re.Match[str], following: int) -> bool:
     if line[following].islower():
         return False
     before = line[max(match.start() - 12, 0) : match.start()]
-    return match.group() != "." or not _ABBREVIATION.search(before)
+    is_numbered = line[following].isdigit() and _NUMBERED.search(before)
+    return match.group() != "." or not (is_numbered or _ABBREVIATION.search(before))
 
 
 def _cut(text: str, gap: str) -> Iterator[Sentence]:

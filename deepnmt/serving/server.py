@@ -1,8 +1,5 @@
 """The HTTP application: its routes, and every error as JSON."""
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +35,6 @@ from deepnmt.serving.shapes import (
 )
 
 PAGE = Path(__file__).parent / "page"
-# The page, its scripts and its styles come from this server and from nowhere else.
-SAFETY = {
-    "content-security-policy": "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'self'; "
-    "frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",
-}
 REFUSALS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorAnswer, "description": "The body cannot be read, or a LibreTranslate request is invalid."},
     408: {"model": ErrorAnswer, "description": "The body did not arrive in time."},
@@ -63,24 +52,14 @@ STREAM = {
 
 
 def create_app(models: Models, limits: Limits, metrics: Metrics, allow_origins: tuple[str, ...] = ()) -> FastAPI:
-    """The application; `app.state.service` is its state. The end of its lifespan closes the models."""
+    """The application; `app.state.service` is its state."""
     service = Service(models, limits, metrics)
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        warming = asyncio.create_task(libretranslate.load_detection(models))
-        yield
-        await warming
-        service.gate.closed = True
-        await asyncio.to_thread(models.close)
-
     app = FastAPI(
         title="deepnmt",
         version=__version__,
         description="Translation with very deep Transformers.",
         docs_url=None,  # FastAPI's own pages load scripts from the internet
         redoc_url=None,
-        lifespan=lifespan,
     )
     app.state.service = service
     _add_translate(app, service)
@@ -91,7 +70,11 @@ def create_app(models: Models, limits: Limits, metrics: Metrics, allow_origins: 
     app.add_exception_handler(HTTPException, _not_served)
     if allow_origins:
         app.add_middleware(
-            CORSMiddleware, allow_origins=allow_origins, allow_methods=["GET", "POST"], allow_headers=["*"]
+            CORSMiddleware,
+            allow_origins=allow_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["retry-after"],
         )
     app.add_middleware(CountedRequests, service=service)
     return app
@@ -119,7 +102,7 @@ def _add_translate(app: FastAPI, service: Service) -> None:
 
 async def _asked(request: Request, service: Service) -> TranslateRequest | LibreTranslateRequest:
     """Other fields, which may be large, must not be kept while the request waits."""
-    fields = await read_fields(request, service.limits, service.gate)
+    fields = await read_fields(request, service)
     if "q" in fields and "text" not in fields:
         return checked(LibreTranslateRequest, fields, 400, service.limits)
     return checked(TranslateRequest, fields, 422, service.limits)
@@ -139,7 +122,7 @@ def _add_libretranslate(app: FastAPI, service: Service) -> None:
         openapi_extra={"requestBody": {"required": True, "content": content}},
     )
     async def detect(request: Request) -> list[DetectionAnswer]:
-        fields = await read_fields(request, service.limits, service.gate)
+        fields = await read_fields(request, service)
         asked = checked(DetectRequest, fields, 400, service.limits)
         return [await libretranslate.detect(service.models, checked_texts(asked.q, service.limits))]
 
@@ -159,7 +142,7 @@ def _add_facts(app: FastAPI, service: Service) -> None:
         return answers
 
     @app.get(
-        "/models/{name}/connections",
+        "/models/{name:path}/connections",
         summary="The learned weights between the layers of a model: of its encoder and its decoder",
         responses={404: {"model": ErrorAnswer, "description": "No such model."}},
     )
@@ -181,23 +164,23 @@ def _add_facts(app: FastAPI, service: Service) -> None:
     )
     async def health(response: Response) -> HealthAnswer:
         failing = [failure for model in service.models if (failure := model.queue.failure)]
-        status: Status = "shutting down" if service.gate.closed else "failing" if failing else "ok"
+        status: Status = "shutting down" if service.closed else "failing" if failing else "ok"
         response.status_code = 200 if status == "ok" else 503
         return HealthAnswer(status=status, models=[model.name for model in service.models], failing=failing)
 
     @app.get("/metrics", summary="Counters for Prometheus", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(service.metrics.text(service.gauges()), media_type="text/plain; version=0.0.4")
 
 
 def _add_page(app: FastAPI) -> None:
     @app.get("/", include_in_schema=False)
     async def index() -> FileResponse:
-        return FileResponse(PAGE / "index.html", headers=SAFETY)
+        return FileResponse(PAGE / "index.html")
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> FileResponse:
-        return FileResponse(PAGE / "docs.html", headers=SAFETY)
+        return FileResponse(PAGE / "docs.html")
 
     app.mount("/page", StaticFiles(directory=PAGE))
 

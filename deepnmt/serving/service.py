@@ -8,9 +8,8 @@ from typing import TypeVar
 
 from starlette.types import Scope
 
-from deepnmt.serving.answers import Hypotheses, size_of
-from deepnmt.serving.batch_queue import Options
-from deepnmt.serving.limits import Gate, Limits, RefusedError
+from deepnmt.serving.batch_queue import Hypotheses, Options, size_of
+from deepnmt.serving.limits import Limits, RefusedError
 from deepnmt.serving.models import Models, ServedModel, shortened
 from deepnmt.serving.prometheus import Gauges, Metrics
 from deepnmt.serving.sentences import MAX_SENTENCE
@@ -24,16 +23,16 @@ Result = TypeVar("Result")
 
 
 class Service:
-    """The state that all routes share."""
+    """The state that all routes share: the models, and the work in progress. Once closed, it admits no more."""
 
     def __init__(self, models: Models, limits: Limits, metrics: Metrics) -> None:
         self.models, self.limits, self.metrics = models, limits, metrics
-        self.gate = Gate(limits)
-        metrics.gauges = self._gauges
+        self.requests = self.characters = self.received_bytes = 0
+        self.closed = False
 
-    def _gauges(self) -> Gauges:
-        yield "deepnmt_requests_at_work", self.gate.requests, {}
-        yield "deepnmt_characters_at_work", self.gate.characters, {}
+    def gauges(self) -> Gauges:
+        yield "deepnmt_requests_at_work", self.requests, {}
+        yield "deepnmt_characters_at_work", self.characters, {}
         for model in self.models:
             yield "deepnmt_queue_sentences", model.queue.depth, {"model": model.name}
             yield "deepnmt_model_failing", float(model.queue.failure is not None), {"model": model.name}
@@ -42,12 +41,27 @@ class Service:
     def admit(self, scope: Scope, texts: Sequence[str], options: Options) -> None:
         """Count these texts as in progress until the request is answered (`release`), or refuse them."""
         cost = sum(options.cost(len(text)) for text in texts)
-        self.gate.enter(cost)
+        if self.closed:
+            raise RefusedError(503, "the server is shutting down and accepts no new requests", retry_after=5)
+        if self.requests >= self.limits.max_requests:
+            raise _busy(f"{self.requests} requests are being served already")
+        # A request that fits alone is never refused by an idle server.
+        if self.requests and self.characters + cost > self.limits.max_waiting_characters:
+            raise _busy(f"{self.characters:,} characters are waiting already")
+        self.requests += 1
+        self.characters += cost
         scope["deepnmt.cost"] = cost
 
     def release(self, scope: Scope) -> None:
         if (cost := scope.pop("deepnmt.cost", None)) is not None:
-            self.gate.leave(cost)
+            self.requests -= 1
+            self.characters -= cost
+
+    def receive(self, size: int) -> None:
+        """Count bytes of a request body as it arrives."""
+        if self.received_bytes + size > self.limits.max_received_bytes:
+            raise _busy(f"{self.received_bytes:,} bytes of other requests are arriving")
+        self.received_bytes += size
 
     async def translate(self, model: ServedModel, sentences: Iterable[Request]) -> AsyncGenerator[Hypotheses, None]:
         """The hypotheses in order. When the caller stops iterating, nothing is left in the queue."""
@@ -97,6 +111,10 @@ class Service:
     def _too_slow(self) -> RefusedError:
         message = f"the translation took longer than {self.limits.timeout:g} seconds; send less at once, or stream"
         return RefusedError(503, message, retry_after=5)
+
+
+def _busy(what: str) -> RefusedError:
+    return RefusedError(429, f"{what}; try again shortly", retry_after=1)
 
 
 async def off_loop(size: int, function: Callable[..., Result], *arguments: object) -> Result:

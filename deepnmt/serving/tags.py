@@ -16,6 +16,7 @@ MAX_PLACED = 100  # elements of one sentence; more are placed in proportion to t
 ENOUGH = 0.2  # attention to an element from which on a single word may carry it
 Span = tuple[int, int]
 Masses = np.ndarray[tuple[int], np.dtype[np.float64]]
+Owners = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,6 @@ class Element:
     close: str
     parent: int  # its number among the elements, -1 for none
     is_opaque: bool = False
-    from_before: bool = False  # it began in an earlier sentence
-    goes_beyond: bool = False  # it ends in a later one
 
     @property
     def is_mark(self) -> bool:
@@ -84,91 +83,70 @@ class _Placement:
         self._place(self.children.get(-1, []), (0, len(self.words)), (0, len(text)))
 
     def _place(self, numbers: Sequence[int], words: Span, inside: Span) -> None:
-        """Give these siblings separate runs of `words`: first those cut by the sentence boundary, then the longest."""
-        free = [words]
-
-        def urgency(number: int) -> tuple[bool, bool, int]:
+        """Give these siblings separate runs of `words`, the longest first."""
+        owners = np.full(len(self.words), -1)
+        for number in sorted(numbers, key=lambda number: self.elements[number].start - self.elements[number].end):
             element = self.elements[number]
-            return element.is_mark, not (element.from_before or element.goes_beyond), element.start - element.end
+            run = self._run(element, words, owners) or self._boundary(element, words, owners)
+            owners[slice(*run)] = number
+            self.spans[number] = self._characters(element, run, inside)
+            self._place(self.children.get(number, []), run, self.spans[number])
 
-        for number in sorted(numbers, key=urgency):
-            element = self.elements[number]
-            run = self._run(element, free, words)
-            span = self._characters(element, run, free, inside)
-            free = [part for one in free for part in _without(one, run)]
-            self.spans[number] = span
-            self._place(self.children.get(number, []), run, span)
-
-    def _run(self, element: Element, free: list[Span], words: Span) -> Span:
-        """The words of an element: the run with the most attention to it, counted against half of all attention."""
-        if element.is_mark:
-            at = self._wanted_boundary(element)
-            return at, at
-        mass = self.weights @ np.array([_overlap(word, (element.start, element.end)) for word in self.source_words])
-        if element.is_opaque and (found := self._verbatim(element, free)):
+    def _run(self, element: Element, words: Span, owners: Owners) -> Span | None:
+        """The free words with the most attention to the element, counted against half of all attention."""
+        is_free = owners < 0
+        is_free[: words[0]] = is_free[words[1] :] = False
+        if element.is_opaque and (found := self._verbatim(element)) and is_free[slice(*found)].all():
             return found
-        if element.from_before:
-            length = _best_prefix(mass[words[0] : words[1]])
-            return words[0], words[0] + length
-        if element.goes_beyond:
-            length = _best_prefix(mass[free[-1][0] : free[-1][1]][::-1]) if free and free[-1][1] == words[1] else 0
-            return words[1] - length, words[1]
-        best, most = None, 0.0
-        for start, end in free:
-            run, total = _best_run(mass[start:end])
-            if total > most:
-                best, most = (start + run[0], start + run[1]), total
-        if best is None:
-            candidates = [i for start, end in free for i in range(start, end) if mass[i] >= ENOUGH]
-            if candidates:
-                i = max(candidates, key=lambda i: mass[i])
-                best = i, i + 1
-        at = words[0] + round((words[1] - words[0]) * element.start / max(len(self.source), 1))
-        return best or (at, at)
+        share = np.array([_overlap(word, (element.start, element.end)) for word in self.source_words])
+        mass = np.where(is_free, self.weights @ share, -np.inf)
+        if (run := _best_run(mass)) or element.is_mark or not len(mass):
+            return run
+        best = int(mass.argmax())
+        return (best, best + 1) if mass[best] >= ENOUGH else None
 
-    def _verbatim(self, element: Element, free: list[Span]) -> Span | None:
+    def _verbatim(self, element: Element) -> Span | None:
+        """The words in which an opaque element's content was copied."""
         content = self.source[element.start : element.end]
         at = self.text.find(content) if content else -1
         touched = [i for i, word in enumerate(self.words) if _overlap((at, at + len(content)), word) > 0]
-        if at < 0 or not touched:
-            return None
-        run = touched[0], touched[-1] + 1
-        return run if any(start <= run[0] and run[1] <= end for start, end in free) else None
+        return (touched[0], touched[-1] + 1) if at >= 0 and touched else None
 
-    def _characters(self, element: Element, run: Span, free: list[Span], inside: Span) -> Span:
-        """The span of a run of words. Punctuation at its ends stays outside if it was outside in the source."""
+    def _boundary(self, element: Element, words: Span, owners: Owners) -> Span:
+        """Between two words, not inside a sibling: where a mark's next source word went, or at the same proportion."""
+        wanted = words[0] + round((words[1] - words[0]) * element.start / max(len(self.source), 1))
+        if element.is_mark:
+            following = next((k for k, word in enumerate(self.source_words) if word[0] >= element.start), None)
+            has_next = following is not None and len(self.words) > 0
+            wanted = int(self.weights[:, following].argmax()) if has_next else len(self.words)
+        points = (
+            at
+            for at in range(words[0], words[1] + 1)
+            if at in words or owners[at - 1] < 0 or owners[at - 1] != owners[at]
+        )
+        at = min(points, key=lambda at: abs(at - wanted))
+        return at, at
+
+    def _characters(self, element: Element, run: Span, inside: Span) -> Span:
+        """The span of a run of words. Punctuation at its ends stays outside if it was outside in the source, and of an
+        element inside a word (H<sub>2</sub>O) only its own content is taken if that was copied."""
         if run[0] == run[1]:
-            at = self._boundary(run[0], free, inside)
-            start, end = at, at
+            start = end = self.words[run[0]][0] if run[0] < len(self.words) else len(self.text)
         else:
             start, end = self.words[run[0]][0], self.words[run[1] - 1][1]
             content = self.source[element.start : element.end].strip()
+            at = self.text.find(content, start, end) if content and self._is_inside_word(element) else -1
+            start, end = (start, end) if at < 0 else (at, at + len(content))
             while content and content[-1].isalnum() and end - start > 1 and not self.text[end - 1].isalnum():
                 end -= 1
             while content and content[0].isalnum() and end - start > 1 and not self.text[start].isalnum():
                 start += 1
-        start = inside[0] if element.from_before else min(max(start, inside[0]), inside[1])
-        end = inside[1] if element.goes_beyond else min(max(end, start), inside[1])
-        return start, end
+        start = min(max(start, inside[0]), inside[1])
+        return start, min(max(end, start), inside[1])
 
-    def _wanted_boundary(self, mark: Element) -> int:
-        """Before the word that is most aligned with the next source word."""
-        following = next((k for k, word in enumerate(self.source_words) if word[0] >= mark.start), None)
-        if following is None or not self.words:
-            return len(self.words)
-        return int(self.weights[:, following].argmax())
-
-    def _boundary(self, wanted: int, free: list[Span], inside: Span) -> int:
-        """The character at the allowed boundary between words that is nearest to the wanted one."""
-        points = [min(max(wanted, start), end) for start, end in free]
-        boundary = min(points, key=lambda point: abs(point - wanted), default=None)
-        if boundary is None:
-            return inside[0]
-        at = self.words[boundary][0] if boundary < len(self.words) else len(self.text)
-        others = [span for span in self.spans if inside[0] <= span[0] and span[1] <= inside[1] and span != inside]
-        if any(start < at < end for start, end in others):
-            at = inside[0]
-        return min(max(at, inside[0]), inside[1])
+    def _is_inside_word(self, element: Element) -> bool:
+        ends = (self.source[max(at - 1, 0) : at + 1] for at in (element.start, element.end))
+        return any(len(pair) == 2 and pair.isalnum() for pair in ends)
 
 
 def _overlap(span: Span, other: Span) -> float:
@@ -177,21 +155,9 @@ def _overlap(span: Span, other: Span) -> float:
     return max(common, 0) / max(span[1] - span[0], 1)
 
 
-def _without(span: Span, run: Span) -> list[Span]:
-    if run[0] == run[1] or run[1] <= span[0] or span[1] <= run[0]:
-        return [span]
-    return [(span[0], run[0]), (run[1], span[1])]
-
-
-def _best_prefix(mass: Masses) -> int:
-    """The length of the prefix with the largest sum of mass above one half."""
-    totals = np.concatenate(([0.0], np.cumsum(mass - 0.5)))
-    return int(totals.argmax())
-
-
-def _best_run(mass: Masses) -> tuple[Span, float]:
+def _best_run(mass: Masses) -> Span | None:
     """The run with the largest sum of mass above one half."""
-    best, most = (0, 0), 0.0
+    best, most = None, 0.0
     start, total = 0, 0.0
     for i, value in enumerate(mass - 0.5):
         if total <= 0:
@@ -199,4 +165,4 @@ def _best_run(mass: Masses) -> tuple[Span, float]:
         total += float(value)
         if total > most:
             best, most = (start, i + 1), total
-    return best, most
+    return best

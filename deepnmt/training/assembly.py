@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,28 +26,26 @@ from deepnmt.model.connections import CONNECTIONS
 from deepnmt.model.growing import with_depth
 from deepnmt.model.initialization import branch_variances, start_from, starts_from_data
 from deepnmt.model.kernels.compilers import start_compilers
-from deepnmt.model.storage import WEIGHTS, fill, load_config, load_meta, read_tensors, weights
+from deepnmt.model.storage import WEIGHTS, fill, load_config, load_meta, read_weights, weights
 from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.model.transformer import Transformer
 from deepnmt.progress import say
 from deepnmt.settings import to_table
 from deepnmt.training import folder
 from deepnmt.training.checkpoint import STATE, Checkpoints, read_state
-from deepnmt.training.config import TrainingConfig
 from deepnmt.training.curves import Curves, JsonLines, TensorBoard, WeightsAndBiases, require_wandb
 from deepnmt.training.diagnosis import Diagnosis
 from deepnmt.training.display import Display
 from deepnmt.training.distributed import World, is_sharded, shard
 from deepnmt.training.engine import EagerEngine, Noise, Objective, zero_gradients
 from deepnmt.training.graph_engine import GraphEngine
-from deepnmt.training.interruption import heed_signals
 from deepnmt.training.lock import hold_lock
 from deepnmt.training.memory import free_memory, largest_share
 from deepnmt.training.optimizer import optimizer_tensors
 from deepnmt.training.schedule import encoder_depth
 from deepnmt.training.state import TrainingState
-from deepnmt.training.trainer import Job, is_save_due
-from deepnmt.training.validation import TextMetrics, Validator, score_measure
+from deepnmt.training.trainer import Job, heed_signals, is_save_due
+from deepnmt.training.validation import TextMetrics, Validator
 
 GUESSING_SAMPLE = 5_000_000
 WORK_SPACES = 2**27  # bytes that the matrix library keeps for a stream
@@ -76,7 +74,15 @@ def open_run(
             held.enter_context(hold_lock(out, LOCK_WAIT_SECONDS if world.size > 1 else 0))
         stored = folder.read_recipe(out) if is_resumed else None
         recipe = settle(recipe, dataset, world, stored)
-        start = check(recipe, dataset, out, stored, start)
+        if recipe.training.wandb_project is not None:
+            require_wandb()
+        if stored is not None:
+            folder.check_recipe(out, stored, recipe)
+            folder.check_tokenizers(out, dataset)
+            folder.check_data(out, dataset)
+            start = folder.initial_model(out, start)
+        elif start is not None:
+            check_start(start, first_model(recipe), dataset)
         checkpoints = Checkpoints(out / folder.CHECKPOINTS, world, recipe)
         newest = checkpoints.newest() if is_resumed else None
         stream = open_stream(recipe, dataset, world, read_json(newest / STATE)["data"] if newest else None)
@@ -84,19 +90,18 @@ def open_run(
             state, engine = build_training(recipe, world, first_model(recipe), start, stream)
         else:
             state, engine = build_training(recipe, world, load_config(newest))
-        state.measure = score_measure(recipe, dataset, metrics)
+        validate = Validator(recipe, dataset, engine.objective, world, metrics) if dataset.valid else None
+        state.measure = validate.measure if validate else ""
         if newest is not None:
             checkpoints.load(newest, state)
-        validate = Validator(recipe, dataset, engine.objective, world, metrics) if dataset.valid else None
 
         if world.is_main:  # from here on files are written
             if not is_resumed:
                 out.mkdir(parents=True, exist_ok=True)
                 held.enter_context(hold_lock(out))
                 folder.check_folder(out, resume=False)  # again, now that nobody else can write
-            folder.write_folder(out, recipe, dataset.folder, start)
-            say_how_it_starts(recipe, state.step, engine)
-            say_what_is_new(dataset, stream, newest, state.measure)
+            folder.write_folder(out, recipe, dataset, start)
+            announce(recipe, dataset, stream, state, engine, newest)
         held.callback(checkpoints.wait)  # a thread may still be writing when the lock would be released
         world.agree(None)
         if newest is not None and newest.name.startswith("epoch") and is_save_due(state, recipe.training):
@@ -108,8 +113,13 @@ def open_run(
             engine=engine,
             open_updates=partial(open_updates, stream, world),
             checkpoints=checkpoints,
-            curves=held.enter_context(open_curves(recipe, out, state, world)),
-            diagnosis=build_diagnosis(recipe, dataset),
+            curves=held.enter_context(closing(open_curves(recipe, out, state, world))),
+            diagnosis=Diagnosis(
+                recipe.training,
+                guessing_nll(dataset),
+                is_post_norm=SUBLAYERS[recipe.model.sublayer_of(recipe.model.encoder).kind].placement == "post",
+                has_shortcuts=CONNECTIONS[recipe.model.encoder.connection.kind].has_shortcuts,
+            ),
             interruption=held.enter_context(heed_signals()),
             validate=validate,
         )
@@ -118,17 +128,15 @@ def open_run(
 
 def settle(recipe: Recipe, dataset: Dataset, world: World, stored: Recipe | None) -> Recipe:
     """The recipe with what depends on the device: the layout of batches and the memory plan, made once for a run."""
-    batching = recipe.batching
-    if batching.layout == "auto":
+    if recipe.batching.layout == "auto":
         layout: Literal["packed", "padded"] = "packed" if world.device.type == "cuda" else "padded"
-        batching = replace(batching, layout=layout)
-    recipe = replace(recipe, batching=batching)
-    if not recipe.training.plan_memory:
-        return recipe
-    tokens = stored.batching.tokens_per_batch if stored else plan_memory(recipe, dataset, world)
-    if world.is_main:
-        say(f"batching.tokens_per_batch = {tokens:,} by the memory plan")
-    return replace(recipe, batching=replace(batching, tokens_per_batch=tokens))
+        recipe = replace(recipe, batching=replace(recipe.batching, layout=layout))
+    if recipe.training.plan_memory:
+        tokens = stored.batching.tokens_per_batch if stored else plan_memory(recipe, dataset, world)
+        recipe = replace(recipe, batching=replace(recipe.batching, tokens_per_batch=tokens))
+        if world.is_main:
+            say(f"batching.tokens_per_batch = {tokens:,} by the memory plan")
+    return recipe
 
 
 def first_model(recipe: Recipe) -> ModelConfig:
@@ -137,23 +145,10 @@ def first_model(recipe: Recipe) -> ModelConfig:
     return recipe.model if depth is None else with_depth(recipe.model, depth)
 
 
-def check(recipe: Recipe, dataset: Dataset, out: Path, stored: Recipe | None, start: Path | None) -> Path | None:
-    """Refuse what does not fit the run that is resumed, or the MODEL that a new one starts from; returns the MODEL."""
-    if recipe.training.wandb_project is not None:
-        require_wandb()
-    if stored is not None:
-        folder.check_recipe(out, to_table(stored), to_table(recipe))
-        folder.check_tokenizers(out, dataset.tokenizers, dataset.folder)
-        return folder.initial_model(out, start)
-    if start is not None:
-        check_start(start, first_model(recipe), dataset)
-    return start
-
-
 def check_start(start: Path, model: ModelConfig, dataset: Dataset) -> None:
     """Refuse to start from a model of another shape or with other subwords than the dataset has."""
     load_meta(start)
-    folder.check_tokenizers(start, dataset.tokenizers, dataset.folder)
+    folder.check_tokenizers(start, dataset)
     stored, wanted = folder.flatten(to_table(load_config(start))), folder.flatten(to_table(model))
     for name in [name for name in stored if not name.endswith("dropout")]:
         if stored[name] != wanted.get(name):
@@ -163,59 +158,58 @@ def check_start(start: Path, model: ModelConfig, dataset: Dataset) -> None:
             )
 
 
-def say_how_it_starts(recipe: Recipe, step: int, engine: EagerEngine) -> None:
-    """What is trained, on what and for how long."""
+def announce(
+    recipe: Recipe,
+    dataset: Dataset,
+    stream: BatchStream,
+    state: TrainingState,
+    engine: EagerEngine,
+    newest: Path | None,
+) -> None:
+    """Say what is trained, on what and for how long, and whatever is unusual about it."""
+    config, device = recipe.training, engine.world.device
     size = sum(parameter.numel() for parameter in engine.parameters)
-    start = f"resuming from step {step:,}" if step else "training"
+    start = f"resuming from step {state.step:,}" if state.step else "training"
     ranks = f"{engine.world.size} x " if engine.world.size > 1 else ""
-    length = f"{recipe.training.max_steps:,} steps of {recipe.training.tokens_per_update:,} target tokens"
-    say(f"{start}: {size:,} parameters, {length}, on {ranks}{device_name(str(engine.world.device))}")
-    if not step and engine.world.device.type == "cpu" and recipe.training.precision == "bf16" and not multiplies_bf16():
-        say("this CPU has no bf16 instructions: training.precision=fp32 is faster")
-
-
-def say_what_is_new(dataset: Dataset, stream: BatchStream, newest: Path | None, measure: str) -> None:
-    """Which pairs a new run skips, and how it is validated, if that is unusual."""
+    length = f"{config.max_steps:,} steps of {config.tokens_per_update:,} target tokens"
+    say(f"{start}: {size:,} parameters, {length}, on {ranks}{device_name(str(device))}")
     if not dataset.valid:
         best = "the last checkpoint will count as the best (`deepnmt prepare --hold-out N` makes a validation set)"
         say(f"{dataset.folder} has no validation set: {best}")
-    if newest is None:
-        if report := stream.pairs.report():
-            say(report)
-    elif (before := read_state(newest).get("measure", measure)) != measure:
-        say(f"validation has changed from {before} to {measure}: earlier scores no longer count")
+    if newest is not None:
+        if (before := read_state(newest).get("measure", state.measure)) != state.measure:
+            say(f"validation has changed from {before} to {state.measure}: earlier scores no longer count")
+        return
+    if config.grow_at and config.grow_at[-1] >= config.max_steps:
+        depth = encoder_depth(config.max_steps - 1, config)
+        say(f"training.max_steps = {config.max_steps:,} ends before training.grow_at, with {depth} encoder layers")
+    if (batch := recipe.batching.tokens_per_batch) > 1.5 * config.tokens_per_update:
+        length = f"one batch of up to {batch:,} target tokens (batching.tokens_per_batch)"
+        say(f"training.tokens_per_update = {config.tokens_per_update:,}, but an update is at least {length}")
+    if device.type == "cpu" and config.precision == "bf16" and not multiplies_bf16():
+        say("this CPU has no bf16 instructions: training.precision=fp32 is faster")
+    if report := stream.pairs.report():
+        say(report)
 
 
 def build_training(
-    recipe: Recipe, world: World, model: ModelConfig, start: Path | None = None, stream: BatchStream | None = None
+    recipe: Recipe, world: World, shape: ModelConfig, start: Path | None = None, stream: BatchStream | None = None
 ) -> tuple[TrainingState, EagerEngine]:
     """A model, initialised by the seed or from `start`, its optimiser, and the engine that computes its gradients.
 
     Some schemes around sub-layers start from what they find in the first batch of `stream`.
     """
+    config = recipe.training
     # A recording has one shape for all batches; in a sampled softmax shapes depend on the batch.
-    is_recordable = recipe.batching.layout == "packed" and not recipe.training.sampled_softmax
-    if world.device.type == "cuda" and is_recordable and recipe.training.compile:
+    is_recordable = world.device.type == "cuda" and recipe.batching.layout == "packed" and not config.sampled_softmax
+    if is_recordable and config.compile:
         start_compilers()
-    objective = build_objective(recipe.training, world, model, start, stream)
-    state = TrainingState.start(objective, recipe.training, world)
-    optimizer_tensors(state.model, state.optimizer)  # takes its memory before batches are tried for size
-    is_recorded = world.device.type == "cuda" and is_recordable and not is_sharded(objective)
-    kind = GraphEngine if is_recorded else EagerEngine
-    return state, kind(objective, world, state.splitter)
-
-
-def build_objective(
-    config: TrainingConfig, world: World, shape: ModelConfig, start: Path | None, stream: BatchStream | None
-) -> Objective:
-    """The model and its loss; sharded if the recipe says so."""
     torch.manual_seed(config.seed)
     model = Transformer(shape)
     if start is not None:
-        fill(weights(model), read_tensors(start / WEIGHTS), start / WEIGHTS)
+        fill(weights(model), read_weights(start), start / WEIGHTS)
     model.to(world.device)
-    if config.activation_checkpointing:
-        model.checkpoint_activations()
+    model.checkpoint_activations(config.activation_checkpointing)
     objective = Objective(model, config, world.device)
     if start is None and stream is not None and starts_from_data(model):
         batch = stream.update(0, 0).batches[0].to(world.device)
@@ -223,7 +217,10 @@ def build_objective(
         start_from(model, world.agree(branch_variances(model, lambda: objective(batch))))
     if config.parallel == "fsdp" and world.size > 1:
         shard(objective, objective.dtype)
-    return objective
+    state = TrainingState.start(objective, config, world)
+    optimizer_tensors(state.model, state.optimizer)  # takes its memory before batches are tried for size
+    kind = GraphEngine if is_recordable and not is_sharded(objective) else EagerEngine
+    return state, kind(objective, world, state.splitter)
 
 
 def open_stream(recipe: Recipe, dataset: Dataset, world: World, position: StreamState | None) -> BatchStream:
@@ -252,34 +249,19 @@ def open_updates(stream: BatchStream, world: World, position: StreamState | None
     return Loader(stream, pin_memory=world.device.type == "cuda")
 
 
-@contextmanager
-def open_curves(recipe: Recipe, out: Path, state: TrainingState, world: World) -> Iterator[Curves]:
+def open_curves(recipe: Recipe, out: Path, state: TrainingState, world: World) -> Curves:
     """The curves of the run, continued from its state; only the main rank writes any."""
-    curves, config = Curves(), recipe.training
-    if world.is_main:
-        curves.append(JsonLines(out, state.step, state.log_lines))
-        if config.tensorboard:
-            try:
-                curves.append(TensorBoard(out, state.step))
-            except ImportError:
-                say("no TensorBoard curves: pip install 'deepnmt[tensorboard]'")
-        if config.wandb_project is not None:
-            curves.append(WeightsAndBiases(out, config.wandb_project, to_table(config)))
-        curves.append(Display(state.step, config.max_steps))
-    try:
-        yield curves
-    finally:
-        for sink in curves:
-            sink.close()
-
-
-def build_diagnosis(recipe: Recipe, dataset: Dataset) -> Diagnosis:
-    return Diagnosis(
-        recipe.training,
-        guessing_nll(dataset),
-        is_post_norm=SUBLAYERS[recipe.model.sublayer_of(recipe.model.encoder).kind].placement == "post",
-        has_shortcuts=CONNECTIONS[recipe.model.encoder.connection.kind].has_shortcuts,
-    )
+    if not world.is_main:
+        return Curves()
+    config, curves = recipe.training, Curves([JsonLines(out, state.step, state.log_lines)])
+    if config.tensorboard:
+        try:
+            curves.append(TensorBoard(out, state.step))
+        except ImportError:
+            say("no TensorBoard curves: pip install 'deepnmt[tensorboard]'")
+    if config.wandb_project is not None:
+        curves.append(WeightsAndBiases(out, config.wandb_project, to_table(config)))
+    return Curves([*curves, Display(state.step, config.max_steps)])
 
 
 def guessing_nll(dataset: Dataset) -> float:

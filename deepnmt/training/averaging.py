@@ -1,6 +1,5 @@
 """One model from several checkpoints: the mean of their weights, in float64."""
 
-import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,15 +8,18 @@ from torch import Tensor
 
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.errors import InputError
-from deepnmt.files import replacing
-from deepnmt.model.storage import load_config, write_model
-from deepnmt.training.checkpoint import age, best_first, list_checkpoints, read_state, read_weights, step_of
+from deepnmt.files import read_toml, replacing
+from deepnmt.model.storage import load_config, read_weights, write_model
+from deepnmt.training.checkpoint import age, best_first, find_damage, list_checkpoints, read_state, step_of
 from deepnmt.training.config import TrainingConfig
 from deepnmt.training.folder import CHECKPOINTS, MODEL, RECIPE, copy_tokenizers
 
 
 def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
     """The mean of the checkpoints' weights. In float64 the mean of equal float32 numbers is exact."""
+    for path in paths:
+        if (damage := find_damage(path)) is not None:
+            raise InputError(f"{path} is damaged ({damage})")
     first = read_weights(paths[0])
     sums = {name: weight.double() for name, weight in first.items()}
     for path in paths[1:]:
@@ -29,37 +31,32 @@ def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
     return {name: (total / len(paths)).to(first[name].dtype) for name, total in sums.items()}
 
 
-def last_checkpoints(run: Path, count: int, kind: str | None = None) -> list[Path]:
-    """The last `count` checkpoints of a kind (epoch or step): by default epochs, or steps where no epoch ended."""
-    found = {name: [path for path in all_checkpoints(run) if path.name.startswith(name)] for name in ("epoch", "step")}
-    kind = kind or ("epoch" if found["epoch"] else "step")
-    if len(found[kind]) < count:
-        kept = f"training.keep_{'epochs' if kind == 'epoch' else 'last'}"
-        raise InputError(
-            f"{run} has {len(found[kind])} {kind} checkpoints, not {count}; ask for fewer, or train with more {kept}"
-        )
-    return found[kind][len(found[kind]) - count :]
+def choose_checkpoints(
+    run: Path, *, last: int = 5, best: int | None = None, steps: Sequence[int] = (), kind: str | None = None
+) -> list[Path]:
+    """The last checkpoints of a kind (epoch or step), or those with the best scores, the best last, or those of steps.
 
-
-def best_checkpoints(run: Path, count: int) -> list[Path]:
-    """The checkpoints with the best validation scores, best first."""
-    by_step = {step_of(path): path for path in all_checkpoints(run)}  # an epoch may end at a step that is saved
-    scored = best_first(by_step.values())
-    if len(scored) < count:
-        raise InputError(
-            f"{run} has {len(scored)} validated checkpoints, not {count}; ask for fewer, or train with a higher "
-            "training.keep_best"
-        )
-    return scored[:count]
-
-
-def checkpoints_at(run: Path, steps: Sequence[int]) -> list[Path]:
-    by_step = {step_of(path): path for path in all_checkpoints(run)}
+    The default kind is epochs, or steps where no epoch ended.
+    """
+    paths = all_checkpoints(run)
+    by_step = {step_of(path): path for path in paths}  # an epoch may end at a step that is saved
     for step in steps:
         if step not in by_step:
             known = ", ".join(map(str, sorted(by_step)))
             raise InputError(f"{run} has no checkpoint of step {step}; there are {known}")
-    return [by_step[step] for step in steps]
+    if steps:
+        return [by_step[step] for step in steps]
+    kind = kind or ("epoch" if paths[0].name.startswith("epoch") else "step")  # they are sorted by name
+    found, kept = [path for path in paths if path.name.startswith(kind)], "last" if kind == "step" else "epochs"
+    if best is not None:
+        found, kind, kept = best_first(by_step.values())[::-1], "validated", "best"
+    count = last if best is None else best
+    if len(found) < count:
+        raise InputError(
+            f"{run} has {len(found)} {kind} checkpoints, not {count}; ask for fewer, or train with a higher "
+            f"training.keep_{kept}"
+        )
+    return found[len(found) - count :]
 
 
 def best_window(paths: Sequence[Path], judge: Callable[[dict[str, Tensor]], float]) -> tuple[list[Path], list[float]]:
@@ -96,9 +93,9 @@ def write_average(run: Path, paths: Sequence[Path], out: Path, meta: dict[str, A
 def export_model(run: Path, config: TrainingConfig) -> str:
     """Write RUN/model according to `training.export`; return a phrase that says which checkpoints it is from."""
     paths = all_checkpoints(run)
-    last = load_config(max(paths, key=age))  # checkpoints of a model that grows differ in depth
-    epochs = [path for path in paths if path.name.startswith("epoch") and load_config(path) == last]
-    best = best_first(paths)
+    newest, best = max(paths, key=age), best_first(paths)
+    shape = load_config(newest)  # checkpoints of a model that grows differ in depth
+    epochs = [path for path in paths if path.name.startswith("epoch") and load_config(path) == shape]
     if config.export == "average" and len(epochs) > 1:
         chosen = epochs[-config.average_last :]
         made_of = f"the average of the last {len(chosen)} epochs"
@@ -107,13 +104,11 @@ def export_model(run: Path, config: TrainingConfig) -> str:
         metric = state.get("measure", config.best_by).partition("|")[0]
         made_of = f"the best checkpoint ({best[0].name}, {metric} {abs(state['score']):.2f})"
     else:
-        chosen = [max(paths, key=age)]
-        made_of = f"the last checkpoint ({chosen[0].name})"
+        chosen, made_of = [newest], f"the last checkpoint ({newest.name})"
     write_average(run, chosen, run / MODEL)
     return made_of
 
 
 def read_decoding(run: Path) -> dict[str, Any] | None:
     """The [decoding] section of the run's recipe: the default settings for translating with its model."""
-    recipe = run / RECIPE
-    return tomllib.loads(recipe.read_text(encoding="utf-8")).get("decoding") if recipe.is_file() else None
+    return read_toml(run / RECIPE).get("decoding") if (run / RECIPE).is_file() else None

@@ -7,6 +7,7 @@ Training waits only until its tensors are copied; a thread writes them and remov
 """
 
 import math
+import re
 import shutil
 import warnings
 from collections.abc import Iterable
@@ -21,7 +22,7 @@ from deepnmt.config import Recipe
 from deepnmt.errors import InputError
 from deepnmt.files import read_json, replacing, sha256, write_json
 from deepnmt.model.config import ModelConfig
-from deepnmt.model.storage import WEIGHTS, fill, read_tensors, weights, write_model, write_tensors
+from deepnmt.model.storage import EMA, WEIGHTS, fill, read_tensors, read_weights, weights, write_model, write_tensors
 from deepnmt.progress import say
 from deepnmt.settings import to_table
 from deepnmt.training.distributed import World
@@ -29,7 +30,7 @@ from deepnmt.training.folder import copy_tokenizers
 from deepnmt.training.optimizer import optimizer_tensors, whole
 from deepnmt.training.state import TrainingState
 
-EMA, OPTIMIZER = "ema.safetensors", "optimizer.safetensors"
+OPTIMIZER = "optimizer.safetensors"
 SHARDS = "shards"  # instead of OPTIMIZER in older sharded runs
 STATE, MANIFEST = "state.json", "manifest.json"
 
@@ -105,8 +106,7 @@ class Checkpoints:
         """Restore a checkpoint, written by any number of ranks, sharded or not."""
         fill(weights(state.model), read_tensors(path / WEIGHTS), path / WEIGHTS)
         if state.ema:
-            averaged = path / EMA if (path / EMA).exists() else path / WEIGHTS
-            fill(state.ema.shadow, read_tensors(averaged), averaged)
+            fill(state.ema.shadow, read_weights(path), path / EMA)
         optimizer = optimizer_tensors(state.model, state.optimizer)
         if (path / SHARDS).exists():
             from torch.distributed.checkpoint.state_dict_loader import load as load_shards
@@ -137,11 +137,13 @@ class Checkpoints:
         if best:
             score = read_state(best[0])["score"]
             write_json(run / "best.json", {"checkpoint": str(best[0].relative_to(run)), "score": score})
+        else:
+            (run / "best.json").unlink(missing_ok=True)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """The complete ones, ordered by name."""
-    return sorted(path for path in folder.glob("*-*") if not path.name.startswith("."))
+    return sorted(path for path in folder.glob("*") if re.fullmatch(r"(step|epoch)-\d+", path.name))
 
 
 def step_of(path: Path) -> int:
@@ -182,10 +184,3 @@ def find_damage(path: Path) -> str | None:
     except (OSError, InputError, KeyError, TypeError, AttributeError):
         return "it is not complete"
     return None
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """The weights to translate with: the moving average if there is one."""
-    if (damage := find_damage(path)) is not None:
-        raise InputError(f"{path} is damaged ({damage})")
-    return read_tensors(path / EMA if (path / EMA).exists() else path / WEIGHTS)

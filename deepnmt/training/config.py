@@ -1,5 +1,6 @@
 """The recipe's [training] section: how the model is optimised and validated, and which checkpoints are kept."""
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -77,13 +78,18 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         counts = "max_steps tokens_per_update log_every validate_every save_every keep_last validation_beam"
-        check_bounds(self, f"{counts} max_epochs patience average_last decay_steps", least=1)
-        unsigned = (
-            "warmup_steps keep_best keep_epochs rollbacks sampled_softmax r_drop weight_decay warmup_start_lr min_lr"
+        check_bounds(
+            self, f"{counts} max_epochs patience average_last decay_steps distributed_timeout_seconds", least=1
         )
-        check_bounds(self, unsigned, least=0)
-        check_bounds(self, "label_smoothing rollback_factor betas momentum ema_decay", least=0, below=1)
-        check_bounds(self, "lr matrix_lr eps clip_norm", above=0)
+        check_bounds(self, "warmup_steps keep_best keep_epochs rollbacks sampled_softmax validation_lines", least=0)
+        check_bounds(self, "seed", least=0, below=2**63)
+        check_bounds(self, "r_drop weight_decay warmup_start_lr min_lr", least=0, below=math.inf)
+        check_bounds(self, "label_smoothing betas momentum ema_decay", least=0, below=1)
+        check_bounds(self, "rollback_factor", above=0, below=1)
+        check_bounds(self, "lr matrix_lr eps", above=0, below=math.inf)
+        check_bounds(self, "clip_norm", above=0)
+        if self.min_lr > self.lr:
+            raise ValueError(f"min_lr = {self.min_lr} must be at most lr = {self.lr}")
         if self.matrix_lr is not None and self.optimizer != "muon":
             raise ValueError(f'matrix_lr = {self.matrix_lr} needs optimizer = "muon", not "{self.optimizer}"')
         if self.optimizer == "muon" and self.parallel == "fsdp":

@@ -46,13 +46,13 @@ class Curves(list[Sink]):
         for sink in self:
             sink.write({"kind": kind, "step": step, **values})
 
-    def tick(self, step: int) -> None:
-        for sink in self:
-            sink.tick(step)
-
     def rewind(self, step: int, lines: int | None) -> None:
         for sink in self:
             sink.rewind(step, lines)
+
+    def close(self) -> None:
+        for sink in self:
+            sink.close()
 
 
 class JsonLines(Sink):

@@ -21,7 +21,15 @@ class Display(Sink):
         self.max_steps, self.is_first = max_steps, True
         self._count_from(step)
         self.shown = self.started
-        self.bar = open_bar(step, max_steps) if sys.stderr.isatty() else None
+        self.bar: Any = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            columns = (BarColumn(bar_width=10), TextColumn("{task.description}"))
+            self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self.bar.add_task("starting", total=max_steps, completed=step)
+            self.bar.start()
 
     def write(self, line: Mapping[str, Any]) -> None:
         left = self._left(line["step"])
@@ -69,26 +77,16 @@ class Display(Sink):
         return timedelta(seconds=round(seconds))
 
 
-def open_bar(step: int, max_steps: int) -> Any:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    columns = (BarColumn(bar_width=10), TextColumn("{task.description}"))
-    bar = Progress(*columns, console=Console(stderr=True), transient=True)
-    bar.add_task("starting", total=max_steps, completed=step)
-    bar.start()
-    return bar
-
-
 def describe(line: Mapping[str, Any], max_steps: int, left: timedelta | None) -> str:
     """One line of the log as one line of text."""
     kind, where = line["kind"], f"step {line['step']:,}/{max_steps:,}"
     if kind == "train":
         memory = f"  {line['memory_gib']:.1f} GiB" if line.get("memory_gib") else ""
+        gradient = "overflow" if line["grad_norm"] is None else f"{line['grad_norm']:.2f}"
         eta = f"  eta {left}" if left is not None else ""
         return (
             f"{where}  epoch {line['epoch']}  loss {line['loss']:.3f}  ppl {line['ppl']:.2f}  lr {line['lr']:.2e}  "
-            f"gradient {line['grad_norm']:.2f}  {line['tokens_per_second']:,.0f} tokens/s{memory}{eta}"
+            f"gradient {gradient}  {line['tokens_per_second']:,.0f} tokens/s{memory}{eta}"
         )
     if kind == "validation":
         scores = "".join(f"  {name} {value:.2f}" for name, value in line.items() if name in ("bleu", "chrf"))

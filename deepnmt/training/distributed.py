@@ -27,8 +27,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 from torch.utils.hooks import RemovableHandle
 
-from deepnmt.devices import choose_device
 from deepnmt.errors import InputError, RunError
+from deepnmt.progress import say
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -51,11 +51,10 @@ class World:
     def is_main(self) -> bool:
         return self.rank == 0
 
-    def sum(self, tensor: Tensor) -> Tensor:
+    def sum(self, tensor: Tensor) -> None:
         """Add up a tensor over the ranks, in place."""
         if self.size > 1:
             dist.all_reduce(tensor)
-        return tensor
 
     def any_before(self, flag: bool) -> bool:
         """Whether the flag of any rank was true at the previous call: the hosts exchange the flags in the meantime.
@@ -228,7 +227,7 @@ def _divide(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
 
 
 @contextmanager
-def join_world(device: str | None, timeout_seconds: int) -> Iterator[World]:
+def join_world(device: str, timeout_seconds: int) -> Iterator[World]:
     """The world described by torchrun's environment, or a world of one; an error on one rank ends them all."""
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     place = _device(device, int(os.environ.get("LOCAL_RANK", "0")))
@@ -241,7 +240,7 @@ def join_world(device: str | None, timeout_seconds: int) -> Iterator[World]:
     try:
         store = _fresh_store(next(rendezvous("env://", timeout=timeout))[0], rank, size, timeout_seconds)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise RunError(f"rank {rank} of {size} could not join the others: {_sentence(error)}") from error
     with _one_voice(world):
         yield world
@@ -292,19 +291,29 @@ def _one_voice(world: World) -> Iterator[None]:
             raise
         if world.is_main:
             raise RunError(sentence if first == "0" else f"rank {first} failed: {sentence}") from error
-        if int(first) == world.rank and not isinstance(error, InputError | RunError):
+        if int(first) == world.rank and _is_lost(error):
+            say(f"rank {first}: {sentence}")  # it may be the main rank that is gone
+        elif int(first) == world.rank and not isinstance(error, InputError | RunError):
             sys.excepthook(type(error), error, error.__traceback__)
         raise SystemExit(2 if isinstance(error, InputError) else 1) from error
+
+
+def _is_lost(error: BaseException) -> bool:
+    return "gloo/transport" in str(error)  # the source file in which gloo raises a RuntimeError
 
 
 def _sentence(error: BaseException) -> str:
     if isinstance(error, InputError | RunError):
         return str(error)
+    if _is_lost(error):
+        if "timed out" in str(error).lower():
+            return "timed out waiting for another rank (training.distributed_timeout_seconds)"
+        return "lost another rank, which was killed or has crashed; --resume continues from the last checkpoint"
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
-def _device(name: str | None, local_rank: int) -> torch.device:
-    device = torch.device(choose_device(name))
+def _device(name: str, local_rank: int) -> torch.device:
+    device = torch.device(name)
     if device.type != "cuda":
         return device
     if local_rank >= torch.cuda.device_count():

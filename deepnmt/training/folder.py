@@ -2,12 +2,14 @@
 
 import json
 import shutil
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from deepnmt import __version__
 from deepnmt.config import Recipe, read_table
+from deepnmt.data.dataset import Dataset
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.errors import InputError
 from deepnmt.files import read_json, write_json, write_text
@@ -16,17 +18,14 @@ from deepnmt.training.lock import LOCK
 
 RECIPE, ABOUT, CHECKPOINTS, MODEL = "recipe.toml", "run.json", "checkpoints", "model"
 TOKENIZERS = "tokenizer.*.json"
+CHECKED = 1 << 16  # elements of an array
 
-# What may change when a run is resumed: how long it trains, what is validated and kept; not the computation.
+# Settings of [training] that may change when a run is resumed: its length, validation and storage, not the computation.
 MAY_CHANGE = {
-    *("training.max_steps", "training.decay_steps", "training.max_epochs", "training.patience"),
-    *("training.plan_memory", "training.diagnose"),
-    *("training.log_every", "training.validate_every", "training.save_every", "training.save_epochs"),
-    *("training.keep_last", "training.keep_best", "training.keep_epochs", "training.best_by"),
-    *("training.validation_beam", "training.validation_lines", "training.export", "training.average_last"),
-    *("training.rollbacks", "training.rollback_factor", "training.tensorboard", "training.wandb_project"),
-    *("training.parallel", "training.distributed_timeout_seconds"),
-    *("decoding.beam", "decoding.length_penalty"),
+    *("max_steps", "decay_steps", "max_epochs", "patience", "log_every", "validate_every", "save_every", "save_epochs"),
+    *("keep_last", "keep_best", "keep_epochs", "best_by", "validation_beam", "validation_lines", "export"),
+    *("average_last", "rollbacks", "rollback_factor", "diagnose", "tensorboard", "wandb_project"),
+    *("parallel", "distributed_timeout_seconds", "plan_memory", "activation_checkpointing"),
 }
 
 
@@ -48,23 +47,39 @@ def _is_beginning(path: Path) -> bool:
     return path.is_file() and any(path.match(name) for name in names)
 
 
-def check_recipe(folder: Path, stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def check_recipe(folder: Path, stored: Recipe, now: Recipe) -> None:
     """Refuse to resume with another recipe, naming the setting that differs."""
-    before, after = flatten(stored), flatten(now)
+    before, after = flatten(to_table(stored)), flatten(to_table(now))
     for name in sorted(before.keys() | after.keys()):
-        if name not in MAY_CHANGE and before.get(name) != after.get(name):
+        section, _, field = name.partition(".")
+        may_change = section == "decoding" or (section == "training" and field in MAY_CHANGE)
+        if not may_change and before.get(name) != after.get(name):
             raise InputError(
                 f"{folder} was started with {_setting(name, before)}, and now {_setting(name, after)}: "
                 "restore the setting, or start a new run in another folder"
             )
 
 
-def check_tokenizers(folder: Path, tokenizers: TokenizerPair, data: Path) -> None:
+def check_tokenizers(folder: Path, dataset: Dataset) -> None:
     """Refuse a dataset whose subwords are not those of the RUN or MODEL folder."""
-    stored = TokenizerPair.load(folder)
-    for side in ("source", "target"):
-        if getattr(stored, side).pieces != getattr(tokenizers, side).pieces:
-            raise InputError(f"{data} has other subwords than {folder}: prepare it with --tokenizer {folder}")
+    stored, tokenizers = TokenizerPair.load(folder), dataset.tokenizers
+    if (stored.source.pieces, stored.target.pieces) != (tokenizers.source.pieces, tokenizers.target.pieces):
+        raise InputError(f"{dataset.folder} has other subwords than {folder}: prepare it with --tokenizer {folder}")
+
+
+def check_data(folder: Path, dataset: Dataset) -> None:
+    """Refuse training data other than the run's, even if it is of the same size."""
+    if read_about(folder).get("checksums", now := checksums(dataset)) != now:
+        raise InputError(
+            f"cannot resume {folder}: the training data in {dataset.folder} has changed; restore it, or start a new "
+            "run in another folder"
+        )
+
+
+def checksums(dataset: Dataset) -> list[int]:
+    """Of ids and offsets at regular distances in all training data: quick, and different for any other text."""
+    arrays = [array for corpus in dataset.train.values() for side in corpus.sides for array in (side.ids, side.offsets)]
+    return [zlib.crc32(array[:: len(array) // CHECKED + 1].tobytes()) for array in arrays]
 
 
 def initial_model(folder: Path, given: Path | None) -> Path | None:
@@ -78,14 +93,14 @@ def initial_model(folder: Path, given: Path | None) -> Path | None:
     return None if stored is None else Path(stored)
 
 
-def write_folder(folder: Path, recipe: Recipe, data: Path, start: Path | None) -> None:
+def write_folder(folder: Path, recipe: Recipe, dataset: Dataset, start: Path | None) -> None:
     """Write or update everything but checkpoints and curves. The recipe comes last: a folder that has it is complete.
 
     A resumed run keeps its own tokenisers, which are those of the dataset.
     """
     if not (folder / RECIPE).exists():
-        copy_tokenizers(data, folder)
-    about = {"deepnmt": __version__, "data": str(data.resolve())}
+        copy_tokenizers(dataset.folder, folder)
+    about = {"deepnmt": __version__, "data": str(dataset.folder.resolve()), "checksums": checksums(dataset)}
     write_json(folder / ABOUT, about | ({} if start is None else {"from": str(start.resolve())}))
     write_text(folder / RECIPE, to_toml(to_table(recipe)))
     # What a kill left half-written: only the holder of the lock may remove it.
@@ -111,12 +126,10 @@ def copy_tokenizers(source: Path, target: Path) -> None:
 
 
 def flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}."""
     flat: dict[str, Any] = {}
     for name, value in table.items():
-        if isinstance(value, Mapping):
-            flat.update(flatten(value, f"{prefix}{name}."))
-        else:
-            flat[f"{prefix}{name}"] = value
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return flat
 
 

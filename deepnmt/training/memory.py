@@ -116,9 +116,11 @@ def _one_pair_does_not_fit(source: int, target: int) -> RunError:
 
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Also if it caused another error, or comes from a library without a type for it."""
+    texts = ("CUDA error: out of memory", "ALLOC_FAILED", "DefaultCPUAllocator: can't allocate memory")
     while error is not None:
-        text = str(error) if isinstance(error, RuntimeError) else ""
-        if isinstance(error, torch.OutOfMemoryError) or "CUDA error: out of memory" in text or "ALLOC_FAILED" in text:
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        if isinstance(error, RuntimeError) and any(text in str(error) for text in texts):
             return True
         error = error.__cause__ or error.__context__
     return False

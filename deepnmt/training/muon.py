@@ -45,8 +45,8 @@ class Muon(torch.optim.Optimizer):
     the host never waits.
     """
 
-    grad_scale: Tensor | None = None
-    found_inf: Tensor | None = None
+    grad_scale: Tensor
+    found_inf: Tensor
 
     def __init__(
         self,
@@ -83,9 +83,8 @@ class Muon(torch.optim.Optimizer):
 
     def _move(self, stack: list[Tensor], rate: float | Tensor, momentum: float, weight_decay: float) -> None:
         gradients = torch.stack([p.grad for p in stack if p.grad is not None])
-        good = torch.ones((), device=gradients.device) if self.found_inf is None else 1 - self.found_inf
-        if self.grad_scale is not None:
-            gradients /= self.grad_scale
+        gradients /= self.grad_scale
+        good = 1 - self.found_inf
         gradients = gradients.where(good > 0, 0.0)  # not a product: they may be infinite
         states: list[Tensor] = [self.state[p]["momentum"] for p in stack]
         moments = torch.stack(states).lerp_(gradients, (1 - momentum) * good)

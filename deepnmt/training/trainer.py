@@ -1,9 +1,14 @@
 """The training loop: what happens at every step, and at every N steps."""
 
+import math
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from types import FrameType
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +24,6 @@ from deepnmt.training.curves import Curves
 from deepnmt.training.diagnosis import Diagnosis, TrainingError
 from deepnmt.training.distributed import World
 from deepnmt.training.engine import EagerEngine, Noise
-from deepnmt.training.interruption import Interruption
 from deepnmt.training.optimizer import GradientNorms, Number, apply_update
 from deepnmt.training.schedule import encoder_depth, learning_rate
 from deepnmt.training.state import TrainingState
@@ -41,6 +45,32 @@ class Speed:
         rate = self.tokens / max(now - self.since, 1e-9)
         self.tokens, self.since = 0, now
         return rate
+
+
+class Interruption:
+    """The first SIGTERM or Ctrl-C takes effect after the step, a second Ctrl-C at once."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None  # the one that asked the process to stop
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is signal.SIGINT and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = signal.Signals(number)
+
+
+@contextmanager
+def heed_signals() -> Iterator[Interruption]:
+    """Python handles signals in the main thread alone; training in another thread cannot be interrupted this way."""
+    interruption = Interruption()
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGTERM, signal.SIGINT) if is_main else ()
+    before = {number: signal.signal(number, interruption.note) for number in numbers}
+    try:
+        yield interruption
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @dataclass
@@ -75,8 +105,9 @@ def train(state: TrainingState, job: Job) -> str:
 def _train(state: TrainingState, updates: Loader, job: Job) -> str:
     config = job.config
     while (ending := _ending(state, job)) is None:
-        if encoder_depth(state.step, config) not in (None, len(state.model.encoder.layers)):
-            grow(state, job)
+        depth = encoder_depth(state.step, config)
+        if depth is not None and depth != len(state.model.encoder.layers):
+            grow(state, job, depth)
         update, state.data = next(updates), updates.state()
         _, norms = step(state, update, job.engine)
         job.speed.tokens += update.num_target_tokens
@@ -84,7 +115,8 @@ def _train(state: TrainingState, updates: Loader, job: Job) -> str:
             _stop_if_diverged(state, job)
         if state.step % config.log_every == 0:
             log(state, update, norms, job)
-        job.curves.tick(state.step)
+        for sink in job.curves:
+            sink.tick(state.step)
         if state.step % config.validate_every == 0:
             validate(state, job)
         if update.is_last_of_epoch and config.save_epochs and config.keep_epochs:
@@ -100,10 +132,9 @@ def _train(state: TrainingState, updates: Loader, job: Job) -> str:
     return ending
 
 
-def grow(state: TrainingState, job: Job) -> None:
+def grow(state: TrainingState, job: Job, depth: int) -> None:
     """Continue with a deeper encoder. It depends on the weights alone, so a resumed run repeats this exactly."""
-    before, depth = len(state.model.encoder.layers), encoder_depth(state.step, job.config)
-    assert depth is not None
+    before = len(state.model.encoder.layers)
     _take(deepened(state.model, depth), state, job)
     job.curves.write("growth", state.step, text=f"the encoder grows from {before} to {depth} layers", depth=depth)
     job.speed.read()
@@ -148,9 +179,15 @@ def _move(
 def log(state: TrainingState, update: Update, norms: GradientNorms, job: Job) -> None:
     _stop_if_diverged(state, job)
     loss, nll, tokens, skipped = state.window.tolist()
-    loss, nll = loss / max(tokens, 1), nll / max(tokens, 1)
+    scale = {"loss_scale": float(state.loss_scale.factor), "skipped": int(skipped)} if state.loss_scale.dynamic else {}
     state.window.zero_()
-    layers, device = norms.by_layer(), job.world.device
+    if not tokens:
+        text = f"the gradients overflowed, so {int(skipped):,} updates were skipped and the loss scale was halved"
+        job.curves.write("overflow", state.step, text=text, **scale)
+        return
+    loss, nll = loss / tokens, nll / tokens
+    is_finite, device = math.isfinite(norms.total), job.world.device  # that of a skipped update is not
+    layers = norms.by_layer() if is_finite else {}
     job.curves.write(
         "train",
         state.step,
@@ -159,11 +196,11 @@ def log(state: TrainingState, update: Update, norms: GradientNorms, job: Job) ->
         nll=nll,
         ppl=perplexity(nll),
         lr=learning_rate(state.step - 1, job.config) * state.rate_factor,
-        grad_norm=float(norms.total),
+        grad_norm=float(norms.total) if is_finite else None,
         tokens=int(tokens),
         tokens_per_second=job.speed.read(),
         memory_gib=torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None,
-        **({"loss_scale": float(state.loss_scale.factor), "skipped": int(skipped)} if state.loss_scale.dynamic else {}),
+        **scale,
         layers=layers,
     )
     if job.config.diagnose:

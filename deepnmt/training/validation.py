@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from deepnmt.config import Recipe
 from deepnmt.data.batching import held_out_batches
-from deepnmt.data.collate import AnyBatch
 from deepnmt.data.dataset import Dataset
 from deepnmt.progress import say
 from deepnmt.training.config import Metric
@@ -45,29 +44,45 @@ class Validation:
     matrices: dict[str, Tensor] = field(default_factory=dict)  # the connection weights of each stack
 
     def score(self, metric: Metric) -> float:
-        """Higher is better. Without translations only the loss counts."""
-        return self.scores.get(metric, -self.loss)
+        """Higher is better, and a loss that is not finite is the worst. Without translations only the loss counts."""
+        return self.scores.get(metric, -self.loss if math.isfinite(self.loss) else -math.inf)
 
 
 class Validator:
-    """Validates the model of an objective; without `metrics` nothing is translated."""
+    """Validates the model of an objective, in eval mode; without `metrics` nothing is translated.
+
+    `measure` tells what its scores measure: only scores of the same measure can be compared.
+    """
 
     def __init__(
         self, recipe: Recipe, dataset: Dataset, objective: Objective, world: World, metrics: TextMetrics | None
     ) -> None:
         assert dataset.valid is not None
-        self.objective, self.world, self.beam = objective, world, recipe.training.validation_beam
-        longest = recipe.model.position_limit
+        config, longest = recipe.training, recipe.model.position_limit
+        self.objective, self.world, self.beam = objective, world, config.validation_beam
         self.batches = held_out_batches(dataset.valid, recipe.batching.tokens_per_batch, longest)
-        self.sources, self.references = decoded_lines(recipe, dataset)
+        count = config.validation_lines
+        text = dataset.valid_text if count != 0 else None
+        self.sources, self.references = (lines[:count] for lines in text or ([], []))
         self.metrics = metrics if self.sources else None
+        digest = hashlib.blake2b(digest_size=4)
+        for side in dataset.valid.sides:
+            digest.update(side.ids.tobytes() + side.offsets.tobytes())
+        how = f"loss|smoothing:{config.label_smoothing}"
+        if self.metrics is not None and config.best_by != "loss":
+            how = f"{config.best_by}|beam:{self.beam}|length_penalty:{recipe.decoding.length_penalty}"
+            how += f"|lines:{len(self.sources)}"
+        self.measure = f"{how}|valid:{digest.hexdigest()}"
         left_out = len(dataset.valid) - sum(len(batch.sentences) for batch in self.batches)
         if left_out and world.is_main:
             say(f"{left_out:,} validation pairs exceed model.max_positions = {longest} and are left out of the loss")
 
     def __call__(self, model: nn.Module) -> Validation:
-        loss, nll = mean_loss(self.objective, self.batches, self.world.device)
-        matrices = connection_matrices(self.objective)
+        loss, nll = self._mean_loss()
+        with in_one_piece(self.objective):
+            named = self.objective.model.named_modules()
+            learned = {name: module.matrix() for name, module in named if hasattr(module, "matrix")}
+        matrices = {name: matrix for name, matrix in learned.items() if matrix is not None}
         if self.metrics is None:
             return Validation(loss, nll, matrices=matrices)
         translate = partial(self.metrics.translate, model)
@@ -85,55 +100,19 @@ class Validator:
             matrices,
         )
 
-
-def decoded_lines(recipe: Recipe, dataset: Dataset) -> tuple[list[str], list[str]]:
-    """The source and reference lines that a validation translates."""
-    count = recipe.training.validation_lines
-    if count == 0 or dataset.valid is None:
-        return [], []
-    sources, references = dataset.valid_text or ([], [])
-    return sources[:count], references[:count]
-
-
-def score_measure(recipe: Recipe, dataset: Dataset, metrics: TextMetrics | None) -> str:
-    """What the score of a validation measures: only scores of the same measure can be compared."""
-    if dataset.valid is None:
-        return ""
-    config, digest = recipe.training, hashlib.blake2b(digest_size=4)
-    for side in dataset.valid.sides:
-        digest.update(side.ids.tobytes() + side.offsets.tobytes())
-    where = f"valid:{digest.hexdigest()}"
-    lines = len(decoded_lines(recipe, dataset)[0]) if metrics else 0
-    if config.best_by == "loss" or not lines:
-        return f"loss|smoothing:{config.label_smoothing}|{where}"
-    how = f"beam:{config.validation_beam}|length_penalty:{recipe.decoding.length_penalty}"
-    return f"{config.best_by}|{how}|lines:{lines}|{where}"
+    @torch.no_grad()
+    def _mean_loss(self) -> tuple[float, float]:
+        """Loss and nll per target token."""
+        device = self.world.device
+        sums, tokens = torch.zeros(2, dtype=torch.float64, device=device), 0
+        with in_one_piece(self.objective), self.objective.autocast(device):  # weights are rounded once for all batches
+            for batch in self.batches:
+                sums += torch.stack(self.objective(batch.to(device)))
+                tokens += batch.num_target_tokens
+        loss, nll = (sums / max(tokens, 1)).tolist()
+        return loss, nll
 
 
 def perplexity(nll: float) -> float:
     """exp(nll): per subword, so it can only be compared within one vocabulary."""
     return math.exp(nll) if nll < 700 else math.inf
-
-
-@torch.no_grad()
-def mean_loss(objective: Objective, batches: Iterable[AnyBatch], device: torch.device) -> tuple[float, float]:
-    """Loss and nll per target token over batches, without dropout."""
-    was_training = objective.model.training
-    objective.model.eval()
-    sums = torch.zeros(2, dtype=torch.float64, device=device)
-    tokens = 0
-    with in_one_piece(objective), objective.autocast(device):  # so that weights are rounded once for all batches
-        for batch in batches:
-            sums += torch.stack(objective(batch.to(device)))
-            tokens += batch.num_target_tokens
-    objective.model.train(was_training)
-    loss, nll = (sums / max(tokens, 1)).tolist()
-    return loss, nll
-
-
-def connection_matrices(objective: Objective) -> dict[str, Tensor]:
-    """The weights with which the layers of each stack are connected, where they are learned."""
-    with in_one_piece(objective):
-        asked = ((name, getattr(module, "matrix", None)) for name, module in objective.model.named_modules())
-        found = {name: ask() for name, ask in asked if ask is not None}
-    return {name: matrix for name, matrix in found.items() if matrix is not None}

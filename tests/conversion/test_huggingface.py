@@ -252,6 +252,38 @@ class TestFiles:
             self.convert(folder)
 
 
+def test_a_model_with_several_targets_has_the_chosen_one_as_default(made, tmp_path):
+    folder = made("marian, several targets").folder
+    deepnmt.convert(folder, tmp_path / "MODEL", source_lang="en", target_lang="deu")
+    pair = TokenizerPair.load(tmp_path / "MODEL")
+    assert pair.source.encode("the house") == [*pair.source.opening(">>deu<<"), *pair.source.encode("the house")[1:]]
+    assert pair.for_languages("en", "nld").source.begin == ">>nld<<"
+    undecided = TokenizerPair(pair.source.for_language("en"), pair.target)  # as earlier versions stored it
+    assert undecided.for_languages(None, "deu").source.begin == ">>deu<<"
+    with pytest.raises(InputError, match=r"no target language 'de' \(it has deu, nld\); did you mean deu\?"):
+        deepnmt.convert(folder, tmp_path / "OTHER", source_lang="en", target_lang="de")
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "change", "message"),
+    [
+        ("m2m100", "config.json", {"vocab_size": "many"}, r"are not those of m2m100 \(ValueError: .*'many'\)"),
+        ("m2m100", "tokenizer_config.json", {"added_tokens_decoder": []}, "are not those of m2m100"),
+        ("nllb", "tokenizer.json", {"added_tokens": [{"id": 5}]}, r"are not those of nllb \(KeyError: 'content'\)"),
+        ("nllb", "tokenizer.json", {"added_tokens": []}, "lists no languages in tokenizer.json"),
+        ("fsmt", "tokenizer_config.json", {"langs": ["en"]}, "are not those of fsmt"),
+    ],
+)
+def test_damaged_tokeniser_files_are_refused(made, tmp_path, name, file, change, message):
+    folder = shutil.copytree(made(name).folder, tmp_path / "copy")
+    content = json.loads((folder / file).read_text(encoding="utf-8"))
+    (folder / file).write_text(json.dumps(content | change), encoding="utf-8")
+    if name == "nllb":
+        (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(InputError, match=message):
+        deepnmt.convert(folder, tmp_path / "MODEL", toolkit=name)
+
+
 @pytest.mark.parametrize("name", ["m2m100", "nllb"])
 def test_a_converted_model_translates_between_its_languages(made, name):
     first, second = ("en", "de") if name == "m2m100" else ("eng_Latn", "deu_Latn")

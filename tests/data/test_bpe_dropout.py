@@ -231,10 +231,3 @@ def test_every_process_rank_and_resumed_run_sees_the_same(tmp_path: Path) -> Non
     script = f"{EPOCH}\nprint(*epoch({str(tmp_path / 'data')!r}, 1, 2), sep='\\n')"
     command = [sys.executable, "-c", script]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[:-1] == second
-
-
-def test_it_works_from_a_file_of_a_tokeniser(tmp_path: Path, tokenizers: TokenizerPair) -> None:
-    tokenizers.save(tmp_path)
-    usual = tokenizers.target.encode_batch(SENTENCES)
-    loaded = TokenizerPair.load(tmp_path).target
-    assert loaded.resample(usual, KEYS, 0.1) == tokenizers.target.resample(usual, KEYS, 0.1)

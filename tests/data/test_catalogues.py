@@ -1,5 +1,7 @@
 import io
 import json
+import lzma
+import random
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -149,6 +151,24 @@ def test_a_file_that_is_not_a_package_is_refused(tmp_path: Path, name: str, caps
     assert main(["corpus", name, "--languages", "en", "de", "--package", *files, "--out", str(out)]) == 2
     assert str(path) in capsys.readouterr().err
     assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["homeassistant", "libreoffice"])
+def test_a_damaged_package_is_refused(tmp_path: Path, name: str) -> None:
+    packages = [wheel(tmp_path)]
+    if name == "libreoffice":
+        packages = [package(tmp_path, language, lzma.compress, ".xz") for language in ("en-US", "de")]
+    whole, draw = packages[-1].read_bytes(), random.Random(0)
+    for i in range(40):
+        content = bytearray(whole)
+        content[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
+        packages[-1].write_bytes(content if i % 2 else whole[: draw.randrange(len(whole))])
+        try:
+            catalogues.make_corpus(name, ["en", "de"], tmp_path / "out", packages, overwrite=True)
+        except InputError as error:
+            assert str(packages[-1]) in str(error) or "has no language" in str(error)
+        else:
+            assert i % 2, "a changed character may be read, a truncated file not"
 
 
 def test_a_folder_of_other_things_is_never_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

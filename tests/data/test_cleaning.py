@@ -88,6 +88,7 @@ def test_the_script_check_wants_a_third_of_the_letters(
 ) -> None:
     judge = Judge(limits(language_check="script", keep=("identical",)), languages)
     assert judge(source, target) == reason
+    assert Judge(limits(language_check="script", keep=("identical", "script")), languages)(source, target) is None
 
 
 def test_the_language_check_sees_a_third_language_in_lines_long_enough_to_tell() -> None:
@@ -105,7 +106,7 @@ def test_a_language_that_the_check_does_not_know_is_refused(check: str) -> None:
         Judge(limits(language_check=check), ("en", "xx"))
 
 
-def test_counteds_merge_counts_and_keep_the_first_examples() -> None:
+def test_merging_adds_counts_and_keeps_the_first_examples() -> None:
     total = ReasonCounts()
     for start in (0, 2, 4):
         part = ReasonCounts()

@@ -1,36 +1,24 @@
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from streams import make_corpus, same
 
 from deepnmt.data.batching import BatchingConfig, BatchStream, Update
-from deepnmt.data.dataset import Corpus, CorpusWriter, Side
+from deepnmt.data.dataset import Corpus, CorpusWriter
 from deepnmt.data.loader import Loader
 
 
-def make_stream(folder: Path, layout: str, size: int = 60) -> BatchStream:
-    rng = np.random.default_rng(0)
-    sides = [[rng.integers(4, 100, rng.integers(0, 20)).tolist() for _ in range(size)] for _ in range(2)]
-    with CorpusWriter(folder, "text", (100, 100)) as writer:
-        writer.append(Side.of(sides[0]), Side.of(sides[1]))
+def make_stream(folder: Path, layout: str) -> BatchStream:
+    with CorpusWriter(folder, "text", (60_000, 60_000)) as writer:
+        writer.append(*make_corpus(60).sides)
     config = BatchingConfig(tokens_per_batch=64, layout=layout)  # type: ignore[arg-type]
     return BatchStream({"text": Corpus.open(folder, "text")}, config, seed=1, tokens_per_update=128)
 
 
 def threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("deepnmt-loader")]
-
-
-def same(one: Update, other: Update) -> bool:
-    for first, second in zip(one.batches, other.batches, strict=True):
-        for name, value in vars(first).items():
-            assert type(value) is type(getattr(second, name))
-            if not np.array_equal(value, getattr(second, name)):
-                return False
-    names = ("num_target_tokens", "num_source_tokens", "num_sentences", "epoch", "index", "is_last_of_epoch")
-    return all(getattr(one, name) == getattr(other, name) for name in names)
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])

@@ -47,6 +47,13 @@ def test_xliff_in_either_direction(tmp_path, text):
     assert pairs(tmp_path, text, "de", "en") == [("Eins zwei", "One two")]
 
 
+def test_xliff_that_names_a_language_at_the_text_only(tmp_path):
+    text = XLIFF_1.replace('\n target-language="de-DE"', "")
+    with raises(InputError, match="no pairs in en and de; its languages are en, unknown"):
+        pairs(tmp_path, text)
+    assert pairs(tmp_path, text.replace("<target>", '<target xml:lang="de">')) == [("One two", "Eins zwei")]
+
+
 def test_other_encodings_and_compression(tmp_path):
     expected = pairs(tmp_path, TMX)
     assert pairs(tmp_path, TMX.replace("UTF-8", "UTF-16"), encoding="utf-16") == expected

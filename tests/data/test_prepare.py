@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import random
 import shlex
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sentencepiece
 from grammar import english_german, write_pairs
 
 import deepnmt
@@ -34,7 +36,7 @@ def make(folder: Path, pairs: Pairs, valid: Pairs | None = None, workers: int = 
     held_out = write_pairs(folder, "valid", valid) if valid else ((), ())
     options: dict[str, Any] = {**LANGUAGES, "vocab_size": 400, "workers": workers, **settings}
     texts: dict[str, Any] = {"source": source, "target": target, "valid_source": held_out[0]}
-    return deepnmt.prepare(**texts, valid_target=held_out[1], out=folder / "data", **options)
+    return deepnmt.prepare(**{"out": folder / "data", **texts, "valid_target": held_out[1], **options})
 
 
 def text_of(dataset: Dataset, name: str = "train") -> Pairs:
@@ -128,7 +130,7 @@ def test_nothing_is_dropped_from_held_out_text(tmp_path: Path, capsys: pytest.Ca
     assert dataset.valid_text is not None and dataset.valid_text[0] == [*(pair[0] for pair in odd), "bad \ufffd byte"]
     noted = {reason: entry["count"] for reason, entry in dataset.meta["valid"]["noted"].items()}
     assert noted == {"empty": 1, "identical": 2, "control": 2, "too-long": 1}
-    assert "valid: 1 pair kept although a side is empty" in capsys.readouterr().out
+    assert "valid: 1 unusual pair kept: a side is empty" in capsys.readouterr().out
 
 
 def test_a_validation_set_is_held_out_of_the_training_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,26 +179,29 @@ def test_what_is_held_out_is_clean_and_comes_from_a_corpus_without_a_tag(tmp_pat
 
 
 @pytest.mark.parametrize("pretokenizer", ["none", "moses"])
-def test_the_dataset_does_not_depend_on_the_number_of_workers(
+def test_the_dataset_depends_neither_on_the_number_of_workers_nor_on_the_size_of_chunks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pretokenizer: str
 ) -> None:
-    monkeypatch.setattr(preparing, "CHUNK_PAIRS", 40)
     pairs = [*english_german(300), *english_german(100), ("", "x")]
     datasets = []
-    for workers in (1, 2):
-        folder = tmp_path / str(workers)
+    for workers, size in ((1, 40), (2, 40), (1, 7)):
+        monkeypatch.setattr(preparing, "CHUNK_PAIRS", size)
+        monkeypatch.setattr(held_out, "CHUNK_PAIRS", size)
+        folder = tmp_path / f"{workers}-{size}"
         folder.mkdir()
         monkeypatch.chdir(folder)
         write_pairs(folder, "t", pairs)
         options: dict[str, Any] = {**LANGUAGES, "vocab_size": 400, "pretokenizer": pretokenizer, "workers": workers}
+        options |= {"hold_out": 20, "tokenizer_lines": 90}
         deepnmt.prepare(source="t.en", target=["t.de"], out="data", **options)
         datasets.append(files_of(folder / "data"))
     metas = [json.loads(files.pop("dataset.json")) for files in datasets]
     for meta in metas:
         del meta["seconds"]
-    assert metas[0] == metas[1]
-    assert datasets[0] == datasets[1]
+    assert metas[0] == metas[1] == metas[2]
+    assert datasets[0] == datasets[1] == datasets[2]
     assert metas[0]["cleaning"]["train"]["duplicate"]["count"] == 100
+    assert metas[0]["tokenizer"]["learnt_from_pairs"] == 70
 
 
 @pytest.mark.parametrize("unit", ["words", "subwords"])
@@ -247,6 +252,21 @@ def test_a_held_out_line_that_begins_with_a_tag_is_encoded_and_compared_like_a_t
     assert dataset.meta["cleaning"]["train"]["overlap"]["count"] == 2
 
 
+def test_a_line_of_encoded_data_does_not_fill_the_vocabulary(tmp_path: Path) -> None:
+    pairs, draw = english_german(200), random.Random(0)
+    junk = ["".join(draw.choices("abcdefghijklmnop", k=20_000)) for _ in range(2)]
+    for name, listed in (("clean", pairs), ("dirty", [*pairs, (junk[0], junk[1])])):
+        (tmp_path / name).mkdir()
+        make(tmp_path / name, listed)
+    clean, dirty = (Dataset.open(tmp_path / name / "data") for name in ("clean", "dirty"))
+    assert clean.tokenizers.source.pieces == dirty.tokenizers.source.pieces
+    assert dirty.meta["cleaning"]["train"]["too-long"]["count"] == 1
+    with pytest.raises(InputError, match=r"every word is longer than 1,600 characters, too long for max_length = 100"):
+        make(tmp_path / "dirty", [(junk[0], junk[1])], overwrite=True)
+    kept = make(tmp_path / "dirty", [*pairs, (junk[0], junk[1])], keep=["too-long"], overwrite=True)
+    assert kept.tokenizers.source.pieces != clean.tokenizers.source.pieces
+
+
 def test_separate_vocabularies_have_sizes_of_their_own(tmp_path: Path) -> None:
     dataset = make(tmp_path, english_german(200), joint=False, vocab_size=(330, 360), min_frequency=1)
     assert not dataset.meta["shared_vocabulary"]
@@ -255,7 +275,7 @@ def test_separate_vocabularies_have_sizes_of_their_own(tmp_path: Path) -> None:
 
 def test_the_paper_s_way_has_unknown_words_and_a_cut_off(tmp_path: Path) -> None:
     pairs = [*english_german(100), ("a rare ħ", "ein seltenes ħ")]
-    dataset = make(tmp_path, pairs, byte_fallback=False, min_frequency=5, vocab_size=(200, 200))
+    dataset = make(tmp_path, pairs, byte_fallback=False, min_frequency=5, vocab_size=200)
     assert dataset.meta["train"][0]["source_unknown"] >= 1
     assert "ħ" not in dataset.tokenizers.source.pieces
     corpus = dataset.train["train"]
@@ -286,6 +306,15 @@ def test_the_tokenisers_of_another_dataset_are_used_as_they_are(tmp_path: Path, 
     assert second.tokenizers.source.language == ("en" if direction == "same" else "de")
     english = [pair[0 if direction == "same" else 1] for pair in text_of(second)]
     assert english == [source.lower() for source, _ in english_german(30, seed=9)]
+
+
+def test_a_text_that_a_sentencepiece_model_normalises_to_nothing_is_empty(tmp_path: Path) -> None:
+    model = tmp_path / "nfkc.model"
+    options: dict[str, Any] = {"model_prefix": str(tmp_path / "nfkc"), "vocab_size": 80, "hard_vocab_limit": False}
+    lines = iter([line for pair in english_german(50) for line in pair])
+    sentencepiece.SentencePieceTrainer.train(sentence_iterator=lines, minloglevel=2, **options)
+    dataset = make(tmp_path, [*english_german(50), ("\u200b", "unsichtbar"), ("nothing", "\u200b")], tokenizer=model)
+    assert dataset.meta["cleaning"]["train"]["empty"]["count"] == 2
 
 
 def test_a_sentencepiece_model_is_used_as_it_is(tmp_path: Path) -> None:
@@ -323,9 +352,16 @@ BAD_INPUT = {
     "": "no training text",
     "--source nowhere --target {de}": "nowhere does not exist",
     "{both} --max-ratio 0.5": "max_ratio = 0.5 must be at least 1",
+    "{both} --max-ratio nan": "max_ratio = nan must be at least 1",
+    "{both} --vocab-size 1": "vocab_size = 1 must be at least 5",
+    "{both} --vocab-size 3000000000": "vocab_size = 3000000000 must be at least 5 and below 1e+09",
+    "{both} --vocab-size 500 300": "vocab_size = 500 and 300: two sizes need joint = false (--separate)",
+    "{both} --character-coverage 0.5": "character_coverage = 0.5 must be from 0.98 to 1",
+    "{both} --weight train=inf": "must be above zero and finite",
     "{both} --keep utf8": "invalid choice: 'utf8'",
     "{both} --tag 'bt=<bt>'": "tags names corpus 'bt'; the corpora are train",
     "{both} --tag 'train=a b'": "must be one word",
+    "{both} --tag 'train=</s>'": "must be one word, not a special symbol",
     "{both} --tag train": "--tag 'train' must be NAME=VALUE",
     "{both} --weight train=much": "'much' is not a number",
     "{both} --weight train=-1": "must be above zero",
@@ -368,6 +404,47 @@ def test_bad_input_is_refused_in_one_sentence_and_leaves_nothing(
         captured = capsys.readouterr()
         assert message.format(**names) in captured.err
         assert captured.err.splitlines()[-1].startswith("deepnmt: ")
+
+
+def test_mistakes_in_a_call_from_python_are_refused(tmp_path: Path) -> None:
+    for mistake, message in {
+        "vocab_size": "vocab_size takes one value for both sides, or one per side, not 0",
+        "pretokenizer": "pretokenizer takes one value",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            make(tmp_path, english_german(50), **{mistake: []})
+    with pytest.raises(InputError, match=r"corpus 'a' must be a source file and a target file, not 'a\.tsv'"):
+        make(tmp_path, english_german(50), corpora={"a": "a.tsv"})
+
+
+def test_the_current_folder_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for out in (".", ".."):
+        with pytest.raises(InputError, match="is the current folder or contains it; choose another --out"):
+            make(tmp_path, english_german(50), out=out, overwrite=True)
+
+
+def test_a_dataset_that_another_process_made_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make_another(*arguments: object) -> None:
+        (tmp_path / "data").mkdir()
+        write_json(tmp_path / "data" / "dataset.json", {})
+
+    monkeypatch.setattr(preparing.HeldOut, "write", make_another)
+    with pytest.raises(InputError, match="already exists"):
+        make(tmp_path, english_german(50), english_german(5, seed=1))
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["dataset.json"]
+
+
+def test_a_file_name_that_is_not_utf8_is_recorded(tmp_path: Path) -> None:
+    name = os.fsdecode(b"train\xe4.tsv")
+    (tmp_path / name).write_text("".join(f"{source}\t{target}\n" for source, target in english_german(50)))
+    dataset = deepnmt.prepare(tsv=tmp_path / name, out=tmp_path / "d", vocab_size=400, workers=1, **LANGUAGES)
+    assert (
+        Dataset.open(tmp_path / "d").meta["train"][0]["files"]
+        == [[str(tmp_path / name)]]
+        == dataset.meta["train"][0]["files"]
+    )
 
 
 def test_a_symbolic_link_to_a_dataset_stays_a_link(tmp_path: Path) -> None:
@@ -425,13 +502,15 @@ def test_a_failure_midway_leaves_the_old_dataset_whole(
 
 def test_what_a_killed_call_left_is_cleared_away_by_the_next(tmp_path: Path) -> None:
     process = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    dead = tmp_path / f".data.{int(process.stdout)}.partial"
-    alive = tmp_path / f".data.{os.getppid()}.partial"
-    for folder in (dead, alive):
+    dead, alive, other = (
+        tmp_path / f".{name}.{number}.partial"
+        for name, number in (("d[1]", int(process.stdout)), ("d[1]", os.getppid()), ("d1", int(process.stdout)))
+    )
+    for folder in (dead, alive, other):
         folder.mkdir()
-    make(tmp_path, english_german(50))
+    make(tmp_path, english_german(50), out=tmp_path / "d[1]")
     assert not dead.exists()
-    assert alive.exists()
+    assert alive.exists() and other.exists()
 
 
 def test_ctrl_c_ends_a_call_with_workers_and_leaves_nothing(tmp_path: Path) -> None:
@@ -482,8 +561,11 @@ def test_the_summary_says_what_was_kept_dropped_and_what_to_do_next(
 
     train[1].write_bytes(train[1].read_bytes() + "schön\n".encode("latin-1"))
     train[0].write_text(train[0].read_text() + "nice\n")
+    (tmp_path / "tiny.tsv").write_text("Hello\tHallo\n")
     large = ["--source-lang", "en", "--target-lang", "de", "--out", str(out), "--overwrite"]
     assert main(["prepare", "--source", str(train[0]), "--target", str(train[1]), *large]) == 0
     shown = capsys.readouterr()
     assert "train: many pairs are not valid UTF-8; if a file is Latin-1, convert it with `iconv" in shown.out
     assert "The text is small for this --vocab-size, so rare words are split finely; try --vocab-size " in shown.out
+    assert main(["prepare", "--tsv", str(tmp_path / "tiny.tsv"), *large, "--no-byte-fallback"]) == 0
+    assert "try --vocab-size 5." in capsys.readouterr().out

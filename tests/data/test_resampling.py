@@ -2,12 +2,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from streams import PAD, epoch_of, rows_of
 
 from deepnmt.data.batching import BatchingConfig, BatchStream, Update
 from deepnmt.data.bpe_dropout import Keys
 from deepnmt.data.dataset import Corpus
-
-PAD, EOS = 1, 2
 
 
 def split_symbols(rows: list[list[int]], keys: Keys) -> list[list[int]]:
@@ -42,24 +41,13 @@ def make_stream(layout: str, **rest: Any) -> tuple[Corpus, BatchStream]:
     return corpus, BatchStream({"a": corpus}, config, seed=1, resample=functions, tokens_per_update=256, **rest)
 
 
-def epoch_of(stream: BatchStream) -> list[Update]:
-    updates = [next(stream)]
-    while not updates[-1].is_last_of_epoch:
-        updates.append(next(stream))
-    return updates
-
-
 def sources(update: Update) -> list[tuple[int, list[int]]]:
-    rows = []
-    for batch in update.batches:
-        for position, sentence in enumerate(batch.sentences.tolist()):
-            if hasattr(batch, "source_offsets"):
-                offsets = batch.source_offsets.tolist()
-                row = batch.source[offsets[position] : offsets[position + 1]]
-            else:
-                row = batch.source[position]
-            rows.append((sentence, [i for i in row.tolist() if i not in (PAD, EOS)]))
-    return rows
+    """The number of each sentence, and its source without eos."""
+    return [
+        (sentence, source[:-1])
+        for batch in update.batches
+        for sentence, (source, *_) in zip(batch.sentences.tolist(), rows_of(batch), strict=False)
+    ]
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])

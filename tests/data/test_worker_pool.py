@@ -1,7 +1,12 @@
 import os
+import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -50,24 +55,33 @@ def test_tasks_are_drawn_only_as_they_are_needed() -> None:
         assert drawn < 10
 
 
-def divide(first: int, second: int) -> float:
-    if second == 99:
-        os._exit(1)
-    return first / second
-
-
-@pytest.mark.parametrize(("second", "outcome"), [(0, ZeroDivisionError), (99, RunError)], ids=["exception", "death"])
-def test_a_call_in_a_worker_gives_its_result_or_its_error(second: int, outcome: type[Exception]) -> None:
-    with WorkerPool(2) as workers:
-        assert workers.call(divide, 2, 4, waiting=lambda: None) == 0.5
-        with pytest.raises(outcome):
-            workers.call(divide, 2, second, waiting=lambda: None)
-
-
-def interrupt() -> None:
-    raise KeyboardInterrupt
-
-
-def test_an_interrupt_ends_a_call_at_once() -> None:
+def test_an_interrupt_ends_a_long_task_at_once() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell runs the tests in the background
     with pytest.raises(KeyboardInterrupt), WorkerPool(2) as workers:
-        workers.call(time.sleep, 1000, waiting=interrupt)
+        threading.Timer(1, signal.pthread_kill, [threading.get_ident(), signal.SIGINT]).start()
+        list(workers.in_order(time.sleep, [1000]))
+
+
+KILLED = """
+import os, signal, time
+from deepnmt.data.worker_pool import WorkerPool
+
+def number(task):
+    time.sleep(0.5)
+    return os.getpid()
+
+if __name__ == "__main__":
+    with WorkerPool(2) as workers:
+        print(*set(workers.in_order(number, range(4))), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(KILLED)
+    ended = subprocess.run([sys.executable, tmp_path / "script.py"], stdout=subprocess.PIPE, check=False, timeout=120)
+    assert ended.returncode == -signal.SIGKILL
+    processes = [Path("/proc") / number for number in ended.stdout.decode().split()]
+    assert processes
+    while any(process.exists() for process in processes):  # the test's own time limit ends this
+        time.sleep(0.1)

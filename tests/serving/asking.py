@@ -149,3 +149,4 @@ def listening(app):
         finally:
             server.should_exit = True
             thread.join()
+            service(app).models.close()

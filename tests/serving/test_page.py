@@ -191,10 +191,10 @@ def test_typing_on_gives_up_what_is_not_wanted_any_more(browser, shouting):
     browser.open(address)
     browser.type("do wait")
     browser.press("Enter", control=True)
-    while not service(app).gate.requests:
+    while not service(app).requests:
         browser.evaluate("1")
     browser.point("#clear", click=True)
-    while service(app).gate.requests:
+    while service(app).requests:
         browser.evaluate("1")
     patient.go.set()
     browser.type("hello")
@@ -218,6 +218,33 @@ def test_a_file_is_translated_and_can_be_saved(browser, shouting, tmp_path):
         browser.evaluate("1")
 
 
+@mark.parametrize(
+    ("content", "expected"),
+    [
+        ("Grüße.".encode("utf-16"), "GRÜSSE."),
+        ("Grüße.".encode("cp1252"), "GRÜSSE."),
+        (b"PK\x03\x04\0\0", "The page says: a.txt is not a text file of at most 5 MB."),
+    ],
+)
+def test_files_of_other_encodings_and_kinds(browser, shouting, tmp_path, content, expected):
+    (tmp_path / "a.txt").write_bytes(content)
+    browser.open(shouting[1])
+    browser.choose_file("#file", tmp_path / "a.txt")
+    problem = "document.getElementById('problem').textContent"
+    says = f"{problem} ? 'The page says: ' + {problem} : {TEXT}"
+    browser.wait(f"({says}) === {json.dumps(expected)}")
+
+
+def test_dragged_text_is_left_to_the_browser(browser, shouting):
+    browser.open(shouting[1])
+    dragged = """((type, data) => { const event = new DragEvent(type, {dataTransfer: data, cancelable: true});
+        dispatchEvent(event); return event.defaultPrevented; })"""
+    for kind in ("dragover", "drop"):
+        for fill, is_ours in (("setData('text/plain', 'x')", False), ("items.add(new File(['x'], 'x.txt'))", True)):
+            script = f"{dragged}('{kind}', (() => {{ const d = new DataTransfer(); d.{fill}; return d; }})())"
+            assert browser.evaluate(script) is is_ours
+
+
 def test_models_can_be_chosen_and_languages_swapped(browser, shouting):
     _, address = shouting
     browser.open(address)
@@ -238,12 +265,14 @@ class Polyglot(Patient):
 
 
 def test_languages_of_one_model_can_be_chosen_and_swapped(browser):
-    codes, limits, metrics = ["eng_Latn", "deu_Latn", "jpn_Jpan"], Limits(), Metrics()
+    codes, limits, metrics = ["eng_Latn", "deu_Latn", "jpn_Jpan", "zho_Hant"], Limits(), Metrics()
     served = ServedModel("many", tuple(codes[:2]), Polyglot(), limits, metrics, (codes, codes))
     choose = "(() => { const s = document.getElementById('target-language'); s.value = 'jpn_Jpan';"
     with listening(create_app(Models([served]), limits, metrics)) as address:
         browser.open(address)
         assert browser.evaluate("document.getElementById('model').hidden")
+        labels = browser.evaluate("[...document.getElementById('target-language').options].map((o) => o.text)")
+        assert labels == ["English", "German", "Japanese", "Traditional Chinese"]
         browser.type("hello")
         says(browser, "DEU_LATN HELLO")
         browser.evaluate(choose + " s.dispatchEvent(new Event('change')); })()")
@@ -256,17 +285,33 @@ def test_languages_of_one_model_can_be_chosen_and_swapped(browser):
 def test_what_the_server_refuses_is_said_on_the_page(chromium, browser, shouting):
     app, address = shouting
     browser.open(address)
-    service(app).gate.closed = True
+    service(app).closed = True
     try:
         browser.type("hello")
         told = browser.wait("document.getElementById('problem').textContent")
         assert told == "Translation failed: the server is shutting down and accepts no new requests."
     finally:
-        service(app).gate.closed = False
+        service(app).closed = False
     browser.type(" again")
     says(browser, "HELLO AGAIN")
     assert browser.evaluate("document.getElementById('problem').hidden")
     assert all("503" in entry for entry in chromium.wrong)
+    chromium.wrong.clear()
+
+
+def test_a_lost_connection_is_said_and_made_up_for(chromium, browser, shouting):
+    network = {"latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+    browser.open(shouting[1])
+    browser.type("hello")
+    says(browser, "HELLO")
+    browser.send("Network.emulateNetworkConditions", offline=True, **network)
+    browser.type(" there")
+    told = browser.wait("document.getElementById('problem').textContent")
+    assert told == "Translation failed: the server cannot be reached."
+    assert browser.evaluate("document.getElementById('target-pane').className") == "pane stale", "not of this text"
+    browser.send("Network.emulateNetworkConditions", offline=False, **network)
+    says(browser, "HELLO THERE")
+    assert browser.evaluate("document.getElementById('problem').hidden")
     chromium.wrong.clear()
 
 
@@ -321,8 +366,9 @@ def test_colours_follow_the_system_and_the_choice_is_kept(browser, shouting):
     assert light != dark
     browser.point("#theme", click=True)
     assert browser.evaluate(ground) == light
-    browser.open(address)
-    assert browser.evaluate(ground) == light, "remembered"
+    for path in ("", "/docs"):
+        browser.open(address + path)
+        assert browser.evaluate(ground) == light, "remembered"
     browser.evaluate("localStorage.clear()")
 
 

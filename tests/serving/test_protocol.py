@@ -74,7 +74,7 @@ def test_what_does_not_become_a_request_is_disconnected(quick, sent):
         started = time.monotonic()
         assert is_closed(opened)
         assert time.monotonic() - started < 10
-    assert service(app).gate.requests == service(app).gate.received_bytes == 0
+    assert service(app).requests == service(app).received_bytes == 0
 
 
 @mark.parametrize("stream", [False, True])
@@ -85,9 +85,24 @@ def test_a_client_that_does_not_read_its_answer_is_disconnected(quick, stream):
         opened.sendall(request({"text": text, "stream": stream}))
         opened.recv(10)
         deadline = time.monotonic() + 20
-        while service(app).gate.requests and time.monotonic() < deadline:
+        while service(app).requests and time.monotonic() < deadline:
             time.sleep(0.02)
-    assert (service(app).gate.requests, service(app).gate.characters) == (0, 0)
+    assert (service(app).requests, service(app).characters) == (0, 0)
+
+
+@mark.parametrize("fields", [{}, {"q": "", "target": "de"}])
+def test_an_answer_counts_as_work_until_the_client_has_read_it(fields):
+    app = shouting_app(translators=[Verbose()], batch_wait=0.0)
+    name = "q" if fields else "text"
+    fields = {**fields, name: " ".join(f"Sentence number {i}." for i in range(20))}
+    with listening(app) as address, connect(urlsplit(address), receive_buffer=4096) as opened:
+        opened.sendall(request(fields))
+        opened.recv(10)
+        assert service(app).requests == 1, "its memory is not free yet"
+        size = 0
+        while size < 6_000_000:
+            size += len(opened.recv(1 << 20))
+    assert service(app).requests == 0
 
 
 def test_connections_beyond_the_limit_are_refused_and_the_others_served(quick):
@@ -112,6 +127,6 @@ def test_connections_beyond_the_limit_are_refused_and_the_others_served(quick):
 def test_the_bodies_that_arrive_are_bounded_together():
     app = shouting_app()
     for free, status in ((16, 429), (10**6, 200)):
-        service(app).gate.received_bytes = others = Limits().max_received_bytes - free
+        service(app).received_bytes = others = Limits().max_received_bytes - free
         assert post(app, {"text": "more than fits"}, pieces=3).status == status
-        assert service(app).gate.received_bytes == others
+        assert service(app).received_bytes == others

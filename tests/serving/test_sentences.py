@@ -30,6 +30,8 @@ def test_end_to_end_the_sentences_are_the_text(text):
         ("He said “Stop!” She did.", ["He said “Stop!”", "She did."]),
         ("Dr. Mabuse met J. Smith at 5 p.m. on Monday.", ["Dr. Mabuse met J. Smith at 5 p.m. on Monday."]),
         ("Am 3. Mai kommt z. B. Herr Nr. 5. Er bleibt.", ["Am 3. Mai kommt z. B. Herr Nr. 5. Er bleibt."]),
+        ("He said no. She loves art. See fig. 3.", ["He said no.", "She loves art.", "See fig. 3."]),
+        ("The U.S. Army saw Mt. Everest. Vgl. Art. 5.", ["The U.S. Army saw Mt. Everest.", "Vgl. Art. 5."]),
         ("It was 1990. He left.", ["It was 1990.", "He left."]),
         ("Wait... what? Yes.", ["Wait... what?", "Yes."]),
         ("version 2.5 of a.b.c", ["version 2.5 of a.b.c"]),

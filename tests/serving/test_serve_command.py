@@ -8,15 +8,22 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from urllib.parse import urlsplit
 
-from asking import service, shouting_app
+from asking import ask as in_process
+from asking import listening, service, shouting_app
 from phrasebook import phrases
 from pytest import fixture, mark
 
 from deepnmt.cli import main
 from deepnmt.devices import TRANSLATION_ENVIRONMENT
-from deepnmt.serving.running import make_server
+from deepnmt.serving.limits import Limits
+from deepnmt.serving.models import load_models
+from deepnmt.serving.prometheus import Metrics
+from deepnmt.serving.running import address_of, make_server, open_socket
+from deepnmt.serving.server import create_app
 
 
 @fixture(autouse=True)
@@ -87,9 +94,59 @@ def test_a_second_signal_ends_it_at_once():
     app = shouting_app()
     server = make_server(app)
     server.handle_exit(signal.SIGTERM, None)
-    assert (service(app).gate.closed, server.should_exit) == (True, False)
+    assert (service(app).closed, server.should_exit) == (True, False)
     server.handle_exit(signal.SIGTERM, None)
     assert (server.should_exit, server.force_exit) == (True, True)
+
+
+@mark.parametrize("fields", [{"text": "a"}, {"text": "One. Two.", "stream": True}])
+def test_a_model_that_never_answers_keeps_it_no_longer_than_the_grace(fields, caplog):
+    app = shouting_app()
+    (model,) = service(app).models
+    with open_socket("127.0.0.1", 0) as opened, model.translator.held():
+        server = make_server(app, grace=0)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
+        thread.start()
+        while not server.started:
+            time.sleep(0.005)
+        connection = connect(urlsplit(address_of(opened)))
+        connection.request("POST", "/translate", json.dumps(fields))
+        model.translator.entered.wait(30)
+        server.handle_exit(signal.SIGTERM, None)
+        thread.join(30)
+        assert not thread.is_alive()
+        if "stream" not in fields:
+            answer = connection.getresponse()
+            assert (answer.status, json.loads(answer.read())) == (503, {"error": "the server is shutting down"})
+        connection.close()
+        assert not service(app).models.close(), "the model is still busy"
+    assert service(app).requests == 0
+    assert "Traceback" not in caplog.text
+
+
+def test_head_is_answered_like_get_without_a_body():
+    with listening(shouting_app()) as address:
+        for path in ("/", "/health", "/docs", "/page/app.js"):
+            connection = connect(urlsplit(address))
+            connection.request("HEAD", path)
+            answer = connection.getresponse()
+            assert (answer.status, answer.read()) == (200, b"")
+            assert int(answer.headers["content-length"]) > 0
+            connection.close()
+
+
+@mark.parametrize("given", ["lr=3/en-de", "a/b=lr=3/en-de", "=lr=3/en-de"])
+def test_a_folder_may_have_an_equals_sign_and_a_name_a_slash(phrase_folder, tmp_path, monkeypatch, given):
+    (tmp_path / "lr=3").mkdir()
+    (tmp_path / "lr=3" / "en-de").symlink_to(phrase_folder)
+    monkeypatch.chdir(tmp_path)
+    limits, metrics = Limits(), Metrics()
+    models = load_models([given], "cpu", "fp32", limits, metrics)
+    name = "a/b" if given.startswith("a/b") else "en-de"
+    assert [model.name for model in models] == [name]
+    answer = in_process(create_app(models, limits, metrics), "GET", f"/models/{name}/connections")
+    assert answer.status == 200
+    models.close()
 
 
 @mark.parametrize(
@@ -99,6 +156,10 @@ def test_a_second_signal_ends_it_at_once():
         (["{model}", "{model}"], "two models are called en-de: rename one, as in other={model}"),
         (["{model}", "--timeout", "0"], "timeout = 0.0 must be at least 1"),
         (["{model}", "--grace", "-1"], "--grace must be at least 0, not -1"),
+        (
+            ["{model}", "--allow-origin", "https://a.org/"],
+            "--allow-origin must be * or an origin such as https://example.org, not https://a.org/",
+        ),
         (["{model}", "--threads", "0"], "threads must be at least 1, not 0"),
         (["{model}", "--port", "99999"], "cannot listen on port 99999: choose a --port from 0 to 65535"),
         (["{model}", "--host", "no such host"], "cannot listen on no such host port 8000"),

@@ -4,12 +4,14 @@ import asyncio
 import json
 import re
 import sys
+from functools import cache
 from urllib.parse import urlencode
 
 from asking import Shouter, ask, asking, post, service, shouting_app
 from pytest import fixture, mark
 
 from deepnmt.decoding.placeholders import lacks_placeholders
+from deepnmt.serving import libretranslate
 from deepnmt.serving.limits import Limits
 from deepnmt.serving.models import Models, ServedModel, load_models
 from deepnmt.serving.prometheus import Metrics
@@ -232,10 +234,12 @@ def test_a_request_over_a_limit_or_wrong_is_told_so(fields, status, message):
         (b"\xff\xfe{", {}, 400, "the body is not"),
         (b"", {}, 400, "the body is not JSON"),
         (b"[1]", {}, 422, "the body must be a JSON object"),
-        (b"[" * 100_000, {}, 400, "the body is nested more than 8 levels deep"),
+        (b"[" * 100_000, {}, 400, "the body is nested too deeply"),
+        (b"\x1f\x8b", {"content-encoding": "gzip"}, 415, "the body must not be compressed"),
         (b'{"text": ' + b"1" * 6000 + b"}", {}, 400, "the body has a number with too many digits"),
         (b"<x/>", {"content-type": "application/xml"}, 415, "the body must be application/json"),
         (b"--x\r\n", {"content-type": "multipart/form-data; boundary=y"}, 422, "text is missing"),
+        (b"q=Gr%FC%DFe&target=de", {"content-type": "application/x-www-form-urlencoded"}, 400, "the body is not UTF-8"),
         (b"a=1&" * 20_000, {"content-type": "application/x-www-form-urlencoded"}, 413, "the body has too many fields"),
     ],
 )
@@ -273,7 +277,7 @@ def test_too_many_requests_at_once_are_refused_and_the_others_served():
     async def run():
         with shouter(app).held():
             taken = [asyncio.create_task(asking(app, "POST", "/translate", {"text": "x"})) for _ in range(3)]
-            while service(app).gate.requests < 3:
+            while service(app).requests < 3:
                 await asyncio.sleep(0.001)
             refused = [await asking(app, "POST", "/translate", {"text": "x", "stream": s}) for s in (False, True)]
         return await asyncio.gather(*taken), refused
@@ -284,7 +288,7 @@ def test_too_many_requests_at_once_are_refused_and_the_others_served():
         assert answer.status == 429
         assert answer.json() == {"error": "3 requests are being served already; try again shortly"}
         assert answer.headers["retry-after"] == "1"
-    assert (service(app).gate.requests, service(app).gate.characters) == (0, 0)
+    assert (service(app).requests, service(app).characters) == (0, 0)
 
 
 def test_too_many_characters_waiting_are_refused():
@@ -293,7 +297,7 @@ def test_too_many_characters_waiting_are_refused():
     async def run():
         with shouter(app).held():
             taken = asyncio.create_task(asking(app, "POST", "/translate", {"text": "x" * 200}))  # it is alone
-            while service(app).gate.requests < 1:
+            while service(app).requests < 1:
                 await asyncio.sleep(0.001)
             refused = await asking(app, "POST", "/translate", {"q": "x", "target": "de"})
         return await taken, refused
@@ -313,7 +317,7 @@ def test_what_takes_too_long_is_given_up_and_leaves_the_queue():
             assert answer.json()["error"].startswith("the translation took longer than 0.1 seconds")
         lines = post(app, {"text": "One. Two.", "stream": True}).lines()
         assert list(lines[-1]) == ["error"], "a stream has said 200 already: its last line says what went wrong"
-    assert service(app).gate.requests == 0
+    assert service(app).requests == 0
     service(app).limits.__dict__["timeout"] = 30
     assert post(app, {"text": "again"}).status == 200
     assert shouter(app).calls[-1][0] == ["again"], "what was given up is not translated any more"
@@ -333,7 +337,7 @@ def test_a_client_that_leaves_takes_its_sentences_along(app):
                 await asyncio.sleep(0.001)
             leave.set()
             await asyncio.gather(*going)
-            assert service(app).gate.requests == 1
+            assert service(app).requests == 1
         await busy
         return await asking(app, "POST", "/translate", {"text": "next"})
 
@@ -348,8 +352,8 @@ def test_a_sentence_on_which_the_model_fails_is_an_error_of_the_server_and_only_
     assert "failed on a batch" in caplog.text
 
 
-def test_a_closed_gate_refuses_with_503_and_health_says_so(app):
-    service(app).gate.closed = True
+def test_a_closed_service_refuses_with_503_and_health_says_so(app):
+    service(app).closed = True
     for fields in ({"text": "x"}, {"text": "x", "stream": True}, {"q": "x", "target": "de"}):
         answer = post(app, fields)
         assert answer.status == 503
@@ -393,13 +397,21 @@ def multipart(fields):
         ("/translate", json.dumps(FIELDS).encode(), {"content-type": "application/json; charset=utf-8"}),
         ("/translate", urlencode(FIELDS).encode(), FORM),
         ("/translate", multipart(FIELDS), MULTIPART),
+        ("/translate", re.sub(rb'name="(\w+)"', rb"name=\1", multipart(FIELDS)), MULTIPART),
         ("/translate?" + urlencode(FIELDS), b"", FORM),
     ],
-    ids=["json", "form", "multipart", "query"],
+    ids=["json", "form", "multipart", "multipart of .NET", "query"],
 )
 def test_libretranslates_clients_are_served_however_they_send(app, path, body, headers):
     answer = ask(app, "POST", path, body, headers)
     assert (answer.status, answer.json()) == (200, {"translatedText": "GRÜSSE & MEHR"})
+
+
+def test_null_is_the_same_as_no_field(app):
+    nulls = dict.fromkeys(("source", "format", "alternatives"))
+    assert post(app, {"q": "a", "target": "de", **nulls}).json()["translatedText"] == "A"
+    assert post(app, {"text": "a", **dict.fromkeys(("model", "beam", "nbest", "alignments", "stream"))}).status == 200
+    assert post(app, {"text": None}).json() == {"error": "text is missing"}
 
 
 def test_libretranslates_lists_alternatives_and_detection(app):
@@ -439,6 +451,7 @@ def test_languages_are_detected_among_those_served():
 
 def test_without_py3langid_detection_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "py3langid.langid", None)
+    monkeypatch.setattr(libretranslate, "_identifier", cache(libretranslate._identifier.__wrapped__))
     app = shouting_app("nl-de", "fr-de")
     for path, fields in (("/detect", {"q": "x"}), ("/translate", {"q": "x", "source": "auto", "target": "de"})):
         answer = ask(app, "POST", path, fields)
@@ -558,8 +571,9 @@ def test_the_page_is_served_whole_and_asks_nobody_else(app, file):
     assert answer.body == file.read_bytes()
     text = file.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
     assert not re.search(r"https?://|//[a-z]+\.[a-z]", text), "something is loaded from elsewhere"
-    if file.suffix == ".html":
-        assert answer.headers["content-security-policy"].startswith("default-src 'self';")
+    assert not re.search(r"""(?:href=|src=|fetch\(|getJson\(|from )["'`]/""", text), "a proxy may serve it at /nmt/"
+    assert answer.headers["content-security-policy"].startswith("default-src 'self';")
+    assert answer.headers["cache-control"] == "no-cache", "a page and scripts of different versions do not fit"
 
 
 # -- with a real model

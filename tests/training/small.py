@@ -14,6 +14,7 @@ from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections.dlcl import DlclConfig
 from deepnmt.training.assembly import open_run
 from deepnmt.training.config import TrainingConfig
+from deepnmt.training.curves import read_log
 from deepnmt.training.distributed import World
 from deepnmt.training.trainer import train
 
@@ -71,10 +72,11 @@ def open_job(
     batching: BatchingConfig = BATCHING,
     data: Dataset | None = None,
     engine=None,
+    metrics=None,
 ):
     """The state of a run and its job, as users get them: new, or from the newest checkpoint in the folder."""
     recipe = Recipe(model=model_config, training=config, batching=batching)
-    with open_run(recipe, data or dataset(), folder, world, resume=True) as (state, job):
+    with open_run(recipe, data or dataset(), folder, world, resume=True, metrics=metrics) as (state, job):
         if engine is not None:
             job.engine = engine(job.engine.objective, world, state.splitter)
         yield state, job
@@ -88,6 +90,21 @@ def run_to_end(folder: Path, config: TrainingConfig = TRAINING, **changes):
 
 def without_dropout(config: ModelConfig = CONFIG_MODEL) -> ModelConfig:
     return replace(config, dropout=0.0)
+
+
+def logged(folder: Path, name: str, kind: str = "train") -> list:
+    """A value of every line of a kind in the log."""
+    return [line[name] for line in read_log(folder) if line["kind"] == kind]
+
+
+def losses(folder: Path) -> list[float]:
+    return logged(folder, "loss")
+
+
+def curves(folder: Path) -> list[dict]:
+    """The log without what depends on the machine."""
+    times = ("tokens_per_second", "memory_gib")
+    return [{name: value for name, value in line.items() if name not in times} for line in read_log(folder)]
 
 
 def flat(model) -> torch.Tensor:

@@ -6,7 +6,6 @@
 import argparse
 import random
 import shutil
-import socket
 import sys
 import tempfile
 import time
@@ -18,9 +17,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # as pytest does
 
 import torch
 from processes import Process
+from ranks import free_port
+from small import curves
 
 from deepnmt.cli import main
-from deepnmt.training.curves import read_log
 from deepnmt.training.engine import EagerEngine, Objective
 from deepnmt.training.memory import sizes_of
 
@@ -173,15 +173,8 @@ class Setup:
     def start(self, name: str, run: str, opened: ExitStack) -> list[Process]:
         """The processes of a case, one for each rank."""
         case = CASES[name]
-        words = [
-            case.fault,
-            "train",
-            str(self.folder / "tiny.toml"),
-            *case.settings,
-            "--data",
-            str(self.folder / "data"),
-        ]
-        words += ["--out", str(self.folder / run), "--resume", "--device", "cpu"]
+        words = [case.fault, "train", str(self.folder / "tiny.toml"), *case.settings]
+        words += ["--data", str(self.folder / "data"), "--out", str(self.folder / run), "--resume", "--device", "cpu"]
         world = {"WORLD_SIZE": str(case.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} if case.ranks > 1 else {} for rank in range(case.ranks)]
         return [opened.enter_context(Process(train, words, **world, **rank)) for rank in ranks]
@@ -246,18 +239,6 @@ def contents(run: Path) -> dict[str, bytes]:
     """Every file but the log."""
     files = (path for path in run.rglob("*") if path.is_file() and path.name != "log.jsonl")
     return {str(path.relative_to(run)): path.read_bytes() for path in files}
-
-
-def curves(run: Path) -> list[dict]:
-    times = ("tokens_per_second", "memory_gib")
-    return [{name: value for name, value in line.items() if name not in times} for line in read_log(run)]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def soak(kills: int, seed: int, names: list[str]) -> None:

@@ -15,10 +15,8 @@ from deepnmt.errors import InputError, RunError
 from deepnmt.model.storage import fill, load_model
 from deepnmt.training.averaging import (
     average_weights,
-    best_checkpoints,
     best_window,
-    checkpoints_at,
-    last_checkpoints,
+    choose_checkpoints,
     write_average,
 )
 from deepnmt.training.checkpoint import find_damage, read_weights
@@ -125,7 +123,8 @@ def test_without_best_checkpoints_to_keep_only_the_regular_ones_are_saved(tmp_pa
     with open_job(tmp_path, config) as (run, job):
         job.validate = lambda model: Validation(1.0, 1.0, {"bleu": next(scores)})
         train(run, job)
-    assert names((tmp_path / "checkpoints").iterdir()) == ["step-00000004", "step-00000008", "step-00000012"]
+    assert names(job.checkpoints.all()) == ["step-00000004", "step-00000008", "step-00000012"]
+    assert not (tmp_path / "best.json").exists()
 
 
 def test_without_epochs_to_keep_the_newest_checkpoint_still_stays(tmp_path):
@@ -145,7 +144,7 @@ def test_of_equal_scores_the_newest_is_the_best(tmp_path):
     with open_job(tmp_path, replace(TRAINING, max_steps=6, validate_every=2, save_every=100)) as (run, job):
         job.validate = lambda model: Validation(1.0, 1.0, {"bleu": 0.0})
         train(run, job)
-    assert names(best_checkpoints(tmp_path, 1)) == ["step-00000006"]
+    assert names(choose_checkpoints(tmp_path, best=1)) == ["step-00000006"]
     assert json.loads((tmp_path / "best.json").read_text())["checkpoint"] == "checkpoints/step-00000006"
 
 
@@ -156,8 +155,33 @@ def test_checkpoint_is_a_model_folder(finished):
     assert torch.equal(model.output_weight, load_file(path / "model.safetensors")["source_embedding.tokens.weight"])
 
 
+def test_a_checkpoint_with_a_moving_average_translates_with_it(tmp_path):
+    """As it was validated, and as RUN/model will."""
+    state = run_to_end(tmp_path, replace(TRAINING, max_steps=5, ema_decay=0.5))
+    model = load_model(tmp_path / "checkpoints" / "step-00000005")
+    assert all(torch.equal(p, state.ema.shadow[name]) for name, p in model.named_parameters())
+    assert not torch.equal(model.output_weight, state.model.output_weight)
+
+
+def test_what_else_is_in_the_folder_is_left_alone(tmp_path):
+    run_to_end(tmp_path, replace(TRAINING, max_steps=5))
+    others = ["step-00000005-copy", "step-best", "notes-on-epoch-1"]
+    for name in others:
+        (tmp_path / "checkpoints" / name).mkdir()
+    with open_job(tmp_path, TRAINING) as (run, job):
+        assert run.step == 5
+        train(run, job)
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {*others, *names(job.checkpoints.all())}
+
+
+def test_best_pointer_goes_when_no_best_checkpoint_is_kept(tmp_path):
+    for config in (TRAINING, replace(TRAINING, max_steps=30, keep_best=0)):
+        run_to_end(tmp_path, config)
+    assert not (tmp_path / "best.json").exists()
+
+
 def test_average_of_one_is_the_identity(finished, tmp_path):
-    (path,) = last_checkpoints(finished, 1, "step")
+    (path,) = choose_checkpoints(finished, last=1, kind="step")
     write_average(finished, [path], tmp_path / "model")
     stored, averaged = load_file(path / "model.safetensors"), load_file(tmp_path / "model" / "model.safetensors")
     assert stored.keys() == averaged.keys()
@@ -172,7 +196,7 @@ def test_average_of_equal_checkpoints_is_that_checkpoint_to_the_last_bit(finishe
 
 
 def test_average_is_the_mean(finished):
-    paths = last_checkpoints(finished, 3, "step")
+    paths = choose_checkpoints(finished, last=3, kind="step")
     stored = [load_file(path / "model.safetensors") for path in paths]
     for name, averaged in average_weights(paths).items():
         mean = torch.stack([weights[name].double() for weights in stored]).mean(0)
@@ -186,7 +210,7 @@ def test_average_is_of_the_moving_average_where_there_is_one(tmp_path):
 
 
 def test_model_says_where_it_comes_from(finished, tmp_path):
-    write_average(finished, last_checkpoints(finished, 2), tmp_path / "model", {"valid_bleu": 30.0})
+    write_average(finished, choose_checkpoints(finished, last=2), tmp_path / "model", {"valid_bleu": 30.0})
     meta = json.loads((tmp_path / "model" / "meta.json").read_text())
     assert meta["averaged"] == ["epoch-00001", "epoch-00002"]
     assert (meta["step"], meta["valid_bleu"]) == (16, 30.0)
@@ -194,14 +218,14 @@ def test_model_says_where_it_comes_from(finished, tmp_path):
 
 
 def test_choices_of_checkpoints(finished):
-    assert names(last_checkpoints(finished, 2)) == ["epoch-00001", "epoch-00002"]
-    assert names(last_checkpoints(finished, 2, "step")) == ["step-00000018", "step-00000020"]
-    assert names(best_checkpoints(finished, 2)) == ["step-00000008", "step-00000012"]
-    assert names(checkpoints_at(finished, [20, 12])) == ["step-00000020", "step-00000012"]
+    assert names(choose_checkpoints(finished, last=2)) == ["epoch-00001", "epoch-00002"]
+    assert names(choose_checkpoints(finished, last=2, kind="step")) == ["step-00000018", "step-00000020"]
+    assert names(choose_checkpoints(finished, best=2)) == ["step-00000012", "step-00000008"]
+    assert names(choose_checkpoints(finished, steps=[20, 12])) == ["step-00000020", "step-00000012"]
 
 
 def test_best_window_is_the_one_the_judge_likes_best(finished):
-    paths = last_checkpoints(finished, 3, "step")
+    paths = choose_checkpoints(finished, last=3, kind="step")
     opinions = iter([1.0, 3.0, 2.0])
     window, scores = best_window(paths, lambda weights: next(opinions))
     assert names(window) == ["step-00000018", "step-00000020"]
@@ -211,11 +235,14 @@ def test_best_window_is_the_one_the_judge_likes_best(finished):
 @pytest.mark.parametrize(
     "choose, message",
     [
-        (lambda run: last_checkpoints(run, 5), r"has 2 epoch checkpoints, not 5; .*training\.keep_epochs"),
-        (lambda run: last_checkpoints(run, 9, "step"), r"has 5 step checkpoints, not 9; .*training\.keep_last"),
-        (lambda run: best_checkpoints(run, 9), r"validated checkpoints, not 9; .*training\.keep_best"),
-        (lambda run: checkpoints_at(run, [7]), r"has no checkpoint of step 7; there are .*16, 18, 20"),
-        (lambda run: last_checkpoints(run / "nowhere", 1), "holds no checkpoint"),
+        (lambda run: choose_checkpoints(run, last=5), r"has 2 epoch checkpoints, not 5; .*training\.keep_epochs"),
+        (
+            lambda run: choose_checkpoints(run, last=9, kind="step"),
+            r"has 5 step checkpoints, not 9; .*training\.keep_last",
+        ),
+        (lambda run: choose_checkpoints(run, best=9), r"validated checkpoints, not 9; .*training\.keep_best"),
+        (lambda run: choose_checkpoints(run, steps=[7]), r"has no checkpoint of step 7; there are .*16, 18, 20"),
+        (lambda run: choose_checkpoints(run / "nowhere", last=1), "holds no checkpoint"),
     ],
 )
 def test_impossible_choices_are_refused(choose, message, finished):
@@ -225,7 +252,7 @@ def test_impossible_choices_are_refused(choose, message, finished):
 
 def test_damaged_checkpoint_is_not_averaged(tmp_path):
     run_to_end(tmp_path, replace(TRAINING, max_steps=5))
-    (path,) = last_checkpoints(tmp_path, 1, "step")
+    (path,) = choose_checkpoints(tmp_path, last=1, kind="step")
     weights = path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
     with pytest.raises(InputError, match=r"step-00000005 is damaged \(the checksum of model.safetensors differs\)"):

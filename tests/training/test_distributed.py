@@ -17,12 +17,11 @@ import torch.distributed.checkpoint
 from processes import SECONDS
 from ranks import free_port, run_ranks
 from safetensors.torch import load_file
-from small import BATCHING, CONFIG_MODEL, TRAINING, corpus, open_job, run_to_end, without_dropout
+from small import BATCHING, CONFIG_MODEL, TRAINING, logged, open_job, run_to_end, without_dropout
 from test_out_of_memory import replayed
 
 import deepnmt
 from deepnmt.errors import InputError, RunError
-from deepnmt.training.curves import read_log
 from deepnmt.training.distributed import _fresh_store, join_world
 from deepnmt.training.graph_engine import GraphEngine
 from deepnmt.training.trainer import train
@@ -41,7 +40,11 @@ def train_rank(folder, config, model_config=CONFIG_MODEL, **changes):
 
 
 def losses(folder):
-    return [line["loss"] for line in read_log(folder) if line["kind"] in ("train", "validation")]
+    return logged(folder, "loss") + logged(folder, "loss", "validation")
+
+
+def losses_by_step(folder):
+    return dict(zip(logged(folder, "step"), logged(folder, "loss"), strict=True))
 
 
 def train_ranks(size, folder, config, model_config=CONFIG_MODEL):
@@ -75,8 +78,6 @@ def test_ranks_skip_the_layers_that_one_would_and_grow_when_it_would(tmp_path):
 
 
 RECORDED = {"batching": replace(BATCHING, layout="packed"), "engine": partial(GraphEngine, record=replayed)}
-
-
 FIVE = replace(FEW, max_steps=5, compile=False)
 
 
@@ -91,6 +92,7 @@ def test_ranks_with_recorded_updates_give_the_losses_of_one(tmp_path):
 
 
 def test_two_and_four_ranks_give_the_losses_of_one(tmp_path):
+    assert LONG.tokens_per_update == 4 * BATCHING.tokens_per_batch
     train_alone(tmp_path / "1", LONG, without_dropout())
     for size in (2, 4):
         train_ranks(size, tmp_path / str(size), LONG, without_dropout())
@@ -124,11 +126,7 @@ def sharded(tmp_path_factory):
 
 
 def test_sharded_ranks_give_the_losses_of_one(sharded, one_rank):
-    mine, theirs = (
-        [(line["step"], line["loss"]) for line in read_log(folder) if line["kind"] == "train"][:12]
-        for folder in (sharded, one_rank)
-    )
-    assert mine == [(step, pytest.approx(loss, abs=1e-5)) for step, loss in theirs]
+    assert logged(sharded, "loss") == pytest.approx(logged(one_rank, "loss")[:12], abs=1e-5)
 
 
 def test_sharded_run_goes_on_with_any_number_of_ranks_sharded_or_not(sharded, tmp_path, one_rank):
@@ -140,9 +138,7 @@ def test_sharded_run_goes_on_with_any_number_of_ranks_sharded_or_not(sharded, tm
             train_alone(folder, config)
         else:
             train_ranks(size, folder, config)
-        found = {line["step"]: line["loss"] for line in read_log(folder) if line["kind"] == "train"}
-        wanted = {line["step"]: line["loss"] for line in read_log(one_rank) if line["kind"] == "train"}
-        assert found == {step: pytest.approx(wanted[step], abs=1e-5) for step in range(1, 21)}
+        assert losses_by_step(folder) == pytest.approx(losses_by_step(one_rank), abs=1e-5)
 
 
 def test_sharded_half_precision_learns_like_full(tmp_path, sharded):
@@ -185,24 +181,26 @@ def test_run_goes_on_with_another_number_of_ranks(tmp_path, one_rank):
     train_ranks(2, tmp_path, replace(FEW, max_steps=8))
     train_alone(tmp_path, replace(FEW, max_steps=15))
     train_ranks(2, tmp_path, FEW)
-    steps = {line["step"]: line["loss"] for line in read_log(one_rank) if line["kind"] == "train"}
-    found = {line["step"]: line["loss"] for line in read_log(tmp_path) if line["kind"] == "train"}
-    assert found == {step: pytest.approx(loss, abs=1e-5) for step, loss in steps.items()}
+    assert losses_by_step(tmp_path) == pytest.approx(losses_by_step(one_rank), abs=1e-5)
 
 
-def fail_on(rank, error):
-    """One rank fails inside of the loop; returns how this one ended."""
+def ending(function, *arguments):
+    """How a rank ends: with an error for the user, or silently with a status."""
     try:
-        with join_world("cpu", 60) as world:
-            _ = world.agree(None)
-            for step in range(5):
-                if step == 3 and world.rank == rank:
-                    raise error
-                world.sum(torch.ones(3))
-    except (InputError, RunError) as told:
-        return type(told).__name__, str(told)
+        function(*arguments)
+    except (InputError, RunError) as error:
+        return type(error).__name__, str(error)
     except SystemExit as ended:
         return "SystemExit", ended.code
+
+
+def fail_on(ranks, error):
+    """Some ranks fail inside the loop."""
+    with join_world("cpu", 60) as world:
+        for step in range(5):
+            if step == 3 and world.rank in ranks:
+                raise error
+            world.sum(torch.ones(3))
 
 
 def test_restarted_ranks_do_not_meet_the_dead():
@@ -281,46 +279,16 @@ def test_work_is_spread_over_ranks_and_comes_back_in_order():
     assert run_ranks(2, spread_work) == [(squares, [0, 2, 4, 6]), (squares, [1, 3, 5])]
 
 
-def test_error_of_one_rank_ends_all_and_is_told_once_by_the_main_one():
-    results = run_ranks(2, fail_on, 1, RunError("the disk is full"))
-    assert results == [("RunError", "rank 1 failed: the disk is full"), ("SystemExit", 1)]
+@pytest.mark.parametrize(
+    "ranks, error, message", [((1,), RunError, "rank 1 failed: it is full"), ((0, 1), InputError, "it is full")]
+)
+def test_an_error_ends_all_ranks_and_the_main_one_reports_it(ranks, error, message):
+    results = run_ranks(2, ending, fail_on, ranks, error("it is full"))
+    assert results == [(error.__name__, message), ("SystemExit", error.status)]
 
 
-def test_error_of_every_rank_is_told_once():
-    results = run_ranks(2, refuse_everywhere)
-    assert results == [("InputError", "no such setting"), ("SystemExit", 2)]
-
-
-def test_what_no_rank_can_train_is_told_once(tmp_path):
-    results = run_ranks(2, train_nothing, tmp_path / "run")
-    assert results == [
-        ("InputError", f"--data is missing, and {tmp_path / 'run'} holds no run to resume"),
-        ("SystemExit", 2),
-    ]
+def test_settings_that_no_rank_can_use_are_reported_once(tmp_path):
+    results = run_ranks(2, ending, deepnmt.train, "demo", None, tmp_path / "run")
+    message = f"--data is missing, and {tmp_path / 'run'} holds no run to resume"
+    assert results == [("InputError", message), ("SystemExit", 2)]
     assert not (tmp_path / "run").exists()
-
-
-def train_nothing(out):
-    try:
-        deepnmt.train("demo", data=None, out=out, device="cpu")
-    except InputError as told:
-        return "InputError", str(told)
-    except SystemExit as ended:
-        return "SystemExit", ended.code
-
-
-def refuse_everywhere():
-    try:
-        with join_world("cpu", 60):
-            raise InputError("no such setting")
-    except InputError as told:
-        return "InputError", str(told)
-    except SystemExit as ended:
-        return "SystemExit", ended.code
-
-
-def test_settings_of_the_tests_do_accumulate():
-    from deepnmt.data.batching import BatchStream
-
-    stream = BatchStream({"train": corpus()}, BATCHING, seed=1, tokens_per_update=LONG.tokens_per_update)
-    assert stream.batches_per_update == 4

@@ -80,6 +80,13 @@ def test_the_average_has_one_depth(tmp_path):
     assert export_model(tmp_path, config) == f"the average of the last {depths.count(4)} epochs"
 
 
+def test_a_run_that_ends_before_it_has_grown_says_so(tmp_path, capsys):
+    with open_job(tmp_path, replace(GROWING, max_steps=8), model_config=DEEP):
+        pass
+    message = "training.max_steps = 8 ends before training.grow_at, with 2 encoder layers"
+    assert message in capsys.readouterr().err
+
+
 def test_a_model_to_start_from_has_the_first_depth(tmp_path):
     with open_job(tmp_path, GROWING, model_config=DEEP) as (state, job):
         assert len(state.model.encoder.layers) == 1

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from ranks import run_ranks
-from small import BATCHING, CPU, TRAINING, corpus, flat, open_job, run_to_end, without_dropout
+from small import BATCHING, CPU, TRAINING, corpus, flat, losses, open_job, run_to_end, without_dropout
 
 from deepnmt.config import Recipe
 from deepnmt.data.batching import BatchStream
@@ -15,7 +15,6 @@ from deepnmt.data.collate import PackedBatch, without_loss
 from deepnmt.data.dataset import Corpus, Dataset
 from deepnmt.errors import InputError, RunError
 from deepnmt.training.assembly import plan_memory
-from deepnmt.training.curves import read_log
 from deepnmt.training.distributed import World, join_world
 from deepnmt.training.engine import EagerEngine, Noise, Objective
 from deepnmt.training.graph_engine import GraphEngine
@@ -68,10 +67,6 @@ def fit_device(monkeypatch, cells, fails="forward"):
     device = Device(cells, fails)
     monkeypatch.setattr(Objective, "forward", lambda self, batch: device(self, batch))
     return device
-
-
-def losses(folder):
-    return [line["loss"] for line in read_log(folder) if line["kind"] == "train"]
 
 
 @pytest.mark.parametrize("fails", ["forward", "backward"])
@@ -169,6 +164,7 @@ def test_it_is_known_under_its_other_names():
     assert is_out_of_memory(torch.OutOfMemoryError("x"))
     assert is_out_of_memory(RuntimeError("CUDA error: out of memory"))
     assert is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
+    assert is_out_of_memory(RuntimeError("[...] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"))
     assert not is_out_of_memory(RuntimeError("device-side assert"))
     try:
         try:

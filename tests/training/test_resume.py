@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from small import CONFIG_MODEL, TRAINING, flat, open_job, run_to_end
+from small import CONFIG_MODEL, TRAINING, curves, flat, open_job, run_to_end
 
 import deepnmt.files
 import deepnmt.model.storage
 import deepnmt.training.checkpoint
 import deepnmt.training.trainer
-from deepnmt.errors import InputError, RunError
+from deepnmt.errors import RunError
 from deepnmt.model.connections import CONNECTIONS
 from deepnmt.model.connections.residual import ResidualConfig
 from deepnmt.model.sublayers import SUBLAYERS
@@ -24,7 +24,6 @@ from deepnmt.training.curves import JsonLines, read_log
 from deepnmt.training.engine import EagerEngine
 from deepnmt.training.trainer import train
 
-TIMES = ("tokens_per_second", "memory_gib")
 CONFIG = replace(TRAINING, max_steps=16, ema_decay=0.9, clip_norm=0.5)
 SEED = 7
 
@@ -78,10 +77,6 @@ def run_with_kills(folder, monkeypatch, moments):
                 finally:
                     job.checkpoints.wait()
     return run_to_end(folder, CONFIG)
-
-
-def curves(folder):
-    return [{name: value for name, value in line.items() if name not in TIMES} for line in read_log(folder)]
 
 
 def files(folder):
@@ -168,35 +163,21 @@ def damage(path):
     path.write_bytes(bytes(content))
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json", None])
 def test_damaged_newest_checkpoint_is_passed_over_with_a_warning(name, tmp_path, uninterrupted, capsys):
     run_to_end(tmp_path, replace(CONFIG, max_steps=10))
     newest = tmp_path / "checkpoints" / "step-00000010"
-    damage(newest / name)
+    if name is None:
+        (newest / "optimizer.safetensors").unlink()
+    else:
+        damage(newest / name)
     with open_job(tmp_path, CONFIG) as (run, _job):
         assert run.step == 8
-        assert "step-00000010 is damaged" in capsys.readouterr().err
+        assert f"step-00000010 is damaged ({'' if name else 'it is not complete'}" in capsys.readouterr().err
     run_to_end(tmp_path, CONFIG)
     assert (
         files(tmp_path)["step-00000016/model.safetensors"] == files(uninterrupted[0])["step-00000016/model.safetensors"]
     )
-
-
-def test_missing_file_is_damage_too(tmp_path, capsys):
-    run_to_end(tmp_path, replace(CONFIG, max_steps=10))
-    (tmp_path / "checkpoints" / "step-00000010" / "optimizer.safetensors").unlink()
-    with open_job(tmp_path, CONFIG) as (run, _job):
-        pass
-    assert run.step == 8
-    assert "it is not complete" in capsys.readouterr().err
-
-
-def test_run_whose_checkpoints_are_all_damaged_is_refused(tmp_path):
-    run_to_end(tmp_path, replace(CONFIG, max_steps=6))
-    for path in (tmp_path / "checkpoints").glob("*/model.safetensors"):
-        damage(path)
-    with pytest.raises(InputError, match=r"every checkpoint in .* is damaged"):
-        run_to_end(tmp_path, CONFIG)
 
 
 def test_full_disk_ends_the_run_and_leaves_the_checkpoint_before(tmp_path, monkeypatch):
@@ -274,9 +255,3 @@ def test_tensorboard_has_the_last_validation_once(tmp_path):
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("validation/loss")] == [8, 10]
     assert [event.step for event in events.Scalars("train/loss")] == [5, 10]
-
-
-def test_parameters_move_at_all(tmp_path):
-    with open_job(tmp_path / "start", CONFIG) as (run, _job):
-        pass
-    assert not torch.equal(flat(run.model), flat(run_to_end(tmp_path / "end", CONFIG).model))

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,17 +12,19 @@ import threading
 from dataclasses import replace
 
 import pytest
-from small import BATCHING, CONFIG_MODEL, TRAINING, corpus, dataset, open_job, run_to_end
+from small import ALONE, BATCHING, CONFIG_MODEL, TRAINING, corpus, dataset, open_job, run_to_end
 
 import deepnmt.model.storage
 import deepnmt.training.lock
+from deepnmt.config import Recipe
+from deepnmt.data.dataset import Corpus
 from deepnmt.errors import InputError
 from deepnmt.training import assembly
-from deepnmt.training.averaging import best_checkpoints, export_model
+from deepnmt.training.averaging import choose_checkpoints, export_model
 from deepnmt.training.curves import read_log
 from deepnmt.training.lock import LOCK, hold_lock
 from deepnmt.training.trainer import train
-from deepnmt.training.validation import Validation
+from deepnmt.training.validation import TextMetrics, Validation, Validator
 
 SHORT = replace(TRAINING, max_steps=6, save_every=2, validate_every=3, log_every=1)
 
@@ -64,7 +67,7 @@ def test_death_releases_a_run(tmp_path, holder):
 def test_a_second_process_may_read_but_not_resume(tmp_path, unchanged):
     run_to_end(tmp_path, replace(SHORT, max_steps=3))
     with open_job(tmp_path, SHORT) as (_, job), unchanged(tmp_path):
-        assert best_checkpoints(tmp_path, 1) and read_log(tmp_path) and job.checkpoints.newest()
+        assert choose_checkpoints(tmp_path, best=1) and read_log(tmp_path) and job.checkpoints.newest()
         with pytest.raises(InputError, match=f"is in use by process {os.getpid()}"):
             run_to_end(tmp_path, SHORT)
     run_to_end(tmp_path, SHORT)
@@ -129,6 +132,9 @@ def test_a_run_from_before_a_setting_existed_is_resumed(tmp_path, unchanged):
     run_to_end(tmp_path, replace(SHORT, max_steps=3))
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(recipe.read_text().replace("sampled_softmax = 0\n", ""))
+    about = json.loads((tmp_path / "run.json").read_text())
+    del about["checksums"]
+    (tmp_path / "run.json").write_text(json.dumps(about))
     assert "sampled_softmax" not in recipe.read_text()
     assert run_to_end(tmp_path, SHORT).step == 6
     recipe.write_text(recipe.read_text().replace("sampled_softmax = 0\n", "sample = 0\n"))
@@ -138,8 +144,12 @@ def test_a_run_from_before_a_setting_existed_is_resumed(tmp_path, unchanged):
 
 def test_resuming_with_changed_data_is_refused(tmp_path, unchanged):
     run_to_end(tmp_path, replace(SHORT, max_steps=3))
-    with unchanged(tmp_path), pytest.raises(InputError, match="cannot resume: the training data has changed"):
-        run_to_end(tmp_path, SHORT, data=dataset(corpus(119)))
+    for data in (corpus(119), Corpus(corpus().target, corpus().source)):  # fewer pairs; others of the same size
+        with (
+            unchanged(tmp_path),
+            pytest.raises(InputError, match=r"cannot resume .*the training data in .* has changed"),
+        ):
+            run_to_end(tmp_path, SHORT, data=dataset(data))
     other = dataset()
     other.tokenizers.target.subwords.pieces[7] = "other"
     try:
@@ -160,28 +170,27 @@ def test_damaged_checkpoints_are_refused_unchanged(tmp_path, unchanged):
 def scored(folder, scores, **changes):
     """Train with validations that have these scores."""
     config = replace(SHORT, validate_every=1, save_every=100, **changes)
-    with open_job(folder, config, data=with_text()) as (state, job):
+    with open_job(folder, config, data=with_text(), metrics=TextMetrics(None, None)) as (state, job):
         found = iter(scores)
         job.validate = lambda model: Validation(1.0, 1.0, {"bleu": next(found)})
         train(state, job)
     return state
 
 
-def with_text():
-    data = dataset()
+def with_text(valid=None):
+    data = dataset(valid=valid)
     data.valid_text = (["a b"] * 10, ["b a"] * 10)
     return data
 
 
-def test_scores_that_measure_something_else_are_not_compared(tmp_path, capsys, monkeypatch):
+def test_scores_that_measure_something_else_are_not_compared(tmp_path, capsys):
     """BLEU of other lines, or the loss instead: after the change the record begins anew."""
-    monkeypatch.setattr(assembly, "score_measure", lambda recipe, *_: f"bleu|lines:{recipe.training.validation_lines}")
     scored(tmp_path, [70.0, 80.0], max_steps=2, validation_lines=2)
-    assert best_checkpoints(tmp_path, 1)[0].name == "step-00000002"
+    assert choose_checkpoints(tmp_path, best=1)[0].name == "step-00000002"
     capsys.readouterr()
     state = scored(tmp_path, [20.0, 30.0, 25.0], max_steps=5, validation_lines=4, patience=9)
     told = capsys.readouterr().err
-    assert "validation has changed from bleu|lines:2 to bleu|lines:4: earlier scores no longer count" in told
+    assert re.search("validation has changed from bleu.*lines:2.* to bleu.*lines:4.*: earlier scores no longer", told)
     assert (state.best_scores, state.stale) == ([30.0], 1)
     assert "best checkpoint (step-00000004, bleu 30.00)" in export_model(tmp_path, SHORT)
     best = [line["is_best"] for line in read_log(tmp_path) if line["kind"] == "validation"]
@@ -202,15 +211,11 @@ def test_scores_that_measure_something_else_are_not_compared(tmp_path, capsys, m
     ],
 )
 def test_what_a_score_measures(change, is_same):
-    from deepnmt.config import Recipe
-
     def measure(training=None, decoding=None, valid=None):
         config = replace(TRAINING, **{"validation_lines": None} | (training or {}))
         recipe = Recipe(model=CONFIG_MODEL, training=config)
         recipe = replace(recipe, decoding=replace(recipe.decoding, **decoding or {}))
-        data = dataset(valid=valid)
-        data.valid_text = (["a b"] * 10, ["b a"] * 10)
-        return assembly.score_measure(recipe, data, metrics=object())
+        return Validator(recipe, with_text(valid), None, ALONE, TextMetrics(None, None)).measure
 
     assert (measure(**change) == measure()) is is_same
 
@@ -239,4 +244,12 @@ def test_a_run_says_what_it_trains_and_that_bf16_is_slow_here(tmp_path, capsys, 
         size = sum(parameter.numel() for parameter in state.model.parameters())
     told = capsys.readouterr().err
     assert f"training: {size:,} parameters, 6 steps of {SHORT.tokens_per_update:,} target tokens, on CPU" in told
+    assert "an update is at least" not in told
     assert ("this CPU has no bf16 instructions: training.precision=fp32 is faster" in told) != has_bf16
+
+
+def test_a_batch_that_is_larger_than_an_update_is_mentioned(tmp_path, capsys):
+    with open_job(tmp_path, replace(SHORT, tokens_per_update=32)):
+        pass
+    told = capsys.readouterr().err
+    assert "training.tokens_per_update = 32, but an update is at least one batch of up to 64 target tokens" in told

@@ -16,11 +16,14 @@ from pathlib import Path
 import pytest
 import small  # one thread, here as in the processes that are started: the number of threads decides the last bit
 from processes import Process
+from ranks import free_port
 from safetensors.torch import load_file
+from small import curves, logged, losses
 
 import deepnmt
 from deepnmt.cli import main
 from deepnmt.decoding.translator import Translator
+from deepnmt.errors import InputError
 from deepnmt.evaluation.scores import quick_scores
 from deepnmt.training.curves import read_log
 
@@ -58,7 +61,6 @@ beam = 2
 length_penalty = 0.3
 """
 assert small.torch.get_num_threads() == 1
-TIMES = ("tokens_per_second", "memory_gib")
 
 
 def write_text(folder, name, pairs):
@@ -116,10 +118,6 @@ def kill_after(place, run, step, *more):
         wait_for_step(place / run, step, process)
 
 
-def curves(run):
-    return [{name: value for name, value in line.items() if name not in TIMES} for line in read_log(run)]
-
-
 def weights(run, name="checkpoints/step-00000060"):
     return {key: value.tolist() for key, value in load_file(run / name / "model.safetensors").items()}
 
@@ -164,13 +162,8 @@ def test_run_is_refused_twice_and_a_finished_one_resumes_to_its_end(place, capsy
 
 def test_a_model_is_trained_further(place):
     """From its own weights, with a new optimiser; also when killed before its first checkpoint and just resumed."""
-    late = [
-        "training.max_steps=20",
-        "training.save_every=60",
-        "training.save_epochs=false",
-        "training.tensorboard=false",
-    ]
-    model = ["--from", str(place / "run" / "model"), "model.dropout=0.2", *late]
+    late = [f"training.{setting}" for setting in ("max_steps=20", "save_every=60", "save_epochs=false")]
+    model = ["--from", str(place / "run" / "model"), "model.dropout=0.2", *late, "training.tensorboard=false"]
     assert main(arguments(place, "further", *model)) == 0
     first, last = read_log(place / "run")[0]["loss"], read_log(place / "run")[-1]["loss"]
     assert abs(read_log(place / "further")[0]["loss"] - last) < 0.3 * (first - last)
@@ -223,6 +216,7 @@ def test_signals_save_and_end_with_one_sentence(place, number, status):
         ([], "separate", "shares embeddings, but"),
         (["training.wandb_project=x"], "joint", "wandb is not installed"),
         (["batching.max_length=1"], "joint", "nothing to train on"),
+        (["--tokens-per-update", "0"], "joint", "training: tokens_per_update = 0 must be at least 1"),
     ],
 )
 def test_refusals_leave_nothing_behind(more, data, message, place, capsys, unchanged):
@@ -230,6 +224,15 @@ def test_refusals_leave_nothing_behind(more, data, message, place, capsys, uncha
         assert main(arguments(place, "refused", *more, data=data)) == 2
     told = capsys.readouterr().err
     assert message in told and told.startswith("deepnmt: ") and told.count("\n") == 1
+
+
+def test_a_model_that_does_not_fit_in_memory_is_one_sentence(place, capsys, unchanged):
+    with unchanged(place):
+        assert main(arguments(place, "huge", "model.encoder.ffn_dim=100000000000000")) == 1
+    told = capsys.readouterr().err
+    assert (
+        told.startswith("deepnmt: out of memory: lower ") and "train a smaller model" in told and told.count("\n") == 1
+    )
 
 
 def test_a_damaged_dataset_is_refused(place, tmp_path, capsys):
@@ -248,6 +251,20 @@ def test_changed_recipe_and_other_data_are_refused_by_name(place, capsys, unchan
     with unchanged(place):
         assert main([*arguments(place, "run", "model.share_embeddings=false", data="separate"), "--resume"]) == 2
     assert "was started with model.share_embeddings = true, and now" in capsys.readouterr().err
+
+
+def test_a_recipe_may_have_an_equals_sign_in_its_path(place, capsys):
+    shutil.copytree(place / "joint", place / "lr=1")
+    recipe = shutil.copy(place / "tiny.toml", place / "lr=1" / "tiny.toml")
+    words = [str(recipe), "training.max_steps=2", "training.tensorboard=false", "--data", str(place / "lr=1")]
+    assert main(["train", *words, "--out", str(place / "equal")]) == 0
+    shutil.rmtree(place / "lr=1")
+    assert main(["train", "--resume", "--out", str(place / "equal")]) == 2
+    told = capsys.readouterr().err
+    assert (
+        f"{place / 'lr=1'}, the dataset of {place / 'equal'}, does not exist; pass its new location as --data" in told
+    )
+    assert main(["train", "--resume", "--data", str(place / "joint"), "--out", str(place / "equal")]) == 0
 
 
 def test_separate_vocabularies_train_without_sharing(place, capsys):
@@ -301,6 +318,11 @@ def test_training_and_averaging_from_python(place):
     averaged = deepnmt.average(made.folder, place / "python-average", last=2, of="steps")
     assert averaged.checkpoints == ["step-00000004", "step-00000006"]
     deepnmt.load_model(averaged.model)
+    best = json.loads((made.folder / "best.json").read_text())["checkpoint"]
+    averaged = deepnmt.average(made.folder, place / "python-best", best=2, best_on_valid=True)
+    assert averaged.checkpoints[-1] == Path(best).name, "the best is in every window"
+    with pytest.raises(InputError, match="of = 'foo' must be"):
+        deepnmt.average(made.folder, place / "more", of="foo")
 
 
 def torchrun(words, namespace=None):
@@ -340,10 +362,25 @@ def test_lost_worker_is_replaced_and_the_run_goes_on_from_its_checkpoint(place):
         os.kill(children(process.pid)[-1], signal.SIGKILL)
         assert process.wait() == 0, process.output
         assert "all 60 steps are done" in process.output
-    lines = [line for line in read_log(run) if line["kind"] == "train"]
-    assert [line["step"] for line in lines] == list(range(5, 61, 5))
-    alone = [line["loss"] for line in read_log(place / "run") if line["kind"] == "train"]
-    assert [line["loss"] for line in lines] == pytest.approx(alone, rel=2e-3)
+    assert logged(run, "step") == list(range(5, 61, 5))
+    assert losses(run) == pytest.approx(losses(place / "run"), rel=2e-3)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_loses_another_ends_with_one_sentence(place, victim):
+    run, words = place / f"lost{victim}", arguments(place, f"lost{victim}", "training.max_steps=100000")
+    world = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    with ExitStack() as stack:
+        ranks = [
+            stack.enter_context(Process(main, [*words, "--device", "cpu"], RANK=str(rank), **world)) for rank in (0, 1)
+        ]
+        wait_for_step(run, 5, ranks[0])
+        ranks[victim].kill()
+        left = ranks[1 - victim]
+        assert left.wait(60) == 1
+        last = left.output.strip().splitlines()[-1]
+    sentence = "lost another rank, which was killed or has crashed; --resume continues from the last checkpoint"
+    assert last == f"deepnmt: {'' if victim else 'rank 1: '}{sentence}"
 
 
 @pytest.fixture
@@ -385,6 +422,4 @@ def test_two_hosts_train_as_one(place, two_hosts):
             hosts.append(stack.enter_context(host))
         for host in hosts:
             assert host.wait() == 0, host.output
-    alone = [line["loss"] for line in read_log(place / "run") if line["kind"] == "train"]
-    found = [line["loss"] for line in read_log(place / "hosts") if line["kind"] == "train"]
-    assert found == pytest.approx(alone[:4], rel=2e-3)
+    assert losses(place / "hosts") == pytest.approx(losses(place / "run")[:4], rel=2e-3)

@@ -17,6 +17,7 @@ from small import (
     corpus,
     dataset,
     flat,
+    losses,
     open_job,
     run_to_end,
     without_dropout,
@@ -29,13 +30,9 @@ from deepnmt.model.transformer import Transformer
 from deepnmt.training.curves import read_log
 from deepnmt.training.diagnosis import TrainingError
 from deepnmt.training.engine import Noise, Objective
-from deepnmt.training.interruption import heed_signals
-from deepnmt.training.trainer import INTERRUPTED, train
+from deepnmt.training.mixed_precision import LossScale
+from deepnmt.training.trainer import INTERRUPTED, heed_signals, train
 from deepnmt.training.validation import Validation
-
-
-def losses(folder):
-    return [line["loss"] for line in read_log(folder) if line["kind"] == "train"]
 
 
 class Quartered:
@@ -251,6 +248,26 @@ def test_patience_begins_with_the_first_score(tmp_path):
         job.validate = lambda model: Validation(1.0, 1.0, {"bleu": next(scores)})
         assert "2 validations" in train(run, job)
     assert run.step == 14
+
+
+def test_a_validation_loss_that_is_not_a_number_is_the_worst(tmp_path):
+    with open_job(tmp_path, replace(TRAINING, max_steps=100, validate_every=2, patience=2)) as (run, job):
+        losses = iter([math.nan, 3.0, math.nan, 2.0, math.nan, math.inf])
+        job.validate = lambda model: Validation(next(losses), 1.0)
+        assert "2 validations" in train(run, job)
+    assert (run.step, run.best_scores) == (12, [-2.0])
+
+
+def test_updates_that_overflow_have_no_loss(tmp_path, monkeypatch, capsys):
+    """fp16: the loss scale comes down from where every gradient overflows; the log stays JSON."""
+    monkeypatch.setattr(LossScale, "START", 2.0**33)
+    run_to_end(tmp_path, replace(TRAINING, max_steps=24, precision="fp16", log_every=1, validate_every=100))
+    kinds = {line["step"]: line["kind"] for line in read_log(tmp_path)}
+    assert kinds[1] == "overflow" and kinds[23] == "train"
+    text = (tmp_path / "log.jsonl").read_text()
+    assert "NaN" not in text and "Infinity" not in text and min(losses(tmp_path)) > 1
+    told = capsys.readouterr().err
+    assert "step 1/24  overflow: the gradients overflowed, so 1 updates were skipped" in told
 
 
 def test_max_epochs_ends_at_the_end_of_an_epoch(tmp_path):

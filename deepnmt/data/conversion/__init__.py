@@ -5,6 +5,7 @@ from pathlib import Path
 
 from deepnmt.data.conversion import fsmt, m2m100, marian
 from deepnmt.data.conversion.text import ForeignText
+from deepnmt.errors import InputError
 
 TEXTS: dict[str, Callable[[Path, str | None, str | None], ForeignText]] = {
     "marian": marian.read,
@@ -13,3 +14,11 @@ TEXTS: dict[str, Callable[[Path, str | None, str | None], ForeignText]] = {
     "fsmt": fsmt.read,
     "exported": marian.read_exported,
 }
+
+
+def read_text(toolkit: str, folder: Path, source_lang: str | None, target_lang: str | None) -> ForeignText:
+    try:
+        return TEXTS[toolkit](folder, source_lang, target_lang)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        content = f"{type(error).__name__}: {error}"
+        raise InputError(f"the tokeniser files in {folder} are not those of {toolkit} ({content})") from error

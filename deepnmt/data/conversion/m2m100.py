@@ -73,7 +73,7 @@ def _added(folder: Path, first: int, rows: int) -> list[str]:
     if not numbers:
         numbers = {symbol: first + place for place, symbol in enumerate(_listed(folder, config))}
     by_number = {number: symbol for symbol, number in numbers.items()}
-    last = max(rows, *(number + 1 for number in by_number))
+    last = max([rows, *(number + 1 for number in by_number)])
     return [by_number.get(number, f"<extra {number}>") for number in range(first, last)]
 
 

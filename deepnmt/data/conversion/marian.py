@@ -93,11 +93,9 @@ def _of_huggingface(folder: Path, config: dict[str, Any]) -> list[tuple[dict[str
 
 def _of_marian(folder: Path) -> tuple[list[tuple[dict[str, int], Path]], dict[str, Any]]:
     """The vocabularies named in decoder.yml, or those found; a vocabulary may be a SentencePiece model."""
-    config: dict[str, Any] = {}
-    for path in (folder / "decoder.yml", *sorted(folder.glob("*decoder.yml"))):
-        if path.is_file():
-            config = read_flat_yaml(path.read_text(encoding="utf-8"), str(path))
-            break
+    found = [folder / "decoder.yml", *sorted(folder.glob("*decoder.yml"))]
+    path = next((path for path in found if path.is_file()), None)
+    config: dict[str, Any] = read_flat_yaml(path.read_text(encoding="utf-8"), str(path)) if path else {}
     names = [Path(name).name for name in config.get("vocabs", [])] or [
         path.name for path in sorted((*folder.glob("*vocab*.yml"), *folder.glob("*vocab*.spm")))
     ]

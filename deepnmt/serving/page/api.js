@@ -3,7 +3,7 @@
 const RETRIES = 5;
 
 export async function getJson(path) {
-  const response = await fetch(path);
+  const response = await reached(fetch(path));
   if (!response.ok) throw await refusal(response);
   return response.json();
 }
@@ -19,7 +19,7 @@ export async function translateStream(fields, signal, take) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { value, done } = await reader.read();
+    const { value, done } = await reached(reader.read());
     if (done) break;
     const lines = (rest + value).split("\n");
     rest = lines.pop();
@@ -35,16 +35,19 @@ export async function translateStream(fields, signal, take) {
 
 async function post(fields, signal) {
   for (let attempt = 0; ; attempt++) {
-    const response = await fetch("/translate", {
-      method: "POST",
-      headers: { "content-type": "application/json" },
-      body: JSON.stringify(fields),
-      signal,
-    });
+    const options = { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(fields) };
+    const response = await reached(fetch("translate", { ...options, signal }));
     if (response.ok) return response;
     if (response.status !== 429 || attempt === RETRIES) throw await refusal(response);
     await pause(1000 * Number(response.headers.get("retry-after") ?? 1), signal);
   }
+}
+
+// Browsers report a lost connection as a TypeError, each in its own words.
+function reached(promise) {
+  return promise.catch((error) => {
+    throw error instanceof TypeError ? new Error("the server cannot be reached") : error;
+  });
 }
 
 async function refusal(response) {

@@ -1,15 +1,17 @@
-// The frame of the page: views, colour theme and choice of model.
+// The frame of the page: views and choice of model.
 
-import { getJson } from "/page/api.js";
-import { startLayers } from "/page/layers.js";
-import { startTranslate } from "/page/translate.js";
+import { getJson } from "./api.js";
+import { startLayers } from "./layers.js";
+import { startTranslate } from "./translate.js";
 
 const byId = (id) => document.getElementById(id);
 const names = new Intl.DisplayNames(["en"], { type: "language", fallback: "code" });
 
 export function languageName(code) {
   try {
-    return names.of(code.replace("_", "-"));
+    const locale = new Intl.Locale(code.replace("_", "-"));
+    const isUsual = new Intl.Locale(locale.language).maximize().script === locale.script; // German, Chinese (Traditional)
+    return names.of(isUsual ? locale.language : locale.baseName);
   } catch {
     return code;
   }
@@ -22,22 +24,6 @@ function show() {
   byId(layers ? "to-layers" : "to-translate").setAttribute("aria-current", "page");
   byId(layers ? "to-translate" : "to-layers").removeAttribute("aria-current");
   document.title = layers ? "Layers · deepnmt" : "deepnmt";
-}
-
-function startTheme() {
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  const root = document.documentElement;
-  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
-  const label = () => byId("theme").setAttribute("aria-label", `Switch to ${isDark() ? "light" : "dark"} colours`);
-  byId("theme").addEventListener("click", () => {
-    root.dataset.theme = isDark() ? "light" : "dark";
-    try {
-      localStorage.setItem("theme", root.dataset.theme);
-    } catch { /* no storage: kept for this visit */ }
-    label();
-  });
-  system.addEventListener("change", label);
-  label();
 }
 
 function startModels(models, changed) {
@@ -95,11 +81,10 @@ function startModels(models, changed) {
 }
 
 async function start() {
-  startTheme();
   addEventListener("hashchange", show);
   show();
   try {
-    const [models, limits] = await Promise.all([getJson("/models"), getJson("/limits")]);
+    const [models, limits] = await Promise.all([getJson("models"), getJson("limits")]);
     const translate = startTranslate(limits);
     const layers = startLayers();
     startModels(models, (model) => {
@@ -108,7 +93,7 @@ async function start() {
     });
     document.documentElement.dataset.ready = "";
   } catch (error) {
-    byId("problem").textContent = `The server cannot be reached: ${error.message}`;
+    byId("problem").textContent = `The page cannot start: ${error.message}.`;
     byId("problem").hidden = false;
   }
 }

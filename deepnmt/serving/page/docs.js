@@ -1,6 +1,6 @@
 // The OpenAPI description as a page.
 
-const description = await (await fetch("/openapi.json")).json();
+const description = await (await fetch("openapi.json")).json();
 
 function made(tag, ...content) {
   const element = document.createElement(tag);
@@ -40,7 +40,7 @@ function fields(schema) {
 
 function example(method, path, schema) {
   const body = schema?.examples?.[0];
-  const where = `${location.origin}${path}`;
+  const where = new URL(path.slice(1), document.baseURI).href;
   if (method === "get") return made("pre", made("code", `curl ${where}`));
   return made("pre", made("code", `curl ${where} --json '${JSON.stringify(body)}'`));
 }

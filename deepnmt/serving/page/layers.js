@@ -1,6 +1,6 @@
 // How much each layer weights the earlier ones: the learned weights of a model's connections as a table of colours.
 
-import { getJson } from "/page/api.js";
+import { getJson } from "./api.js";
 
 const layer = (k) => (k === 0 ? "the embedding" : `layer ${k}`);
 
@@ -18,7 +18,7 @@ export function startLayers() {
     if (drawn !== model.name) {
       drawn = model.name;
       try {
-        const table = await getJson(`/models/${encodeURIComponent(model.name)}/connections`);
+        const table = await getJson(`models/${encodeURIComponent(model.name)}/connections`);
         stacks.replaceChildren(...["encoder", "decoder"].map((side) => panel(side, table[side])));
       } catch (error) {
         stacks.textContent = `The weights cannot be shown: ${error.message}`;
@@ -56,7 +56,7 @@ function panel(side, stack) {
   const readout = made("p", "Point at a square, or move with the arrow keys.");
   readout.className = "readout";
   readout.setAttribute("aria-live", "polite");
-  section.append(table(side, stack, readout), readout);
+  section.append(readout, table(side, stack, readout));
   return section;
 }
 

@@ -1,10 +1,11 @@
 // The translation view: type, pause, read; aligned words are highlighted; alternatives for each sentence.
 
-import { translate, translateStream } from "/page/api.js";
-import { parts, sourcesOf, spans, targetsOf } from "/page/words.js";
+import { translate, translateStream } from "./api.js";
+import { decoded, parts, sourcesOf, spans, targetsOf } from "./words.js";
 
 const PAUSE = 350; // milliseconds without a key before translating
 const LONG = 2500; // characters; for longer texts, alternatives and alignments are fetched when a sentence is selected
+const MAX_FILE = 5e6; // bytes
 const RICH = { nbest: 4, alignments: true };
 const byId = (id) => document.getElementById(id);
 const plural = (count, word) => `${count.toLocaleString("en")} ${word}${count === 1 ? "" : "s"}`;
@@ -36,9 +37,8 @@ export function startTranslate(limits) {
       for (const part of parts(text, Math.floor(limits.max_characters / 2))) {
         const options = text.length > LONG ? {} : RICH;
         await translateStream({ text: part, ...asked(), ...options }, own.signal, (line) => {
-          if (own.signal.aborted) return;
-          if (line.text === undefined) return;
-          const start = text.indexOf(line.source, at);
+          if (own.signal.aborted || line.text === undefined) return;
+          const start = Math.max(text.indexOf(line.source, at), at); // half a character comes back as another one
           at = start + line.source.length;
           fresh.push({ ...line, start, alternatives: line.alternatives ?? [], rich: text.length <= LONG || undefined });
           add(fresh, Math.min(at / text.length, 1));
@@ -49,7 +49,6 @@ export function startTranslate(limits) {
       if (own.signal.aborted) return;
       translated = null;
       progress(0, 0);
-      pane.classList.remove("stale");
       say("");
       problem(`Translation failed: ${error.message}.`);
     }
@@ -226,8 +225,10 @@ export function startTranslate(limits) {
 
   async function open(file) {
     if (!file) return;
+    const text = file.size > MAX_FILE ? "\0" : decoded(await file.arrayBuffer());
+    if (text.includes("\0")) return problem(`${file.name} is not a text file of at most ${MAX_FILE / 1e6} MB.`);
     fileName = file.name;
-    source.value = (await file.text()).replace(/\r\n?/g, "\n").replace(/^\ufeff/, "");
+    source.value = text.replace(/\r\n?/g, "\n");
     changed();
     run();
   }
@@ -326,12 +327,16 @@ export function startTranslate(limits) {
   });
   byId("copy").addEventListener("click", copy);
   byId("download").addEventListener("click", save);
+  addEventListener("online", run);
+  const hasFile = (event) => event.dataTransfer.types.includes("Files"); // dragged text is the browser's business
   addEventListener("dragover", (event) => {
+    if (!hasFile(event)) return;
     event.preventDefault();
     document.body.classList.add("dropping");
   });
   addEventListener("dragleave", ({ relatedTarget }) => relatedTarget ?? document.body.classList.remove("dropping"));
   addEventListener("drop", (event) => {
+    if (!hasFile(event)) return;
     event.preventDefault();
     document.body.classList.remove("dropping");
     open(event.dataTransfer.files[0]);

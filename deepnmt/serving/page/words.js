@@ -1,4 +1,4 @@
-// Where words stand in a text, and which belong together.
+// Texts: of files, in parts, and where words stand in them and which belong together.
 
 // [start, end] of each word in order, or null where it cannot be found.
 export function spans(text, words) {
@@ -40,4 +40,14 @@ export function parts(text, most) {
   }
   found.push(text.slice(start));
   return found;
+}
+
+// The text of a file: UTF-8, UTF-16 with a byte order mark, or else as older Windows programs wrote it.
+export function decoded(bytes) {
+  const marks = { "255,254": "utf-16le", "254,255": "utf-16be" };
+  try {
+    return new TextDecoder(marks[new Uint8Array(bytes).slice(0, 2)] ?? "utf-8", { fatal: true }).decode(bytes);
+  } catch {
+    return new TextDecoder("windows-1252").decode(bytes);
+  }
 }

@@ -18,7 +18,7 @@ from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import EOS
 from deepnmt.decoding import export as exporting
 from deepnmt.decoding.export import huggingface as writing
-from deepnmt.decoding.export.comparison import random_sources
+from deepnmt.decoding.export.comparison import compare, random_sources
 from deepnmt.decoding.translator import Translator
 from deepnmt.errors import RunError
 from deepnmt.model.connections import CONNECTIONS
@@ -159,8 +159,9 @@ def test_one_changed_weight_is_noticed(unsure, tmp_path):
     model = load_model(unsure("post"))
     with torch.no_grad():
         model.encoder.layers[0].attention.input.bias[70] += 0.05
-    with pytest.raises(RunError, match="a logit of Hugging Face differs from the model's by"):
-        writing.compare(model, digit_tokenizers(), tmp_path / "OUT", random_sources(model.config))
+    runtime = writing.opened(tmp_path / "OUT", model.config, digit_tokenizers())
+    with pytest.raises(RunError, match=r"the logits of Hugging Face .* differ from the model's by"):
+        compare(model, runtime, random_sources(model.config), "Hugging Face")
 
 
 @pytest.mark.parametrize(
