@@ -23,6 +23,8 @@ def replacing(path: Path) -> Iterator[Path]:
     An existing file or folder is replaced; for a symbolic link, its target is. On an exception nothing changes.
     """
     path = path.resolve()
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise InputError(f"{path} is a device or a pipe and cannot be replaced; choose a file")
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     _remove(aside)
     missing = [folder for folder in path.parents if not folder.exists()]

@@ -2,9 +2,8 @@
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,20 +14,19 @@ from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
 from deepnmt.decoding.config import TranslationConfig
 from deepnmt.decoding.continuous import CannotFuseError, ContinuousSearches, can_fuse
-from deepnmt.decoding.ensemble import EnsembleState, ensemble_step
 from deepnmt.decoding.likelihood import Likelihood, likelihoods
 from deepnmt.decoding.lines import Warn
 from deepnmt.decoding.pieces import Hypothesis as Hypothesis
-from deepnmt.decoding.pieces import Piece, cut_texts, join_pieces, keep_found, padded
+from deepnmt.decoding.pieces import Piece, batched, cut_texts, join_pieces, keep_found, padded
 from deepnmt.decoding.prepared import PreparedModel, prepare
 from deepnmt.decoding.rules import Rules, prefix_table
 from deepnmt.decoding.sampling import Paths, random_numbers
-from deepnmt.decoding.search import Beams, Found, Growing, search
+from deepnmt.decoding.search import Beams, EnsembleState, Found, Growing, ensemble_step, search
 from deepnmt.decoding.shortlist import Shortlist
 from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
 from deepnmt.model.config import ModelConfig
-from deepnmt.model.storage import load_meta, load_model
+from deepnmt.model.storage import META, load_meta, load_model
 from deepnmt.model.transformer import Transformer
 from deepnmt.settings import from_table
 
@@ -43,6 +41,7 @@ class Translator:
     """
 
     shortlist: Shortlist | None = None
+    _opened: tuple[Any, ...] | None = None  # the arguments of a translator that was loaded from folders
 
     def __init__(
         self,
@@ -54,9 +53,9 @@ class Translator:
         folders = [Path(folder) for folder in ([model] if isinstance(model, str | Path) else model)]
         if not folders:
             raise InputError("a translator needs at least one model")
+        self._opened = [folder.resolve() for folder in folders], device, precision, shortlist
         chosen = choose_device(device)
-        metas = [load_meta(folder) for folder in folders]
-        self.defaults: dict[str, Any] = metas[0].get("decoding", {})
+        self.defaults, *_ = map(default_settings, folders)
         self.tokenizers = [TokenizerPair.load(folder) for folder in folders]
         for folder, pair in zip(folders[1:], self.tokenizers[1:], strict=True):
             if pair.target.pieces != self.tokenizers[0].target.pieces:
@@ -96,19 +95,27 @@ class Translator:
         """The same translator for one pair of the model's languages; None: the default."""
         if source is None and target is None:
             return self
-        other = copy(self)
+        other = Translator.__new__(Translator)
+        vars(other).update(vars(self))
         other.tokenizers = [pair.for_languages(source, target) for pair in self.tokenizers]
         return other
 
-    def translate(self, texts: Sequence[str], **settings: Any) -> list[str]:
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy loads the model again: packed weights cannot be pickled."""
+        if self._opened is None:
+            raise TypeError("a Translator around a model in memory cannot be pickled or copied")
+        pair = self.tokenizers[0]
+        return _reopened, (self._opened, pair.source.language, pair.target.language)
+
+    def translate(self, texts: Iterable[str], **settings: Any) -> list[str]:
         """The best translation of each text; `settings` are those of `translate_nbest`."""
         return [hypotheses[0].text for hypotheses in self.translate_nbest(texts, **{**settings, "nbest": 1})]
 
     def translate_nbest(
         self,
-        texts: Sequence[str],
+        texts: Iterable[str],
         *,
-        prefixes: Sequence[str] | None = None,
+        prefixes: Iterable[str] | None = None,
         warn: Warn | None = None,
         done: Callable[[int], None] | None = None,
         **settings: Any,
@@ -120,6 +127,7 @@ class Translator:
         """
         config = from_table(TranslationConfig, self.defaults | settings)
         warn = warn or _warn
+        texts, prefixes = _strings("texts", texts), None if prefixes is None else _strings("prefixes", prefixes)
         pieces = cut_texts(texts, prefixes, self.tokenizers, self.max_positions, config.max_source_length, warn)
         for batch in self._translated(pieces, config):
             if done is not None:
@@ -127,11 +135,14 @@ class Translator:
         return join_pieces(len(texts), pieces, self.tokenizers[0].target.language, config, warn)
 
     def likelihoods(
-        self, texts: Sequence[str], translations: Sequence[str], *, done: Callable[[int], None] = lambda number: None
+        self, texts: Iterable[str], translations: Iterable[str], *, done: Callable[[int], None] = lambda number: None
     ) -> list[Likelihood]:
         """The log probability of each subword of these translations of the texts. For one model, not an ensemble."""
         if len(self.prepared) > 1:
             raise InputError(f"likelihoods are those of one model, not of {len(self.prepared)}")
+        texts, translations = _strings("texts", texts), _strings("translations", translations)
+        if len(texts) != len(translations):
+            raise InputError(f"{len(texts)} texts but {len(translations)} translations")
         return likelihoods(self.prepared[0], self.tokenizers[0], texts, translations, self.max_positions, done)
 
     def _translated(self, pieces: list[Piece], config: TranslationConfig) -> Iterator[list[Piece]]:
@@ -141,7 +152,11 @@ class Translator:
         if self.continuous is not None and free and ContinuousSearches.suits(config, config.no_repeat_ngram):
             yield from self._translated_in_slots(self.continuous, pieces, config)
             pieces = [piece for piece in pieces if not piece.is_done]
-        yield from self._translated_in_batches(list(self._batches(pieces, config)), config)
+        # The longest first, so that running out of memory shows at once.
+        budget, most = (of.get(self.device.type, of["cpu"]) for of in (BATCH_TOKENS, BATCH_SENTENCES))
+        longest_first = sorted(pieces, key=lambda piece: -piece.length)
+        batches = batched(longest_first, lambda piece: piece.length, config.batch_tokens or budget, most)
+        yield from self._translated_in_batches(list(batches), config)
 
     def _translated_in_slots(
         self, searches: ContinuousSearches, pieces: list[Piece], config: TranslationConfig
@@ -163,19 +178,6 @@ class Translator:
                 warnings.warn(f"searching without fused kernels, which do not run here: {error}", stacklevel=2)
                 self.continuous = None
                 return
-
-    def _batches(self, pieces: Sequence[Piece], config: TranslationConfig) -> Iterator[list[Piece]]:
-        """Pieces of similar length together, the longest first, so that running out of memory shows at once."""
-        budget = config.batch_tokens or BATCH_TOKENS.get(self.device.type, BATCH_TOKENS["cpu"])
-        most = BATCH_SENTENCES.get(self.device.type, BATCH_SENTENCES["cpu"])
-        batch: list[Piece] = []
-        for piece in sorted(pieces, key=lambda piece: -piece.length):
-            if batch and (len(batch) == most or (len(batch) + 1) * batch[0].length > budget):
-                yield batch
-                batch = []
-            batch.append(piece)
-        if batch:
-            yield batch
 
     def _translated_in_batches(self, batches: list[list[Piece]], config: TranslationConfig) -> Iterator[list[Piece]]:
         """On a CPU several batches side by side, one per core, are faster than one batch on several cores, because the
@@ -255,6 +257,30 @@ class Translator:
             no_repeat_ngram=config.no_repeat_ngram,
             free=len(self.tokenizers[0].target.opening()),
         )
+
+
+def default_settings(folder: Path) -> dict[str, Any]:
+    """The settings that a MODEL folder defines for translating with it."""
+    settings, where = load_meta(folder).get("decoding", {}), f"{folder / META}: decoding"
+    if not isinstance(settings, dict):
+        raise InputError(f"{where} must be a table of settings, not {settings!r}")
+    from_table(TranslationConfig, settings, where)
+    return settings
+
+
+def _reopened(arguments: tuple[Any, ...], source: str, target: str) -> Translator:
+    return Translator(*arguments).for_languages(source, target)
+
+
+def _strings(name: str, texts: Iterable[str]) -> list[str]:
+    """A list of the texts, which must not be a single string."""
+    if isinstance(texts, str):
+        raise InputError(f"{name} must be a list of strings, not one string")
+    texts = list(texts)
+    for number, text in enumerate(texts, start=1):
+        if not isinstance(text, str):
+            raise InputError(f"{name} must be strings, but number {number:,} is {text!r}")
+    return texts
 
 
 def check_vocabularies(folder: Path, config: ModelConfig, tokenizers: TokenizerPair) -> None:
