@@ -230,17 +230,14 @@ class Translator:
         step = steps[0] if len(parts) == 1 else partial(ensemble_step, steps)
         state = parts[0] if len(parts) == 1 else EnsembleState(parts)
         shrink_every = 1 if self.device.type == "cpu" else 4
-        found = search(step, state, self._growing(batch, rules, config, count), shrink_every)
-        return found if listed is None else listed.as_ids(found)
-
-    def _growing(self, batch: list[Piece], rules: Rules, config: TranslationConfig, count: int) -> Growing:
-        if count > 1 and not config.sampling:
-            return Beams(rules, config)
-        numbers = None
+        growing: Growing
         if config.sampling:
             numbers = random_numbers([piece.sources[0] for piece in batch], config.seed, count, rules.total + 1)
-            numbers = numbers.to(self.device)
-        return Paths(rules, config, numbers)
+            growing = Paths(rules, config, numbers.to(self.device))
+        else:
+            growing = Beams(rules, config) if count > 1 else Paths(rules, config)
+        found = search(step, state, growing, shrink_every)
+        return found if listed is None else listed.as_ids(found)
 
     def _rules(self, batch: list[Piece], config: TranslationConfig, device: torch.device) -> Rules:
         longest = [
