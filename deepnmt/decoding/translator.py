@@ -224,7 +224,8 @@ class Translator:
         steps: list[Any] = [model.step for model in self.prepared]
         listed = None
         if self.shortlist is not None:
-            listed = self.shortlist.of_batch([piece.sources[0] for piece in batch], rules)
+            vocab_size = self.models[0].config.target_vocab_size
+            listed = self.shortlist.of_batch([piece.sources[0] for piece in batch], rules, vocab_size)
             rules, parts = listed.rules, [listed.state(part) for part in parts]
             steps = [listed.step(model.restricted(listed.symbols).step) for model in self.prepared]
         step = steps[0] if len(parts) == 1 else partial(ensemble_step, steps)
