@@ -240,7 +240,8 @@ class Translator:
         rules, listed = self._rules(batch, config, self.device), None
         steps: list[Any] = [model.step for model in self.prepared]
         if self.shortlist is not None and not batch[0].terms:
-            listed = self.shortlist.of_batch([piece.sources[0] for piece in batch], rules)
+            vocab_size = self.models[0].config.target_vocab_size
+            listed = self.shortlist.of_batch([piece.sources[0] for piece in batch], rules, vocab_size)
             rules = listed.rules
             steps = [listed.step(model.restricted(listed.symbols).step) for model in self.prepared]
         growing = self._growing(batch, rules, config)
