@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from deepnmt.api.translate import translate_file as translate_file
     from deepnmt.config import load_recipe as load_recipe
     from deepnmt.decoding.translator import Translator as Translator
+    from deepnmt.errors import InputError as InputError
+    from deepnmt.errors import RunError as RunError
     from deepnmt.evaluation.scores import compare as compare
     from deepnmt.evaluation.scores import score as score
     from deepnmt.model.storage import load_model as load_model
@@ -36,7 +38,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "InputError": "errors",
     "Run": "api.train",
+    "RunError": "errors",
     "Translator": "decoding.translator",
     "average": "api.average",
     "backtranslate": "api.backtranslate",

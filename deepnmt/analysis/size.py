@@ -8,7 +8,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from deepnmt.columns import aligned
-from deepnmt.model.config import ModelConfig, StackConfig
+from deepnmt.model.config import ModelConfig
 from deepnmt.model.transformer import Transformer
 
 
@@ -53,19 +53,15 @@ def _mega(number: int) -> str:
 
 
 def describe(config: ModelConfig) -> str:
-    """The norm, and a line for each stack."""
-    stacks = (
-        f"{name:<8} {_count(stack.num_layers, 'layer')}, {_kinds(config, stack)}, width {stack.dim}, "
-        f"ffn {stack.ffn_dim}, {_count(stack.num_heads, 'head')}"
-        for name, stack in config.stacks.items()
-    )
-    return "\n".join([f"{config.norm}-norm", *stacks])
-
-
-def _kinds(config: ModelConfig, stack: StackConfig) -> str:
-    """The connection, and the sub-layers if they differ from the model's norm."""
-    sublayer = config.sublayer_of(stack).kind
-    return stack.connection.kind if sublayer == config.norm else f"{stack.connection.kind}, {sublayer}"
+    """The scheme around sub-layers, and a line for each stack, which names its own scheme if the two differ."""
+    schemes = [config.sublayer_of(stack).kind for stack in config.stacks.values()]
+    common = len(set(schemes)) == 1
+    lines = [f"{schemes[0]}-norm" if schemes[0] == config.norm else schemes[0]] if common else []
+    for (name, stack), scheme in zip(config.stacks.items(), schemes, strict=True):
+        kinds = stack.connection.kind if common else f"{stack.connection.kind}, {scheme}"
+        size = f"width {stack.dim}, ffn {stack.ffn_dim}, {_count(stack.num_heads, 'head')}"
+        lines.append(f"{name:<8} {_count(stack.num_layers, 'layer')}, {kinds}, {size}")
+    return "\n".join(lines)
 
 
 def _count(number: int, noun: str) -> str:

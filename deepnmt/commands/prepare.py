@@ -120,8 +120,10 @@ def show_summary(meta: dict[str, Any], out: Path) -> None:
         for reason, entry in meta["cleaning"][corpus["name"]].items():
             share = f"{100 * entry['count'] / corpus['pairs_read']:.2f} %"
             rows.append([corpus["name"], f"{reason}: {entry['meaning']}", f"{entry['count']:,}", share])
-    print("\ndropped from training:\n" + aligned(rows, slice(2, None)) if len(rows) > 1 else "No pair was dropped.")
-    print()
+    if len(rows) > 1:
+        print(f"\ndropped from training (examples in {out / 'dataset.json'}):\n{aligned(rows, slice(2, None))}\n")
+    else:
+        print("No pair was dropped.\n")
     for split in ("valid", "test"):
         for reason in (meta[split] or {}).get("noted", {}).values():
             pairs = "1 unusual pair" if reason["count"] == 1 else f"{reason['count']:,} unusual pairs"
@@ -134,7 +136,6 @@ def show_summary(meta: dict[str, Any], out: Path) -> None:
     pairs, seconds = sum(corpus["pairs_read"] for corpus in meta["train"]), max(meta["seconds"], 0.1)
     print(f"{'Shared vocabulary' if meta['shared_vocabulary'] else 'Vocabularies'}: {sizes}. ", end="")
     print(f"{pairs:,} pairs in {seconds:,.1f} s, {2 * pairs / seconds:,.0f} sentences/s.")
-    print(f"Examples of dropped pairs: {out / 'dataset.json'}")
     print(f"Next: deepnmt train RECIPE --data {out} --out RUN     (`deepnmt presets` lists recipes)")
 
 

@@ -38,5 +38,5 @@ def run(arguments: argparse.Namespace) -> None:
         arguments.overrides.append(f"training.tokens_per_update={options.pop('tokens_per_update')}")
     finished = train(**options)
     if finished.is_finished and os.environ.get("RANK", "0") == "0":
-        lines = f"  deepnmt translate {finished.model} < input.txt\n  deepnmt average {finished.folder} --out MODEL"
-        print(f"next:\n{lines}", file=sys.stderr)
+        evaluate = f"deepnmt evaluate {finished.model} --source test.SOURCE --reference test.TARGET"
+        print(f"next:\n  deepnmt translate {finished.model} < input.txt\n  {evaluate}", file=sys.stderr)

@@ -129,6 +129,8 @@ def fill(tensors: Mapping[str, Tensor], stored: Mapping[str, Tensor], where: Pat
 
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
+        if not path.parent.exists():
+            raise InputError(f"the model folder {path.parent} does not exist")
         inside = path.parent / "model"
         hint = f" (a RUN; its model is {inside})" if (inside / path.name).is_file() else ""
         raise InputError(f"{path.parent} is not a MODEL folder: it has no {path.name}{hint}")

@@ -10,28 +10,23 @@ from deepnmt.files import write_json
 from deepnmt.progress import progress
 from deepnmt.reproduction.experiment import Experiment
 from deepnmt.reproduction.results import RESULTS, ArmResult, by_arm, experiment_in, read_results
-from deepnmt.reproduction.study import Study, TestSet
+from deepnmt.reproduction.study import Study
 from deepnmt.text import read_lines
 
 
 def add_p_values(study: Study, name: str) -> None:
-    """Add p-values to the experiment's results, from the translations of its runs; without these nothing changes.
-
-    They are about the metric of its table or, as there, about BLEU while not every run has that metric.
-    """
+    """Add p-values of the table's metric to the results, if the translations of the runs are here; else keep them."""
     content = read_results(study, name)
     experiment, tests = experiment_in(content), study.tests()
     arms = by_arm(content, experiment)
-    translated = {arm.arm.label: _translated(study, arm, tests) for arm in arms}
+    translated = {arm.arm.label: _translated(study, arm, experiment.metric) for arm in arms}
     folders = {folder for seeds in translated.values() for folder in seeds.values()}
-    scored = [of_test for run in content["runs"] if run["run"] in folders for of_test in (run["scores"] or {}).values()]
-    kind = experiment.metric if all(experiment.metric in of_test for of_test in scored) else "bleu"
-    try:
-        metric = build([kind], Languages(*content["languages"]))[kind]
-    except ImportError:
-        return  # its p-values were computed where its package is installed, like its scores
     if not folders:
         return
+    try:
+        metric = build([experiment.metric], Languages(*content["languages"]))[experiment.metric]
+    except ImportError:
+        return  # computed where its package was installed, like the scores
     scores: dict[str, Values] = {}
     with progress("resample", total=len(folders), unit="runs") as shown:
         for folder in sorted(folders):
@@ -64,11 +59,11 @@ def _comparisons(arms: list[ArmResult], experiment: Experiment) -> Iterator[tupl
             yield claim.text, claim.better, claim.worse
 
 
-def _translated(study: Study, arm: ArmResult, tests: list[TestSet]) -> dict[int, str]:
-    """The successful runs that have translated every test set, by seed."""
-    folders = {seed: run["run"] for seed, run in arm.successes.items()}
+def _translated(study: Study, arm: ArmResult, metric: str) -> dict[int, str]:
+    """The runs whose scores are in the table and whose translations are here, by seed."""
+    folders = {seed: arm.successes[seed]["run"] for seed in arm.by_seed(metric)}
     return {
         seed: folder
         for seed, folder in folders.items()
-        if all(study.translations(folder, test.name).is_file() for test in tests)
+        if all(study.translations(folder, test).is_file() for test in study.test_names())
     }

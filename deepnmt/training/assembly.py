@@ -120,7 +120,7 @@ def open_run(
                 is_post_norm=SUBLAYERS[recipe.model.sublayer_of(recipe.model.encoder).kind].placement == "post",
                 has_shortcuts=CONNECTIONS[recipe.model.encoder.connection.kind].has_shortcuts,
             ),
-            interruption=held.enter_context(heed_signals()),
+            interruption=held.enter_context(heed_signals(world.is_main)),
             validate=validate,
         )
         yield state, job

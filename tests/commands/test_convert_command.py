@@ -190,7 +190,7 @@ def test_a_folded_model_is_plain_and_gives_the_same_logits(convert, tmp_path):
     status, out, _ = convert(tmp_path / "MODEL", "--fold", "--out", tmp_path / "PLAIN")
     assert status == 0
     assert re.match(rf"logits equal those of {tmp_path / 'MODEL'} to \de-1[4-9] of the largest\n", out)
-    assert "encoder  2 layers, residual, post, width 8" in out
+    assert "post\nencoder  2 layers, residual, width 8" in out
     meta = load_meta(tmp_path / "PLAIN")
     assert (meta["step"], meta["folded_from"]["encoder"]["sublayer"]) == (7, {"kind": "deepnorm"})
     source, target = torch.randint(3, 9, (2, 4, 5))

@@ -104,6 +104,13 @@ def test_a_model_folder_has_a_size_and_takes_no_overrides(inspect, tmp_path):
     assert err == f"deepnmt: {expected}\n"
 
 
+def test_size_names_the_scheme_around_sublayers(inspect):
+    assert inspect("size", "beyond-deepnorm")[1].startswith("beyond-deepnorm: deepnorm\nencoder  18 layers, residual,")
+    assert inspect("size", "en-de-pre-base")[1].startswith("en-de-pre-base: pre-norm\nencoder  6 layers, residual,")
+    mixed = inspect("size", "en-de-pre-base", "model.decoder.sublayer.kind=peri")[1]
+    assert "encoder  6 layers, residual, pre," in mixed and "decoder  6 layers, residual, peri," in mixed
+
+
 def test_size_with_the_vocabulary_of_a_dataset(inspect, tmp_path):
     text = tmp_path / "text"
     text.write_text("".join(f"a few words and number {i}\n" for i in range(50)))

@@ -98,7 +98,7 @@ class TestRefusals:
         assert refusal(folder) == f"MODEL is not a MODEL folder: it has no {name}"
 
     def test_missing_folder(self, tmp_path):
-        assert refusal(tmp_path / "nowhere") == "MODEL is not a MODEL folder: it has no meta.json"
+        assert refusal(tmp_path / "nowhere") == "the model folder MODEL does not exist"
 
     def test_run_in_place_of_its_model(self, tmp_path):
         (tmp_path / "model").mkdir()

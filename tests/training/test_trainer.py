@@ -223,10 +223,11 @@ def test_signal_saves_first_and_then_stops(tmp_path, number):
     assert torch.equal(flat(done.model), flat(run_to_end(tmp_path / "whole", config).model))
 
 
-def test_second_ctrl_c_does_not_wait():
+def test_second_ctrl_c_does_not_wait_and_the_first_says_so(capfd):
     with heed_signals() as interruption:
         os.kill(os.getpid(), signal.SIGINT)
         assert interruption.signal is signal.SIGINT
+        assert "stopping after this step; press Ctrl-C again to stop at once" in capfd.readouterr().err
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
 
