@@ -7,6 +7,8 @@ They are imported on first use, so that `import deepnmt` and `deepnmt --help` do
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from deepnmt import errors as errors
+
 if TYPE_CHECKING:
     from deepnmt.api.average import average as average
     from deepnmt.api.backtranslate import backtranslate as backtranslate
@@ -64,3 +66,8 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'deepnmt' has no attribute {name!r}")
     return getattr(import_module(f"deepnmt.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """For completion in a notebook, also the names that are not imported yet."""
+    return sorted({*globals(), *__all__})

@@ -1,11 +1,16 @@
-"""The command `deepnmt`: a table of commands, each in its own file under `commands/` and imported on demand."""
+"""The command `deepnmt`: a table of commands, each in its own file under `commands/` and imported on demand.
+
+Such a file has `EXAMPLE`, `add_arguments` and `run`; only `run` may import torch, so that `--help` is immediate.
+"""
 
 import argparse
 import os
 import platform
 import sys
 from importlib import import_module, metadata
-from typing import NoReturn, Protocol, cast
+from io import TextIOWrapper
+from types import ModuleType
+from typing import NoReturn
 
 from deepnmt import __version__
 from deepnmt.errors import InputError, RunError
@@ -40,18 +45,13 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(f"{message} (see {self.prog} --help)")
 
 
-class Command(Protocol):
-    """A file under `commands/`. Only `run` may import torch, so that `--help` is immediate."""
-
-    EXAMPLE: str
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
-
-    def run(self, arguments: argparse.Namespace) -> None: ...
-
-
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
+    for name, mode in {"stdin": "r", "stdout": "w", "stderr": "w"}.items():
+        if getattr(sys, name) is None:  # closed by the caller
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # like the text files, in any locale
     try:
         arguments, command = _parse(argv)
         command.run(arguments)
@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _parse(argv: list[str]) -> tuple[argparse.Namespace, Command]:
+def _parse(argv: list[str]) -> tuple[argparse.Namespace, ModuleType]:
     about = "Train, study and serve translation models with very deep Transformers."
     commands = "\n".join(f"  {name:<15}{summary}" for name, summary in COMMANDS.items())
     parser = _Parser(
@@ -94,7 +94,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, Command]:
     if name not in COMMANDS:
         parser.error(f"unknown command {name}{did_you_mean(name, COMMANDS)}")
 
-    command = cast(Command, import_module(f"deepnmt.commands.{name}"))
+    command = import_module(f"deepnmt.commands.{name}")
     own = _Parser(
         prog=f"deepnmt {name}",
         description=COMMANDS[name],

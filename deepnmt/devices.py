@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import re
 import sys
 import time
 from functools import cache
@@ -35,9 +34,15 @@ def choose_device(asked: str | None) -> str:
         if not has_gpu and os.environ.get("LOCAL_RANK", "0") == "0" and (reason := _why_unused()):
             _say_once(f"not using the GPU of this machine ({reason})")
         return "cuda" if has_gpu else "cpu"
-    if not re.fullmatch(r"(cpu|cuda)(:\d+)?", asked):
-        raise InputError(f"device {asked!r} is unknown: choose cpu, cuda, or cuda:1 for the second GPU")
-    device = torch.device(asked)
+    try:
+        device = torch.device(asked)
+    except RuntimeError as error:
+        raise InputError(f"device {asked!r} is unknown: choose cpu, cuda, or cuda:1 for the second GPU") from error
+    if device.type not in ("cpu", "cuda"):
+        try:
+            torch.zeros(1, device=device).item()
+        except (RuntimeError, NotImplementedError, AssertionError) as error:
+            raise InputError(f"device {asked} does not work here: choose cpu or cuda") from error
     if device.type == "cuda" and not has_gpu:
         raise InputError(f"device {asked}: torch sees no GPU{f' ({reason})' if (reason := _why_unused()) else ''}")
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):

@@ -135,6 +135,15 @@ def test_a_reader_that_goes_away_is_no_error():
     assert ended.stdout.strip() in ("0", "141")
 
 
+def test_output_is_utf_8_in_any_locale_and_a_closed_stream_is_no_error():
+    script = "import sys; from deepnmt import cli; status = cli.main(['presets']); print('▁'); sys.exit(status)"
+    for closed in (0, 1, 2):
+        command = f'PYTHONIOENCODING=ascii {sys.executable} -c "$0" {closed}>&-'
+        ended = subprocess.run(["bash", "-c", command, script], capture_output=True, check=False)
+        assert (ended.returncode, ended.stderr) == (0, b"")
+        assert ended.stdout.endswith("▁\n".encode()) or closed == 1
+
+
 def test_python_m_deepnmt_is_the_command():
     ended = subprocess.run([sys.executable, "-m", "deepnmt", "nonsense"], capture_output=True, text=True, check=False)
     assert ended.returncode == 2
@@ -142,6 +151,8 @@ def test_python_m_deepnmt_is_the_command():
 
 
 def test_the_package_names_what_others_may_build_on():
+    script = "import deepnmt; assert {'errors', *deepnmt.__all__} <= set(dir(deepnmt)); deepnmt.errors.InputError"
+    subprocess.run([sys.executable, "-c", script], check=True)
     for name in deepnmt.__all__:
         assert callable(getattr(deepnmt, name))
     with raises(AttributeError, match="module 'deepnmt' has no attribute 'nonsense'"):

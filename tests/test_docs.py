@@ -169,6 +169,9 @@ def test_the_table_of_depth_has_every_scheme_and_its_recipe():
         assert f"`{kind}`" in DEPTH, kind
     for kind in SUBLAYERS.keys() - {"pre", "post"}:
         assert load_recipe(f"beyond-{kind}").model.encoder.sublayer == SUBLAYERS[kind].Config()
+    before = {"residual", "dense", "average", "transparent", "fusion", "coordinated", "aggregated"}
+    for kind in CONNECTIONS.keys() - before:
+        assert load_recipe(f"beyond-{kind}").model.encoder.connection == CONNECTIONS[kind].Config()
 
 
 def test_the_python_page_runs_and_shows_every_name(tmp_path, monkeypatch):

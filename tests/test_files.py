@@ -10,6 +10,7 @@ import threading
 
 from pytest import fixture, mark, raises
 
+from deepnmt.errors import InputError
 from deepnmt.files import replacing, sha256, write_json
 
 
@@ -70,6 +71,13 @@ def test_a_symbolic_link_stays(tmp_path, write):
         assert link.is_symlink()
         assert read(target) == content
         assert names(target.parent) == ["thing"]
+
+
+def test_a_device_or_a_pipe_is_never_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with raises(InputError, match="pipe is a device or a pipe and cannot be replaced"):
+        write_json(tmp_path / "pipe", {})
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_what_an_earlier_crash_left_aside_is_no_hindrance(tmp_path, write):

@@ -1,6 +1,10 @@
-"""Charts as SVG text for self-contained pages: heat maps with values on hover, lines with error bars, bars."""
+"""Charts as SVG text: heat maps with values on hover, lines with error bars, bars.
+
+They consist of `rect`, `polyline`, `circle` and `text`, which `figures` can also draw.
+"""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -10,6 +14,7 @@ from deepnmt import heatmap
 PALETTE = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#17becf", "#7f7f7f")
 DASHES = ("", "6 3", "2 2", "8 3 2 3")
 FONT = "font-family='Helvetica, Arial, sans-serif'"
+CHARACTER = 5.5  # width at size 10
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 640, 70, 620, 40, 330  # of a line chart, and the frame in it
 
 Point = tuple[float, float, float]  # x, y, spread
@@ -41,10 +46,9 @@ def heat_map(matrix: heatmap.Matrix, rows: Sequence[str], columns: Sequence[str]
     left, top = 16 + 7 * max(map(len, rows)), 46
     width, height = left + cell * len(columns) + 110, top + cell * len(rows) + 34
     parts = [_text(left, 20, title, size=14, weight="bold")]
-    every = 1 if cell >= 24 or len(columns) <= 10 else 2
-    for j, name in enumerate(columns):
-        if j % every == 0:
-            parts.append(_text(left + (j + 0.5) * cell, top - 6, name, anchor="middle", size=10))
+    every = max(1 if cell >= 24 or len(columns) <= 10 else 2, _every(columns, cell))
+    for j, name in list(enumerate(columns))[::every]:
+        parts.append(_text(left + (j + 0.5) * cell, top - 6, name, anchor="middle", size=10))
     for i, name in enumerate(rows):
         y = top + i * cell
         parts.append(_text(left - 6, y + cell / 2 + 4, name, anchor="end", size=10))
@@ -68,8 +72,9 @@ def bar_chart(bars: Sequence[tuple[str, float]], title: str, y_label: str) -> st
     high = max([value for _, value in bars] + [0.0])
     low = min([value for _, value in bars] + [0.0])
     scale = plot / ((high - low) or 1.0)
-    zero = top + high * scale
-    parts = [_text(left, 22, title, size=14, weight="bold"), _label_y(16, top + plot / 2, y_label)]
+    zero, every = top + high * scale, _every([name for name, _ in bars], step)
+    label = _text(16, top + plot / 2, y_label, size=12, anchor="middle", turned=True)
+    parts = [_text(left, 22, title, size=14, weight="bold"), label]
     for i, (name, value) in enumerate(bars):
         x, size = left + i * step, abs(value) * scale
         y = zero - size if value >= 0 else zero
@@ -80,8 +85,9 @@ def bar_chart(bars: Sequence[tuple[str, float]], title: str, y_label: str) -> st
         parts.append(
             _text(x + step / 2, y - 4 if value >= 0 else y + size + 11, f"{value:.2f}", anchor="middle", size=9)
         )
-        parts.append(_text(x + step / 2, top + plot + 28, name, anchor="middle", size=10))
-    parts.append(f"<line x1='{left}' x2='{left + step * len(bars)}' y1='{zero:.1f}' y2='{zero:.1f}' stroke='#444'/>")
+        if i % every == 0:
+            parts.append(_text(x + step / 2, top + plot + 28, name, anchor="middle", size=10))
+    parts.append(_polyline([(left, zero), (left + step * len(bars), zero)], "stroke='#444'"))
     return _svg(left + step * len(bars) + 20, top + plot + 40, parts)
 
 
@@ -98,25 +104,22 @@ def line_chart(series: Sequence[Series], axes: Axes) -> str:
         stroke, dashes = PALETTE[number % len(PALETTE)], _dashes(line, number)
         parts += _line(line.name, of_line, stroke, dashes, frame)
         x, y = LEFT + (number % 2) * (WIDTH // 2 - 40), top + 18 * (number // 2)
-        style = f"stroke='{stroke}' stroke-width='2.5' {dashes}"
-        names.append(f"<line x1='{x}' x2='{x + 30}' y1='{y - 4}' y2='{y - 4}' {style}/>")
+        names.append(_polyline([(x, y - 4), (x + 30, y - 4)], f"stroke='{stroke}' stroke-width='2.5'{dashes}"))
         names.append(_text(x + 36, y, line.name, size=11))
-    return _svg(WIDTH, _height(len(drawn)), [*parts, *names])
+    return _svg(WIDTH, top + 18 * ((len(drawn) + 1) // 2), [*parts, *names])
 
 
-def line_charts(charts: Sequence[tuple[Sequence[Series], Axes]], columns: int) -> str:
-    """Line charts in one picture, `columns` in a row."""
-    height = max(_height(len(series)) for series, _ in charts)
+def grid(pictures: Sequence[str], columns: int) -> str:
+    """Pictures in one, `columns` in a row."""
+    sizes = [re.search(r"width='(\S+)' height='(\S+)'", picture) for picture in pictures]
+    widths, heights = ([float(size[i]) for size in sizes if size] for i in (1, 2))
+    wide = [max(widths[column::columns]) for column in range(min(columns, len(pictures)))]
+    high = [max(heights[start : start + columns]) for start in range(0, len(pictures), columns)]
     placed = [
-        f"<g transform='translate({WIDTH * (i % columns)} {height * (i // columns)})'>{line_chart(*chart)}</g>"
-        for i, chart in enumerate(charts)
+        f"<g transform='translate({sum(wide[: i % columns]):g} {sum(high[: i // columns]):g})'>{picture}</g>"
+        for i, picture in enumerate(pictures)
     ]
-    return _svg(WIDTH * columns, height * -(-len(charts) // columns), placed)
-
-
-def _height(lines: int) -> int:
-    """Of a chart with this many lines in its legend, two in a row."""
-    return BOTTOM + 54 + 18 * ((lines + 1) // 2)
+    return _svg(sum(wide), sum(high), placed)
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,7 @@ class _Frame:
     xs: tuple[float, float]
     ys: tuple[float, float]
     log: bool
+    whole: bool  # all x are whole numbers, and so are their ticks
 
     @classmethod
     def around(cls, points: Sequence[Point], axes: Axes) -> "_Frame":
@@ -139,7 +143,7 @@ class _Frame:
             room = 0.08 * ((high - low) or abs(high) or 1.0)
             ys = (low - room, high + room)  # type: ignore[assignment]
         wide = (min(xs), max(xs)) if min(xs) < max(xs) else (min(xs) - 1, max(xs) + 1)
-        return cls(wide, ys, axes.log_y)
+        return cls(wide, ys, axes.log_y, all(float(x).is_integer() for x in xs))
 
     def x(self, value: float) -> float:
         return LEFT + 8 + (value - self.xs[0]) / (self.xs[1] - self.xs[0]) * (RIGHT - LEFT - 16)
@@ -152,13 +156,14 @@ class _Frame:
         parts = [
             f"<rect x='{LEFT}' y='{TOP}' width='{RIGHT - LEFT}' height='{BOTTOM - TOP}' fill='none' stroke='#999'/>",
             _text((LEFT + RIGHT) / 2, BOTTOM + 34, axes.x_label, anchor="middle", size=12),
-            _label_y(18, (TOP + BOTTOM) / 2, axes.y_label),
+            _text(18, (TOP + BOTTOM) / 2, axes.y_label, size=12, anchor="middle", turned=True),
         ]
         for tick in _ticks(*self.xs):
-            parts.append(_text(self.x(tick), BOTTOM + 16, f"{tick:g}", anchor="middle", size=10))
+            if tick.is_integer() or not self.whole:
+                parts.append(_text(self.x(tick), BOTTOM + 16, f"{tick:g}", anchor="middle", size=10))
         for value, label in self._y_ticks():
             y = self.y(value)
-            parts.append(f"<line x1='{LEFT}' x2='{RIGHT}' y1='{y:.1f}' y2='{y:.1f}' stroke='#e4e4e4'/>")
+            parts.append(_polyline([(LEFT, y), (RIGHT, y)], "stroke='#e4e4e4'"))
             parts.append(_text(LEFT - 6, y + 4, label, anchor="end", size=10))
         return parts
 
@@ -173,20 +178,18 @@ class _Frame:
 def _dashes(line: Series, number: int) -> str:
     """Dashes tell lines apart when colours repeat."""
     dash = DASHES[1] if line.dashed else DASHES[(number // len(PALETTE)) % len(DASHES)]
-    return f"stroke-dasharray='{dash}'" if dash else ""
+    return f" stroke-dasharray='{dash}'" if dash else ""
 
 
 def _line(name: str, points: Sequence[Point], stroke: str, dashes: str, frame: _Frame) -> list[str]:
-    style = f"stroke='{stroke}' stroke-width='2' fill='none'"
-    path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y, _ in points)
-    parts = [f"<polyline points='{path}' {style} {dashes}/>"]
+    style = f"stroke='{stroke}' stroke-width='2'"
+    parts = [_polyline([(frame.x(x), frame.y(y)) for x, y, _ in points], style + dashes)]
     for x, y, spread in points:
         px, note = frame.x(x), f"{name}: {y:.4g} at {x:g}"
         if spread and not frame.log:
             low, high = frame.y(y - spread), frame.y(y + spread)
-            parts.append(
-                f"<path d='M{px - 4:.1f} {low:.1f}h8M{px - 4:.1f} {high:.1f}h8M{px:.1f} {low:.1f}V{high:.1f}' {style}/>"
-            )
+            bar = [(px - 4, low), (px + 4, low), (px, low), (px, high), (px - 4, high), (px + 4, high)]
+            parts.append(_polyline(bar, style))
         mark = f"<circle cx='{px:.1f}' cy='{frame.y(y):.1f}' r='3.2' fill='{stroke}'>"
         parts.append(f"{mark}<title>{escape(note)}</title></circle>")
     return parts
@@ -201,7 +204,12 @@ def _ticks(low: float, high: float) -> list[float]:
     raw = (high - low) / 6
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw)
-    return [round(k * step, 10) for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return [float(round(k * step, 10)) for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def _every(labels: Sequence[str], space: float) -> int:
+    """Which labels fit: every first, second, third ..."""
+    return math.ceil(CHARACTER * max(map(len, labels), default=0) / space)
 
 
 def _colour_bar(x: float, y: float, height: float, colours: heatmap.Colours) -> list[str]:
@@ -217,15 +225,18 @@ def _colour_bar(x: float, y: float, height: float, colours: heatmap.Colours) -> 
     return parts
 
 
-def _label_y(x: float, y: float, text: str) -> str:
-    turned = f"text-anchor='middle' transform='rotate(-90 {x} {y})'"
-    return f"<text x='{x}' y='{y}' {FONT} font-size='12' {turned}>{escape(text)}</text>"
+def _polyline(points: Sequence[tuple[float, float]], style: str) -> str:
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    return f"<polyline points='{path}' fill='none' {style}/>"
 
 
-def _text(x: float, y: float, text: str, *, size: int, anchor: str = "start", weight: str = "normal") -> str:
+def _text(
+    x: float, y: float, text: str, *, size: int, anchor: str = "start", weight: str = "normal", turned: bool = False
+) -> str:
+    turn = f" transform='rotate(-90 {x:.1f} {y:.1f})'" if turned else ""
     return (
         f"<text x='{x:.1f}' y='{y:.1f}' {FONT} font-size='{size}' text-anchor='{anchor}' font-weight='{weight}' "
-        f"fill='#222'>{escape(text)}</text>"
+        f"fill='#222'{turn}>{escape(text)}</text>"
     )
 
 

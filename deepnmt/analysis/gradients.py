@@ -71,11 +71,17 @@ class GradientReport:
 
 
 def arms(model: ModelConfig) -> dict[str, ModelConfig]:
-    """The recipe's model with pre-norm and post-norm, and post-norm with residual and with DLCL connections."""
-    own = model.encoder.connection.kind
-    found = {f"pre-norm, {own}": replace(model, norm="pre"), f"post-norm, {own}": replace(model, norm="post")}
+    """The recipe's model with pre-norm and post-norm, and post-norm with residual and with DLCL connections.
+
+    Before them the recipe's own, if it has another scheme around its sub-layers.
+    """
+    own, scheme = model.encoder.connection.kind, model.sublayer_of(model.encoder).kind
+    plain = replace(model, encoder=replace(model.encoder, sublayer=None), decoder=replace(model.decoder, sublayer=None))
+    pre, post = replace(plain, norm="pre"), replace(plain, norm="post")
+    found = {} if scheme in ("pre", "post") else {f"{scheme}, {own}": model}
+    found |= {f"pre-norm, {own}": pre, f"post-norm, {own}": post}
     for kind in ("residual", "dlcl"):
-        found.setdefault(f"post-norm, {kind}", with_connection(replace(model, norm="post"), kind))
+        found.setdefault(f"post-norm, {kind}", with_connection(post, kind))
     return found
 
 

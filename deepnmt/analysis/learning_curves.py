@@ -11,6 +11,7 @@ import numpy as np
 from deepnmt.analysis.charts import Axes, Series
 from deepnmt.columns import aligned, comma_separated
 from deepnmt.errors import InputError
+from deepnmt.progress import say
 from deepnmt.training.curves import LOG, read_log
 
 SHOWN_ABOVE = 0.6  # nats: the charts leave out the steep beginning, which would flatten all differences
@@ -65,8 +66,6 @@ def read_points(folder: Path) -> list[Point]:
         for line in log
         if line["kind"] == "validation" and math.isfinite(line["nll"])
     ]
-    if not found:
-        raise InputError(f"{folder / LOG} has no validation; did the run have a validation set, and time for one?")
     return found
 
 
@@ -81,7 +80,13 @@ def read_curves(folders: Sequence[Path]) -> LearningCurves:
         names = [path.relative_to(os.path.commonpath(paths)) for path in paths]
     while len({name.name for name in names}) == 1 and all(len(name.parts) > 1 for name in names):
         names = [name.parent for name in names]
-    return LearningCurves({str(name): read_points(folder) for name, folder in zip(names, folders, strict=True)})
+    found = {str(name): read_points(folder) for name, folder in zip(names, folders, strict=True)}
+    without = ", ".join(name for name, points in found.items() if not points)
+    if not any(found.values()):
+        raise InputError(f"no validation in the log of {without}; did the run have a validation set, and time for one?")
+    if without:
+        say(f"left out, because there is no validation in the log: {without}")
+    return LearningCurves({name: points for name, points in found.items() if points})
 
 
 def charts(curves: LearningCurves) -> list[tuple[list[Series], Axes]]:

@@ -1,6 +1,5 @@
 """Training speed: whole optimiser steps over batches with realistic sentence lengths."""
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ class TrainingSpeed:
     source_tokens_per_second: float
     milliseconds_per_step: float
     tflops: float  # of the model's matrix products, padding not counted
-    memory_gib: float
+    memory_gib: float  # on a GPU
     padding: float  # of both sides
     first_step_seconds: float  # compilation and recording
 
@@ -92,7 +91,7 @@ def measure_training(
         source_tokens_per_second=sources / seconds,
         milliseconds_per_step=1000 * seconds / trial.steps,
         tflops=training_flops(model, sources, targets) / seconds / 1e12,
-        memory_gib=torch.cuda.max_memory_allocated() / 2**30 if on_gpu else math.nan,
+        memory_gib=torch.cuda.max_memory_allocated() / 2**30 if on_gpu else 0.0,
         padding=padding,
         first_step_seconds=first_step_seconds,
     )

@@ -9,7 +9,7 @@ from typing import Any
 from rich.text import Text
 
 from deepnmt import heatmap
-from deepnmt.analysis.charts import bar_chart, heat_map, page
+from deepnmt.analysis.charts import bar_chart, heat_map
 from deepnmt.columns import aligned, comma_separated
 from deepnmt.errors import InputError
 from deepnmt.model.connections import CONNECTIONS, Connection
@@ -48,21 +48,17 @@ class ConnectionWeights:
         return heatmap.shown(self.matrix, mask)
 
     def profile(self, k: int) -> list[tuple[str, float]]:
-        """The weights of y_k in later mixtures, by row; for a single row, the weights of all outputs."""
+        """The weights of y_k in the mixtures that have it, by row; for a single row, the weights of all outputs."""
         if not 0 <= k < len(self.columns):
             raise InputError(f"--column {k}: the {self.stack} has columns 0 to {len(self.columns) - 1}")
         if len(self.rows) == 1:
             return list(zip(self.columns, self.matrix[0], strict=True))
-        first = k if self.is_square else 0
-        return [(self.rows[row], self.matrix[row][k]) for row in range(first, len(self.rows))]
+        column = [(name, row[k]) for name, row in zip(self.rows, self.matrix, strict=True)]
+        return [(name, value) for name, value in column if value != 0 or self.columns[0] != "y0"]
 
     def profile_title(self, k: int) -> str:
         of_what = "each output" if len(self.rows) == 1 else self.columns[k]
         return f"weight of {of_what} in the {self.stack}"
-
-    @property
-    def is_square(self) -> bool:
-        return len(self.rows) == len(self.columns) and self.columns[0] == "y0"
 
     @property
     def default_column(self) -> int:
@@ -118,14 +114,8 @@ def to_csv(found: Sequence[ConnectionWeights]) -> str:
     return comma_separated(rows)
 
 
-def to_page(found: Sequence[ConnectionWeights], column: int, mask: bool, title: str) -> str:
-    """A self-contained HTML page; hovering shows every weight, including blank ones."""
-    note = heatmap.RULE if mask else "Every weight is shown."
-    return page(title, [*draw(found, column, mask), f"<p>{note}</p>"])
-
-
 def draw(found: Sequence[ConnectionWeights], column: int | None = None, mask: bool = True) -> list[str]:
-    """SVG plots: a heat map for each stack, and one column of the first."""
+    """The paper's figure 6: a heat map for each stack, and one column of the first over depth."""
     if not found:
         return []
     drawn = [heat_map(one.matrix, one.rows, one.columns, one.title, mask) for one in found]

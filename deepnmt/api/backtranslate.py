@@ -1,19 +1,22 @@
 """`deepnmt.backtranslate`: synthetic parallel text from monolingual text and a model of the opposite direction."""
 
 import fcntl
+import hashlib
+import json
 import os
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from deepnmt.api.translate import translate_chunks
 from deepnmt.decoding.config import TranslationConfig
-from deepnmt.decoding.jobs import ResumableFile, chunk_lines, file_chunks, fingerprint, short_digest
+from deepnmt.decoding.jobs import ResumableFile, chunk_lines, file_chunks, fingerprint
 from deepnmt.decoding.lines import one_line
-from deepnmt.decoding.translator import Translator
+from deepnmt.decoding.translator import Translator, default_settings
 from deepnmt.errors import InputError
 from deepnmt.files import replacing
 from deepnmt.progress import say
@@ -39,50 +42,54 @@ def backtranslate(
     device: str | None = None,
     precision: str = "fp32",
     chunk: int | None = None,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
     **settings: Any,
 ) -> SyntheticText | None:
     """Translate `text` with a MODEL and write `out`.LANGUAGE for both languages; resume an interrupted call.
 
     `settings` are the fields of `TranslationConfig`; without `beam`, translations are sampled, which gives better
-    training data (https://arxiv.org/abs/1808.09381). Under torchrun, each rank translates its share of the chunks (of
-    `chunk` lines), and the last one to finish merges them; the others return None. The result does not depend on the
-    number of ranks.
+    training data (https://arxiv.org/abs/1808.09381). `source_lang` and `target_lang` are for multilingual models. Under
+    torchrun, each rank translates its share of the chunks (of `chunk` lines), and the last one to finish merges them;
+    the others return None. The result does not depend on the number of ranks.
     """
     model, text, out = Path(model), Path(text), Path(out)
     check_readable(text)
     if next(file_chunks(text, 1), None) is None:
         raise InputError(f"{text} is empty")
-    settings["sampling"] = "beam" not in settings
-    from_table(TranslationConfig, settings)
+    if "nbest" in settings:
+        raise InputError("backtranslate writes one translation per line: omit nbest")
+    settings.setdefault("sampling", "beam" not in settings)
+    from_table(TranslationConfig, default_settings(model) | settings)
     rank, world_size, device = _rank_and_device(device)
-    translator = Translator(model, device=device, precision=precision)
+    translator = Translator(model, device, precision).for_languages(source_lang, target_lang)
     size = chunk_lines(chunk, translator.device.type)
     finals = _finals(out, text, translator)
-    job = fingerprint([model], [text], {**settings, "precision": precision, "chunk": size})
-    shards = [out.with_name(f"{out.name}.shard-{i}-of-{world_size}.{short_digest(job)}") for i in range(world_size)]
+    languages = {} if source_lang is target_lang is None else {"languages": [source_lang, target_lang]}
+    job = fingerprint([model], [text], {**settings, "precision": precision, "chunk": size, **languages})
+    digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:8]
+    shards = [out.with_name(f"{out.name}.shard-{i}-of-{world_size}.{digest}") for i in range(world_size)]
     if not shards[rank].exists():
         with ResumableFile(shards[rank], job) as shard:
             if shard.lines:
                 say(f"resuming after {shard.lines:,} lines of this rank's share")
-            chunks = _own_chunks(text, size, rank, world_size, shard.lines)
+            chunks = file_chunks(text, size, shard.lines, rank, world_size)
             translate_chunks(translator, str(text), chunks, shard, title="backtranslate", **settings)
     return _merge_if_last(text, shards, finals, size)
 
 
 def _rank_and_device(asked: str | None) -> tuple[int, int, str | None]:
     """Rank, number of ranks and device, from the environment that torchrun sets."""
+    given = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": os.environ.get("RANK", "0")}
     try:
-        rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        rank, world_size, local = (int(os.environ.get(name, default)) for name, default in given.items())
     except ValueError as error:
-        raise InputError(f"RANK and WORLD_SIZE in the environment must be whole numbers: {error}") from error
+        raise InputError(f"{', '.join(given)} in the environment must be whole numbers: {error}") from error
     if not 0 <= rank < world_size:
         raise InputError(f"RANK = {rank} is not below WORLD_SIZE = {world_size}")
-    if world_size == 1 or asked == "cpu":
-        return rank, world_size, asked
-    import torch
-
-    local = int(os.environ.get("LOCAL_RANK", str(rank)))
-    return rank, world_size, f"cuda:{local % torch.cuda.device_count()}" if torch.cuda.is_available() else "cpu"
+    if world_size > 1 and asked in (None, "cuda") and torch.cuda.is_available():
+        asked = f"cuda:{local % torch.cuda.device_count()}"
+    return rank, world_size, asked
 
 
 def _finals(out: Path, text: Path, translator: Translator) -> tuple[Path, Path]:
@@ -98,17 +105,6 @@ def _finals(out: Path, text: Path, translator: Translator) -> tuple[Path, Path]:
         if final.exists() and final.samefile(text):
             raise InputError(f"--out {out} would overwrite {text}; choose another name")
     return finals
-
-
-def _own_chunks(text: Path, size: int, rank: int, world_size: int, done: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Every world_size-th chunk after the first `done` lines of these, with the number of lines before it."""
-    first = 0
-    for number, chunk in enumerate(file_chunks(text, size)):
-        if number % world_size == rank:
-            if done <= 0:
-                yield first, chunk
-            done -= len(chunk)
-        first += len(chunk)
 
 
 def _merge_if_last(text: Path, shards: list[Path], finals: tuple[Path, Path], size: int) -> SyntheticText | None:
@@ -137,7 +133,7 @@ def _merge(text: Path, shards: list[Path], finals: tuple[Path, Path], size: int)
         parts = [stack.enter_context(shard.open("rb")) for shard in shards]
         asides = [stack.enter_context(replacing(final)) for final in finals]
         with asides[0].open("wb") as synthetic, asides[1].open("wb") as given:
-            for number, chunk in enumerate(file_chunks(text, size)):
+            for number, (_, chunk) in enumerate(file_chunks(text, size)):
                 translations = islice(parts[number % len(parts)], len(chunk))
                 for line, translation in zip(chunk, translations, strict=True):
                     if not line.strip() or not translation.strip():

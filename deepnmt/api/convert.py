@@ -63,7 +63,13 @@ def convert(
         text = read_text(toolkit, checkpoint, source_lang, target_lang)
         model = convert_model(checkpoint, toolkit, text.numbering)
     else:
-        _check_text(source_dict, target_dict, codes, pretokenizer, source_lang, target_lang)
+        needed = {"source_dict": source_dict, "codes": codes, "source_lang": source_lang, "target_lang": target_lang}
+        missing = [f"--{name.replace('_', '-')}" for name, value in needed.items() if not value]
+        if missing and (len(missing) < len(needed) or target_dict is not None):
+            raise InputError(f"to convert tokenisers, also give {', '.join(missing)}")
+        for name, values in (("codes", codes), ("pretokenizer", pretokenizer)):
+            if len(values) > 2:
+                raise InputError(f"--{name} takes one value for both sides, or one per side")
         model, text = convert_model(checkpoint, toolkit), None
         if source_dict:
             dictionaries = Path(source_dict), Path(target_dict or source_dict)
@@ -98,7 +104,7 @@ def fold(folder: str | Path, out: str | Path, *, overwrite: bool = False) -> tup
     check_out(out, overwrite, "a MODEL folder", META, CONFIG)
     exact = load_model(folder).double()
     difference = _difference(exact, folded(exact))
-    if difference > SAME:
+    if not difference <= SAME:  # or not a number
         raise RunError(f"{folder}: folding changes its logits by {difference:.1e} of the largest; nothing was written")
     with replacing(out) as aside:
         about = {name: value for name, value in meta.items() if name not in ("format", "deepnmt")}
@@ -149,23 +155,6 @@ def _meta(checkpoint: Path, toolkit: str, text: ForeignText | None) -> dict[str,
     if text is not None and text.tokenizers.is_multilingual:
         meta["languages"] = dict(zip(("source", "target"), text.tokenizers.languages, strict=True))
     return meta
-
-
-def _check_text(
-    source_dict: str | Path | None,
-    target_dict: str | Path | None,
-    codes: Sequence[str | Path],
-    pretokenizer: Sequence[str],
-    source_lang: str | None,
-    target_lang: str | None,
-) -> None:
-    needed = {"source_dict": source_dict, "codes": codes, "source_lang": source_lang, "target_lang": target_lang}
-    missing = [f"--{name.replace('_', '-')}" for name, value in needed.items() if not value]
-    if missing and (len(missing) < len(needed) or target_dict is not None):
-        raise InputError(f"to convert tokenisers, also give {', '.join(missing)}")
-    for name, values in (("codes", codes), ("pretokenizer", pretokenizer)):
-        if len(values) > 2:
-            raise InputError(f"--{name} takes one value for both sides, or one per side")
 
 
 def _check_sizes(checkpoint: Path, model: Transformer, tokenizers: TokenizerPair) -> None:

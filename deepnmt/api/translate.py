@@ -2,20 +2,22 @@
 
 import json
 import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from deepnmt.decoding.config import TranslationConfig
+from deepnmt.decoding.glossary import Glossary, read_terms
 from deepnmt.decoding.jobs import ResumableFile, chunk_lines, count_lines, file_chunks, fingerprint, pipe_chunks
 from deepnmt.decoding.lines import LineWarnings, decoded, one_line
-from deepnmt.decoding.translator import Hypothesis, Translator
+from deepnmt.decoding.translator import Hypothesis, Translator, default_settings
 from deepnmt.errors import InputError
 from deepnmt.progress import progress, say
 from deepnmt.settings import from_table
+from deepnmt.text import iterate_lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +62,7 @@ def translate_file(
     out: str | Path | None = None,
     *,
     prefixes: str | Path | None = None,
+    terms: str | Path | None = None,
     scores: bool = False,
     as_json: bool = False,
     chunk: int | None = None,
@@ -73,90 +76,115 @@ def translate_file(
     """Translate a text file (plain, .gz, .xz, .bz2, .zst) with a MODEL or an ensemble; return the number of lines.
 
     `source` and `out` default to standard input and output, like "-". An output file appears when it is complete; after
-    an interruption the same call resumes. `prefixes` is a file of forced beginnings, one per line. `scores` adds a
-    column, `as_json` writes one object per line. `settings` are the fields of `TranslationConfig`: with `nbest` the
-    output is line number, score and text; with `alignments` the last column has word links. `chunk` lines are sorted by
-    length and translated together. `shortlist` uses the model's lexical shortlist. `source_lang` and `target_lang` are
-    for multilingual models.
+    an interruption the same call resumes. `prefixes` is a file of forced beginnings, one per line; `terms` a glossary,
+    lines of a source term, a tab and its translation. `scores` adds a column, `as_json` writes one object per line.
+    `settings` are the fields of `TranslationConfig`: with `nbest` the output is line number, score and text; with
+    `alignments` the last column has word links. `chunk` lines are sorted by length and translated together. `shortlist`
+    uses the model's lexical shortlist. `source_lang` and `target_lang` are for multilingual models.
     """
-    from_table(TranslationConfig, settings)
     given, target = (None if path is None or str(path) == "-" else Path(path) for path in (source, out))
     folders = [Path(folder) for folder in ([model] if isinstance(model, str | Path) else model)]
-    files = [Path(path) for path in (given, prefixes) if path is not None]
+    files = [Path(path) for path in (given, prefixes, terms) if path is not None]
     for path in files:
         if not path.is_file():  # it is read more than once
-            raise InputError(f"{path} is not a file" if path.exists() else f"{path} does not exist")
+            reason = "is not a file; for a pipe, use standard input" if path.exists() else "does not exist"
+            raise InputError(f"{path} {reason}")
         if target is not None and target.exists() and target.samefile(path):
             raise InputError(f"{path} is an input: name another file for the output")
-    if given and prefixes and (counts := [count_lines(path) for path in files])[0] != counts[1]:
-        raise InputError(f"{prefixes} has {counts[1]:,} lines but {given} has {counts[0]:,}; it needs one for each")
+    total = None if given is None else count_lines(given)
+    if total is not None and prefixes is not None and (count := count_lines(Path(prefixes))) != total:
+        raise InputError(f"{prefixes} has {count:,} lines but {given} has {total:,}; it needs one for each")
+    wanted = read_terms(terms) if terms else {}
+    if folders:
+        from_table(TranslationConfig, default_settings(folders[0]) | settings)
     translator = Translator(folders, device, precision, shortlist).for_languages(source_lang, target_lang)
+    glossary = translator.glossary(wanted) if wanted else None
     size = chunk_lines(chunk, translator.device.type)
     form = LineFormat(
         number="nbest" in settings, scores=scores, alignments=settings.get("alignments", False), as_json=as_json
     )
-    job = {**settings, **asdict(form), "precision": precision, "shortlist": shortlist, "device": device, "chunk": size}
-    job |= {"languages": [source_lang, target_lang]}
-    job = {"pipe": time.time()} if given is None else fingerprint(folders, files, job)
-    destination: AbstractContextManager[ResumableFile | _StandardOutput] = nullcontext(_StandardOutput())
-    if target is not None:
-        destination = ResumableFile(target, job, is_resumable=given is not None)
-    with destination as opened:
-        done = opened.lines
+    job = None
+    if given is not None and target is not None:
+        job = {**settings, **asdict(form), "precision": precision, "shortlist": shortlist, "device": device}
+        job |= {"chunk": size, "languages": [source_lang, target_lang]}
+        job = fingerprint(folders, files, job)
+    with _opened(target, job) as destination:
+        done = destination.lines
         if done:
             say(f"resuming after line {done:,} of {given}")
-        name, chunks, total = "standard input", pipe_chunks(sys.stdin.buffer, size), None
-        if given is not None:
-            name, chunks, total = str(given), file_chunks(given, size, done), count_lines(given)
-        left = None if total is None else max(total - done, 0)
-        lines = _numbered(chunks, done)
-        return translate_chunks(translator, name, lines, opened, form, prefixes=prefixes, total=left, **settings)
+        if given is None or total is None:
+            name, chunks, left = "standard input", pipe_chunks(sys.stdin.buffer, size), None
+        else:
+            name, chunks, left = str(given), file_chunks(given, size, done), total - done
+        return translate_chunks(
+            translator, name, chunks, destination, form, prefixes=prefixes, terms=glossary, total=left, **settings
+        )
 
 
-class _StandardOutput:
+class _Stream:
+    """Standard output, a named pipe or a device: chunks are written as they come."""
+
     lines = 0
 
+    def __init__(self, file: TextIO) -> None:
+        self.file = file
+
     def append(self, text: bytes, lines: int) -> None:
-        sys.stdout.buffer.write(text)
-        sys.stdout.buffer.flush()
+        self.file.flush()
+        if hasattr(self.file, "buffer"):
+            self.file.buffer.write(text)
+        else:  # in a notebook
+            self.file.write(text.decode())
+        self.file.flush()
 
 
-def _numbered(chunks: Iterable[list[bytes]], first: int) -> Iterator[tuple[int, list[bytes]]]:
-    for chunk in chunks:
-        yield first, chunk
-        first += len(chunk)
+@contextmanager
+def _opened(path: Path | None, job: dict[str, Any] | None) -> Iterator[ResumableFile | _Stream]:
+    if path is None:
+        yield _Stream(sys.stdout)
+    elif path.exists() and not (path.is_file() or path.is_dir()):
+        with path.open("w") as file:
+            yield _Stream(file)
+    else:
+        with ResumableFile(path, job) as resumable:
+            yield resumable
 
 
 def translate_chunks(
     translator: Translator,
     name: str,
     chunks: Iterable[tuple[int, list[bytes]]],
-    destination: ResumableFile | _StandardOutput,
+    destination: ResumableFile | _Stream,
     form: LineFormat = LineFormat(),
     *,
     title: str = "translate",
     prefixes: str | Path | None = None,
+    terms: Glossary | None = None,
     total: int | None = None,
     **settings: Any,
 ) -> int:
     """Translate chunks of the text `name`, each with the number of preceding lines; return the number of lines."""
-    warnings, done, beginnings = LineWarnings(name), destination.lines, None
-    if prefixes is not None:
-        beginnings = file_chunks(Path(prefixes), 1, done)
+    warnings, done = LineWarnings(name), destination.lines
+    beginnings = None if prefixes is None else islice(iterate_lines(Path(prefixes)), done, None)
     with progress(title, total=total, unit="lines") as shown:
         for first, chunk in chunks:
             warn = warnings.after(first)
             texts = decoded(chunk, warn)
             forced = None
             if beginnings is not None:
-                forced = [line.decode(errors="replace") for _ in texts for line in next(beginnings, [])]
+                forced = [line.decode(errors="replace") for line in islice(beginnings, len(texts))]
                 if len(forced) < len(texts):
                     raise InputError(f"{prefixes} has only {first + len(forced):,} lines, fewer than the input")
-            found = translator.translate_nbest(texts, prefixes=forced, warn=warn, done=shown.advance, **settings)
-            shown.advance(sum(1 for text in texts if not text.strip()))
+            before = shown.done
+            found = translator.translate_nbest(
+                texts, prefixes=forced, terms=terms, warn=warn, done=shown.advance, **settings
+            )
+            shown.advance(before + len(texts) - shown.done)  # empty lines
             done = first + len(texts)
             rows = zip(range(first + 1, done + 1), texts, found, strict=True)
             lines = (line for row in rows for line in form.lines(*row))
             destination.append("".join(f"{line}\n" for line in lines).encode(), len(texts))
+    if beginnings is not None and next(beginnings, None) is not None:
+        raise InputError(f"{prefixes} has more lines than the input ({done:,}); it needs one for each")
     warnings.summarise()
     return done

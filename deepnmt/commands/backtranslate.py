@@ -2,7 +2,7 @@
 
 import argparse
 
-from deepnmt.commands.options import CHUNK, add_options, add_translation_options, for_translation
+from deepnmt.commands.options import CHUNK, LANGUAGES, add_options, add_translation_options, for_translation
 from deepnmt.progress import say
 
 EXAMPLE = """deepnmt backtranslate DE-EN-MODEL mono.de --out bt/news     samples; --beam N searches instead
@@ -19,7 +19,8 @@ OPTIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, OPTIONS | CHUNK, "--out")
+    parser.description = f"{parser.description}; translations are sampled unless --beam is given"
+    add_options(parser, OPTIONS | LANGUAGES | CHUNK, "--out")
     add_translation_options(parser, "sampling")
 
 

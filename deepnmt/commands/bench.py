@@ -29,7 +29,8 @@ DEPTHS = {"--encoder-layers N+": "encoder depths to compare", "--decoder-layers 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, {"mode {train,generate}": "what to measure"} | RECIPE | OVERRIDES)
-    add_options(parser, MACHINE | {"--json": "print the figures as JSON"}, absent=None)
+    precision = {"--precision fp32|bf16|fp16|int8": "train: instead of the recipe's; generate: fp32 by default"}
+    add_options(parser, MACHINE | precision | {"--json": "print the figures as JSON"}, absent=None)
     train = parser.add_argument_group("train")
     add_settings(train, TrainingTrial, TRAIN)
     add_options(train, {"--data DATASET": "use the sentence lengths of this dataset"}, absent=None)
@@ -43,7 +44,6 @@ def run(arguments: argparse.Namespace) -> None:
         tune_for_translation()
     use_threads(arguments.threads)
     arguments.device = choose_device(arguments.device)
-    arguments.precision = arguments.precision or "fp32"
     {"train": _train, "generate": _generate}[arguments.mode](arguments)
 
 
@@ -51,6 +51,8 @@ def _train(arguments: argparse.Namespace) -> None:
     from deepnmt.api.bench import bench_training
 
     trial = settings_in(TrainingTrial, arguments)
+    if arguments.precision:
+        arguments.overrides.append(f"training.precision={arguments.precision}")
     speed = bench_training(
         arguments.recipe, arguments.overrides, trial=trial, data=arguments.data, device=arguments.device
     )
@@ -67,6 +69,7 @@ def _generate(arguments: argparse.Namespace) -> None:
     from deepnmt.api.bench import bench_generation
 
     workload = settings_in(Workload, arguments)
+    arguments.precision = arguments.precision or "fp32"
     names = ("encoder_layers", "decoder_layers", "device", "precision")
     options = {name: getattr(arguments, name) for name in names}
     speeds = bench_generation(arguments.recipe, arguments.overrides, workload=workload, **options)

@@ -3,6 +3,7 @@
 import argparse
 
 from deepnmt.commands.options import add_options
+from deepnmt.errors import InputError
 
 EXAMPLE = """deepnmt convert opus-mt-en-de --out MODEL
   deepnmt convert checkpoint_avg.pt --from dlcl --out MODEL --source-lang en --target-lang de \\
@@ -38,7 +39,9 @@ TEXT = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, OPTIONS, "--out")
     formats = "; ".join(f"{name}: {what}" for name, what in FORMATS.items()) + " (default: detected, for a folder)"
-    parser.add_argument("--from", dest="toolkit", choices=FORMATS, metavar="FORMAT", help=formats)
+    parser.add_argument(
+        "--from", dest="toolkit", choices=FORMATS, metavar="FORMAT", default=argparse.SUPPRESS, help=formats
+    )
     about = "for dlcl and fairseq checkpoints; without these the MODEL has no tokenisers and cannot translate text"
     add_options(parser.add_argument_group("text", about), TEXT)
 
@@ -49,6 +52,8 @@ def run(arguments: argparse.Namespace) -> None:
 
     options = vars(arguments)
     if options.pop("fold", False):
+        if options.keys() - {"checkpoint", "out", "overwrite"}:
+            raise InputError("--fold converts a MODEL folder and takes no options but --out and --overwrite")
         model, difference = fold(arguments.checkpoint, arguments.out, overwrite="overwrite" in options)
         print(f"logits equal those of {arguments.checkpoint} to {difference:.0e} of the largest")
     else:

@@ -77,9 +77,9 @@ def _size(arguments: argparse.Namespace) -> None:
 
 
 def _weights(arguments: argparse.Namespace) -> None:
-    from deepnmt.analysis.figures import weights_figure
-    from deepnmt.analysis.weights import to_csv, to_page
+    from deepnmt.analysis.weights import draw, to_csv
     from deepnmt.api.inspect import inspect_weights
+    from deepnmt.heatmap import RULE
 
     if arguments.overrides:
         raise InputError(f"{arguments.overrides[0]}: inspect weights takes a MODEL folder and no overrides")
@@ -91,12 +91,9 @@ def _weights(arguments: argparse.Namespace) -> None:
         _write(out, json.dumps([asdict(part) for part in found], indent=2))
     elif out is None:
         _show_weights(found, mask, [] if arguments.column is None else profile)
-    elif out.suffix == ".csv":
-        _write(out, to_csv(found).removesuffix("\n"))
-    elif out.suffix == ".html":
-        _write(out, to_page(found, column, mask, f"Connection weights of {arguments.model}"))
     else:
-        weights_figure(found, column, mask, out)
+        title, note = f"Connection weights of {arguments.model}", RULE if mask else "Every weight is shown."
+        _save(out, draw(found, column, mask), 2, to_csv(found), title, below=f"<p>{note}</p>")
 
 
 def _show_weights(found: "list[ConnectionWeights]", mask: bool, profile: Sequence[tuple[str, float]]) -> None:
@@ -120,30 +117,24 @@ def _show_weights(found: "list[ConnectionWeights]", mask: bool, profile: Sequenc
 
 
 def _gradients(arguments: argparse.Namespace) -> None:
-    from deepnmt.analysis.charts import line_chart, page
-    from deepnmt.analysis.figures import lines_figure
+    from deepnmt.analysis.charts import line_chart
     from deepnmt.analysis.gradients import charts, to_csv
     from deepnmt.api.inspect import inspect_gradients
 
     trial = settings_in(GradientTrial, arguments)
     report = inspect_gradients(arguments.model, arguments.overrides, data=arguments.data, trial=trial)
-    found, out = report.found, arguments.out
     if arguments.json:
-        _write(out, json.dumps([asdict(one) for one in found], indent=2))
+        _write(arguments.out, json.dumps([asdict(one) for one in report.found], indent=2))
         return
-    if out is not None and out.suffix == ".csv":
-        _write(out, to_csv(found).removesuffix("\n"))
-    elif out is not None and out.suffix == ".html":
-        drawn = [line_chart(*chart) for chart in charts(found)]
-        _write(out, page(f"Gradients of {arguments.model}", [f"<pre>{report.heading}</pre>", *drawn]))
-    elif out is not None:
-        lines_figure(charts(found), out)
+    if arguments.out is not None:
+        drawn = [line_chart(*chart) for chart in charts(report.found)]
+        above = f"<pre>{escape(report.heading)}</pre>"
+        _save(arguments.out, drawn, 3, to_csv(report.found), f"Gradients of {arguments.model}", above=above)
     print(report)
 
 
 def _curves(arguments: argparse.Namespace) -> None:
-    from deepnmt.analysis.charts import line_chart, line_charts, page
-    from deepnmt.analysis.figures import lines_figure
+    from deepnmt.analysis.charts import line_chart
     from deepnmt.analysis.learning_curves import UNITS, charts, to_csv
     from deepnmt.api.inspect import inspect_curves
 
@@ -152,15 +143,24 @@ def _curves(arguments: argparse.Namespace) -> None:
         _write(out, json.dumps(asdict(curves), indent=2))
     elif out is None:
         print(curves)
-    elif out.suffix == ".csv":
-        _write(out, to_csv(curves).removesuffix("\n"))
-    elif out.suffix == ".html":
-        drawn = (line_chart(*chart) for chart in charts(curves))
-        _write(out, page("Learning curves", [f"<pre>{escape(str(curves))}</pre>", *drawn]))
-    elif out.suffix == ".svg":
-        _write(out, line_charts(charts(curves), len(UNITS)))
     else:
-        lines_figure(charts(curves), out, len(UNITS))
+        drawn = [line_chart(*chart) for chart in charts(curves)]
+        _save(out, drawn, len(UNITS), to_csv(curves), "Learning curves", above=f"<pre>{escape(str(curves))}</pre>")
+
+
+def _save(
+    out: Path, pictures: Sequence[str], columns: int, values: str, title: str, *, above: str = "", below: str = ""
+) -> None:
+    """Write the pictures as a page or as one figure, or the values that they show."""
+    from deepnmt.analysis.charts import grid, page
+    from deepnmt.analysis.figures import save_figure
+
+    if out.suffix == ".csv":
+        write_text(out, values)
+    elif out.suffix == ".html":
+        write_text(out, page(title, [above, *pictures, below]))
+    else:
+        save_figure(grid(pictures, columns), out)
 
 
 def _write(out: Path | None, text: str) -> None:

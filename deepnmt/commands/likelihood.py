@@ -5,7 +5,7 @@ import json
 import math
 from dataclasses import asdict
 
-from deepnmt.commands.options import MACHINE, add_options, for_translation
+from deepnmt.commands.options import LANGUAGES, MACHINE, add_options, for_translation
 
 EXAMPLE = "deepnmt likelihood MODEL --source test.en --target test.de > log-probabilities.tsv"
 OPTIONS = {
@@ -13,13 +13,11 @@ OPTIONS = {
     "--source FILE": "raw source text, one sentence per line",
     "--target FILE": "its translation, line by line",
     "--json": "write one JSON object per line, with the log probability of each subword",
-    "--source-lang CODE": "source language, for a multilingual model",
-    "--target-lang CODE": "target language, for a multilingual model",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, OPTIONS, "--source", "--target")
+    add_options(parser, OPTIONS | LANGUAGES, "--source", "--target")
     add_options(parser.add_argument_group("machine"), MACHINE)
     parser.epilog = (
         f"output, one line per pair: log probability in nats, tab, number of subwords with the end\n\n{parser.epilog}"

@@ -27,6 +27,10 @@ MACHINE = {
     "--threads N": "number of CPU threads (default: all available cores)",
 }
 SHORTLIST = {"--shortlist": "use the model's lexical shortlist (see `deepnmt shortlist`), on a CPU"}
+LANGUAGES = {
+    "--source-lang CODE": "source language, for a multilingual model",
+    "--target-lang CODE": "target language, for a multilingual model",
+}
 CHUNK = {"--chunk N": "number of lines that are sorted by length and translated together"}
 
 SEARCH = {

@@ -2,7 +2,7 @@
 
 import argparse
 
-from deepnmt.commands.options import CHUNK, SHORTLIST, add_options, add_translation_options, for_translation
+from deepnmt.commands.options import CHUNK, LANGUAGES, SHORTLIST, add_options, add_translation_options, for_translation
 
 EXAMPLE = """deepnmt translate MODEL < news.en > news.de
   deepnmt translate MODEL --input news.en.gz --output news.de          resumes if interrupted and run again
@@ -11,9 +11,8 @@ OPTIONS = {
     "model MODEL+": "model folder; several form an ensemble",
     "--input FILE": "raw text, one sentence per line (default: standard input)",
     "--output FILE": "file to write (default: standard output)",
-    "--source-lang CODE": "source language, for a multilingual model",
-    "--target-lang CODE": "target language, for a multilingual model",
     "--prefixes FILE": "forced beginnings of the translations, one per line",
+    "--terms FILE": "glossary: lines of a source term, a tab and the translation it must get",
 }
 OUTPUT = {
     "--scores": "write the score and a tab before each translation",
@@ -25,7 +24,7 @@ PARAMETERS = {"input": "source", "output": "out", "json": "as_json"}  # of `tran
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, OPTIONS | CHUNK | SHORTLIST)
+    add_options(parser, OPTIONS | LANGUAGES | CHUNK | SHORTLIST)
     add_options(parser.add_argument_group("output (one line per input line, unless --nbest)"), OUTPUT)
     add_translation_options(parser)
 

@@ -1,7 +1,7 @@
 """The settings of search and translation: pure data, which a recipe may contain."""
 
+import math
 from dataclasses import dataclass, fields
-from math import inf
 from typing import Literal
 
 from deepnmt.settings import check_bounds
@@ -17,7 +17,7 @@ class DecodingConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self, "beam", least=1)
-        check_bounds(self, "length_penalty", above=-inf, below=inf)
+        check_bounds(self, "length_penalty", above=-10, below=10)  # powers of lengths stay finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +26,7 @@ class SearchConfig(DecodingConfig):
     authors' search has patience one), or, with `stop_early`, as soon as no other can enter its n best."""
 
     nbest: int = 1
+    sampling: bool = False  # draw `nbest` times instead of searching
     penalty_form: Literal["length", "gnmt"] = "length"
     patience: float = 1.0
     stop_early: bool = True
@@ -33,12 +34,9 @@ class SearchConfig(DecodingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_bounds(self, "patience", above=0)
-        if not 1 <= self.nbest <= self.most_hypotheses:
+        check_bounds(self, "nbest", least=1)
+        if self.nbest > self.beam and not self.sampling:
             raise ValueError(f"nbest must be between 1 and the beam ({self.beam}), not {self.nbest}")
-
-    @property
-    def most_hypotheses(self) -> int:
-        return self.beam
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,6 @@ class TranslationConfig(SearchConfig):
     max_length_extra: int = 20
     no_repeat_ngram: int = 0
     allow_unknown: bool = False
-    sampling: bool = False  # draw `nbest` times instead of searching
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -78,19 +75,21 @@ class TranslationConfig(SearchConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_bounds(self, "min_length no_repeat_ngram max_length_ratio max_length_extra top_k", least=0)
+        check_bounds(self, "min_length no_repeat_ngram max_length_extra top_k", least=0)
+        check_bounds(self, "max_length_ratio", least=0, below=math.inf)
         check_bounds(self, "max_length batch_tokens", least=1)
         check_bounds(self, "max_source_length", least=2)
         if self.max_length is not None and self.max_length < self.min_length:
             raise ValueError(f"min_length = {self.min_length} is more than max_length = {self.max_length}")
-        if not self.temperature > 0:
-            raise ValueError(f"temperature must be positive, not {self.temperature} (greedy search is beam 1)")
+        if not 1e-6 <= self.temperature < math.inf:
+            raise ValueError(
+                f"temperature = {self.temperature} must be at least 1e-06 and finite (greedy search is beam 1)"
+            )
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
-
-    @property
-    def most_hypotheses(self) -> int:
-        return max(self.beam, self.nbest) if self.sampling else self.beam
+        for name, unused in {"temperature": 1.0, "top_k": 0, "top_p": 1.0}.items():
+            if not self.sampling and getattr(self, name) != unused:
+                raise ValueError(f"{name} = {getattr(self, name)} has no effect without sampling")
 
     @property
     def search(self) -> SearchConfig:

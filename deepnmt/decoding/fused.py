@@ -7,8 +7,8 @@ from torch import Tensor
 from deepnmt.decoding.config import SlotShape
 from deepnmt.decoding.kernels.beams_triton import BeamState, advance
 from deepnmt.decoding.kernels.step_triton import attend_memory, attend_past, embed, join
-from deepnmt.decoding.penalties import penalty_table
 from deepnmt.decoding.prepared import PreparedModel
+from deepnmt.decoding.search import penalty_table
 from deepnmt.model.attention import KeysValues
 from deepnmt.model.layers import DecoderLayer
 from deepnmt.model.positions import Rotation

@@ -1,13 +1,13 @@
 """The probability of given translations, subword by subword (forced decoding)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.data.vocabulary import EOS
-from deepnmt.decoding.pieces import padded
+from deepnmt.decoding.pieces import batched, padded
 from deepnmt.decoding.prepared import PreparedModel
 from deepnmt.errors import InputError
 
@@ -43,7 +43,8 @@ def likelihoods(
         if (length := max(len(source), len(target) - 1)) > max_positions:
             raise InputError(f"line {number:,} has {length:,} subwords, but the model has {max_positions:,} positions")
     found: dict[int, Likelihood] = {}
-    for batch in _batches([max(map(len, sides)) for sides in encoded]):
+    lengths = [max(map(len, sides)) for sides in encoded]
+    for batch in batched(sorted(range(len(lengths)), key=lengths.__getitem__), lengths.__getitem__, BATCH_TOKENS):
         inputs, outputs = (padded([encoded[i][side] for i in batch], device=device) for side in (0, 1))
         logits = prepared.project(prepared.model.features(inputs, outputs[:, :-1])).float()
         chosen = logits.log_softmax(-1).gather(-1, outputs[:, 1:, None]).squeeze(-1).tolist()
@@ -53,15 +54,3 @@ def likelihoods(
             found[i] = Likelihood(pieces, row[opening : opening + len(scored)])
         done(len(batch))
     return [found[i] for i in range(len(encoded))]
-
-
-def _batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """The numbers of sentences of similar length that fit together."""
-    batch: list[int] = []
-    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        if batch and (len(batch) + 1) * lengths[i] > BATCH_TOKENS:
-            yield batch
-            batch = []
-        batch.append(i)
-    if batch:
-        yield batch

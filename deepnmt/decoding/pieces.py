@@ -1,8 +1,10 @@
 """Texts as ids to translate, long ones in several pieces, and the results as hypotheses of the texts."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from typing import TypeVar
 
 import torch
 
@@ -11,12 +13,14 @@ from deepnmt.data.vocabulary import EOS, PAD
 from deepnmt.decoding.alignment import Alignment, align_words, attention
 from deepnmt.decoding.config import TranslationConfig
 from deepnmt.decoding.lines import Warn
-from deepnmt.decoding.penalties import penalty_table
 from deepnmt.decoding.placeholders import lacks_placeholders, restore_placeholders
-from deepnmt.decoding.search import Found
+from deepnmt.decoding.search import Found, penalty_table
 from deepnmt.decoding.splitting import join_translations, split_long
+from deepnmt.decoding.term_search import Phrase
 from deepnmt.errors import InputError
 from deepnmt.model.transformer import Transformer
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Piece:
     sources: list[list[int]]  # ids with the end, for each model
     prefix: list[int]
     is_first: bool
+    terms: list[Phrase] = field(default_factory=list)  # that the translation must contain
     hypotheses: list[Hypothesis] = field(default_factory=list)
     is_done: bool = False
 
@@ -88,6 +93,18 @@ def cut_texts(
             sources = [[*ids[:most], EOS] for ids in every]
             pieces.append(Piece(number, part, sources, forced[number] if place == 0 else target.opening(), place == 0))
     return pieces
+
+
+def batched(items: Iterable[T], length: Callable[[T], int], budget: int, most: float = math.inf) -> Iterator[list[T]]:
+    """Neighbours among items sorted by length, at most `most`, which have at most `budget` symbols when padded."""
+    batch: list[T] = []
+    for item in items:
+        if batch and (len(batch) == most or (len(batch) + 1) * max(map(length, (batch[0], item))) > budget):
+            yield batch
+            batch = []
+        batch.append(item)
+    if batch:
+        yield batch
 
 
 def padded(sources: Sequence[list[int]], pad_id: int = PAD, device: torch.device | str = "cpu") -> torch.Tensor:

@@ -3,7 +3,7 @@
 Rules forbid but do not renormalise: log probabilities are always the model's own.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,24 +23,26 @@ class Rules:
     prefix: Tensor | None = None  # (B, P) long, FREE where nothing is forced
     no_repeat_ngram: int = 0
     free: int = 0  # number of leading symbols of a prefix that cost nothing: the tag of a language
-    total: int = field(init=False)  # the longest that any hypothesis may become
 
     def __post_init__(self) -> None:
         self.max_lengths = self.max_lengths.clamp(min=self.min_length)
         if self.prefix is not None:
             self.max_lengths = self.max_lengths.maximum((self.prefix != FREE).sum(1))
-        self.total = int(self.max_lengths.max()) if len(self.max_lengths) else 0
+
+    @property
+    def total(self) -> int:
+        """The maximum length of the longest sentence. The host waits for the device."""
+        return int(self.max_lengths.max()) if len(self.max_lengths) else 0
 
     def select(self, sentences: Tensor) -> "Rules":
-        """The rules of these sentences; buffers sized by `total` keep their shape."""
+        """The rules of these sentences."""
         prefix = None if self.prefix is None else self.prefix[sentences]
-        chosen = replace(self, max_lengths=self.max_lengths[sentences], prefix=prefix)
-        chosen.total = self.total
-        return chosen
+        return replace(self, max_lengths=self.max_lengths[sentences], prefix=prefix)
 
     def forbid(self, logits: Tensor, history: Tensor, position: Tensor) -> None:
-        """Set the forbidden symbols of logits (N, V) to -inf, in place; history (N, T) holds `position` symbols."""
-        for symbol in self.banned:
+        """Set the end and the forbidden symbols of logits (N, V) to -inf, in place; history (N, T) holds `position`
+        symbols."""
+        for symbol in (self.eos, *self.banned):
             logits[:, symbol] = -torch.inf
         if self.no_repeat_ngram:
             _forbid_repetition(logits, history, position, self.no_repeat_ngram)
@@ -49,17 +51,13 @@ class Rules:
         """(B,): may a hypothesis of `position` symbols end here?"""
         return (position >= self.min_length) & (self.forced(position) == FREE)
 
-    def may_go_on(self, position: Tensor) -> Tensor:
+    def may_continue(self, position: Tensor) -> Tensor:
         """(B,): may a hypothesis of `position` symbols take another one?"""
         return position < self.max_lengths
 
-    def charged(self, log_probs: Tensor, position: Tensor) -> Tensor:
-        """The log probabilities of forced symbols, zero for those that are free."""
-        return log_probs.masked_fill(position < self.free, 0.0)
-
     def forced(self, position: Tensor) -> Tensor:
         """(B,): the symbol the prefix wants at `position`, or FREE."""
-        if self.prefix is None or self.prefix.shape[1] == 0:
+        if self.prefix is None:
             return torch.full_like(self.max_lengths, FREE)
         width = self.prefix.shape[1]
         symbol = self.prefix.index_select(1, position.clamp(max=width - 1)).squeeze(1)

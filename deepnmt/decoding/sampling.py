@@ -9,7 +9,7 @@ from torch import Tensor
 
 from deepnmt.decoding.candidates import top_symbols
 from deepnmt.decoding.config import TranslationConfig
-from deepnmt.decoding.rules import FREE, Rules
+from deepnmt.decoding.rules import Rules
 from deepnmt.decoding.search import Found, Growing, found_hypotheses
 
 
@@ -39,54 +39,41 @@ class Paths(Growing):
         numbers: Tensor | None = None,
     ) -> None:
         super().__init__(rules, config, 1 if numbers is None else numbers.shape[2])
-        self.settings, self.numbers = config, numbers  # (B, T, K)
+        self.config, self.numbers = config, numbers  # (B, T, K)
         self.ended = torch.zeros_like(self.last, dtype=torch.bool)
 
     def advance(self, logits: Tensor) -> None:
-        rules, (_, count) = self.rules, self.last.shape
-        logits, normaliser, end, forced, forced_values = self.restricted(logits)
-        may_end, may_go_on = (
-            allowed.repeat_interleave(count)[:, None]
-            for allowed in (rules.may_end(self.position), rules.may_go_on(self.position))
-        )
-        logits[:, rules.eos, None] = end.masked_fill(~may_end, -torch.inf)
-        chosen = self._choose(logits)
-        values = logits.gather(1, chosen)
-        is_forced = (forced != FREE)[:, None]
-        chosen = torch.where(may_go_on, torch.where(is_forced, forced[:, None], chosen), rules.eos)
-        values = torch.where(may_go_on, torch.where(is_forced, forced_values, values), end)
-
-        gained = (values - normaliser).clamp(max=0)
-        gained = torch.where(is_forced, rules.charged(gained, self.position), gained).view_as(self.log_probs)
+        values, chosen, end = self.extensions(logits, self._choose)
+        may_continue = self.rules.may_continue(self.position).repeat_interleave(self.last.shape[1])[:, None]
+        gained = torch.where(may_continue, values, end).view_as(self.log_probs)
         self.log_probs += gained.masked_fill(self.ended, 0)
-        self.last = chosen.view_as(self.last).masked_fill(self.ended, rules.eos)
+        chosen = torch.where(may_continue, chosen, self.rules.eos).view_as(self.last)
+        self.last = chosen.masked_fill(self.ended, self.rules.eos)
         self.symbols.index_copy_(2, self.position, self.last[:, :, None])
-        self.ended |= (self.last == rules.eos) | (self.log_probs == -torch.inf)
+        self.ended |= (self.last == self.rules.eos) | (self.log_probs == -torch.inf)
         self.done = self.ended.all(1)
         self.position += 1
 
-    def _choose(self, logits: Tensor) -> Tensor:
-        """One symbol (N, 1) for each row of logits (N, V)."""
+    def _choose(self, logits: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+        """One symbol (N, 1) for each row of logits (N, V), which may be the end."""
+        logits[:, self.rules.eos, None] = end
         if self.numbers is None:
-            return top_symbols(logits, 1)[1]
-        values, symbols = self._ranked(logits / self.settings.temperature)
+            return top_symbols(logits, 1)
+        values, symbols = logits / self.config.temperature, None
+        if self.config.top_k:
+            values, symbols = top_symbols(values, self.config.top_k)
+        elif self.config.top_p < 1:
+            values, symbols = values.sort(dim=1, descending=True, stable=True)
         mass = values.double().softmax(1)
         cumulative = mass.cumsum(1)
         total = cumulative[:, -1:]
-        if self.settings.top_p < 1:
-            total = mass.masked_fill(cumulative - mass >= self.settings.top_p, 0).sum(1, keepdim=True)
+        if self.config.top_p < 1:
+            total = mass.masked_fill(cumulative - mass >= self.config.top_p, 0).sum(1, keepdim=True)
         number = self.numbers.index_select(1, self.position).view(-1, 1)
         # A symbol without mass is never drawn: the first place where the cumulative mass exceeds the number has some.
         place = torch.searchsorted(cumulative, number * total, right=True).clamp(max=values.shape[1] - 1)
-        return place if symbols is None else symbols.gather(1, place)
-
-    def _ranked(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        if self.settings.top_k:
-            return top_symbols(logits, self.settings.top_k)
-        if self.settings.top_p < 1:
-            ranked = logits.sort(dim=1, descending=True, stable=True)
-            return ranked.values, ranked.indices
-        return logits, None
+        chosen = place if symbols is None else symbols.gather(1, place)
+        return logits.gather(1, chosen), chosen
 
     def best(self) -> list[list[Found]]:
         lengths = (self.symbols != self.rules.eos).sum(2)

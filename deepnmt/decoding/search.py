@@ -6,16 +6,15 @@ shape in it is fixed; only shrinking the batch reads results during the search.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from deepnmt.decoding.candidates import log_normaliser, top_symbols
 from deepnmt.decoding.config import SearchConfig
-from deepnmt.decoding.penalties import penalty_table
 from deepnmt.decoding.rules import FREE, Rules
 
 
@@ -32,6 +31,42 @@ class State(Protocol):
 S = TypeVar("S", bound=State)
 # Symbols (N,) and state to logits (N, V) of the next position and state. The search may write into the logits.
 Step = Callable[[Tensor, S], tuple[Tensor, S]]
+
+
+# Logits (N, V) of symbols other than the end, and of the end (N, 1), to logits and symbols (N, C).
+Choose = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+# A hypothesis is ranked by log probability / penalty(length); the length counts the end symbol.
+PENALTIES: dict[str, Callable[[Tensor, float], Tensor]] = {
+    # The authors' code (and fairseq's): score / length**alpha.
+    "length": lambda length, alpha: length**alpha,
+    # Wu et al. 2016, https://arxiv.org/abs/1609.08144, equation 14.
+    "gnmt": lambda length, alpha: ((5 + length) / 6) ** alpha,
+}
+
+
+def penalty_table(config: SearchConfig, max_length: int, device: torch.device | str = "cpu") -> Tensor:
+    """penalty(n) for n = 0 .. max_length (n = 0 never ends a hypothesis; its entry is 1)."""
+    lengths = torch.arange(max_length + 1, dtype=torch.float64).clamp(min=1)
+    return PENALTIES[config.penalty_form](lengths, config.length_penalty).float().to(device)
+
+
+class EnsembleState(list[State]):
+    """The states of several step functions."""
+
+    def reorder(self, rows: Tensor) -> "EnsembleState":
+        return EnsembleState(part.reorder(rows) for part in self)
+
+    def select(self, sentences: Tensor) -> "EnsembleState":
+        return EnsembleState(part.select(sentences) for part in self)
+
+
+def ensemble_step(steps: Sequence[Step[Any]], symbols: Tensor, state: EnsembleState) -> tuple[Tensor, EnsembleState]:
+    """Several models as one: the mean of their probabilities (computed from log probabilities)."""
+    outputs = [step(symbols, part) for step, part in zip(steps, state, strict=True)]
+    log_probs = [logits.float().log_softmax(1) for logits, _ in outputs]
+    mean = torch.stack(log_probs).logsumexp(0) - math.log(len(log_probs))
+    return mean, EnsembleState(part for _, part in outputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +96,11 @@ class Growing(ABC):
 
     def __init__(self, rules: Rules, config: SearchConfig, width: int) -> None:
         device, (sentences,) = rules.max_lengths.device, rules.max_lengths.shape
-        self.rules, self.config = rules, config
-        self.penalties = penalty_table(config, rules.total + 1, device)
+        self.rules, self.total = rules, rules.total
+        self.penalties = penalty_table(config, self.total + 1, device)
         self.position = torch.zeros(1, dtype=torch.long, device=device)
         self.last = torch.full((sentences, width), rules.eos, device=device)
-        self.symbols = torch.full((sentences, width, rules.total + 1), rules.eos, device=device)
+        self.symbols = torch.full((sentences, width, self.total + 1), rules.eos, device=device)
         self.log_probs = torch.zeros(sentences, width, device=device)
         self.done = torch.zeros(sentences, dtype=torch.bool, device=device)
 
@@ -80,18 +115,23 @@ class Growing(ABC):
     def best(self) -> list[list[Found]]:
         """The finished hypotheses of each sentence, best first. The host waits here."""
 
-    def restricted(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Logits (N, V) with the end and forbidden symbols at -inf, the normaliser of the original logits and the logit
-        of the end (N, 1), and the symbol that a prefix forces (N,), or FREE, with its logit (N, 1)."""
-        rules = self.rules
-        logits = logits.float()
+    def extensions(self, logits: Tensor, choose: Choose) -> tuple[Tensor, Tensor, Tensor]:
+        """Log probabilities and symbols (N, C) of the next symbols that `choose` picks, or of the one that a prefix
+        forces, and the log probability (N, 1) of ending; -inf: not allowed. Maximum lengths are left to the caller."""
+        rules, logits = self.rules, logits.float()
         normaliser = log_normaliser(logits)
-        forced = rules.forced(self.position).repeat_interleave(self.last.shape[1])
-        forced_values = logits.gather(1, forced.clamp(min=0)[:, None])
-        end = logits[:, rules.eos, None].clone()
-        logits[:, rules.eos] = -torch.inf
+        forced, may_end = (
+            by_sentence.repeat_interleave(self.last.shape[1])[:, None]
+            for by_sentence in (rules.forced(self.position), rules.may_end(self.position))
+        )
+        forced_value = logits.gather(1, forced.clamp(min=0))
+        end = logits[:, rules.eos, None].masked_fill(~may_end, -torch.inf)
         rules.forbid(logits, self.symbols.flatten(0, 1), self.position)
-        return logits, normaliser, end, forced, forced_values
+        values, symbols = choose(logits, end)
+        only = torch.full_like(values, -torch.inf)
+        only[:, :1] = torch.where(self.position < rules.free, normaliser, forced_value)
+        values, symbols = torch.where(forced == FREE, values, only), torch.where(forced == FREE, symbols, forced)
+        return (values - normaliser).clamp(max=0), symbols, (end - normaliser).clamp(max=0)
 
     def select(self, sentences: Tensor) -> None:
         self.rules = self.rules.select(sentences)
@@ -111,29 +151,28 @@ def search(
     """
     found: list[list[Found]] = [[] for _ in growing.done]
     numbers = list(range(len(found)))  # of the sentences in the shrinking batch
-    total = growing.rules.total
 
     def keep() -> None:
         for number, best in zip(numbers, growing.best(), strict=True):
             found[number] = best
 
-    for position in range(total + 1):
+    for position in range(growing.total + 1):
         logits, state = step(growing.last.flatten(), state)
         rows = growing.advance(logits)
-        if position == total:
+        if position == growing.total:
             break
         if rows is not None:
             state = state.reorder(rows)
         if (position + 1) % shrink_every == 0:
-            going_on = [i for i, done in enumerate(growing.done.tolist()) if not done]
-            if not going_on:
+            unfinished = [i for i, done in enumerate(growing.done.tolist()) if not done]
+            if not unfinished:
                 break
-            if len(going_on) < shrink_below * len(numbers):
+            if len(unfinished) < shrink_below * len(numbers):
                 keep()
-                kept = torch.tensor(going_on, device=logits.device)
+                kept = torch.tensor(unfinished, device=logits.device)
                 growing.select(kept)
                 state = state.select(kept)
-                numbers = [numbers[i] for i in going_on]
+                numbers = [numbers[i] for i in unfinished]
     keep()
     return found
 
@@ -154,8 +193,9 @@ class Beams(Growing):
     holds for the numbers as computed, provided no log probability is rounded above zero: hence the clamp.
     """
 
-    def __init__(self, rules: Rules, config: SearchConfig) -> None:
-        super().__init__(rules, config, config.beam)
+    def __init__(self, rules: Rules, config: SearchConfig, width: int | None = None) -> None:
+        super().__init__(rules, config, width or config.beam)
+        self.config = config
         sentences, _, length = self.symbols.shape
         # All rows start equal: only the first one counts until their extensions differ.
         self.log_probs[:, 1:] = -torch.inf
@@ -165,46 +205,35 @@ class Beams(Growing):
         self.ended_symbols = self.symbols.new_full((sentences, config.nbest, length), rules.eos)
 
     def advance(self, logits: Tensor) -> Tensor:
-        width = self.config.beam
-        values, symbols, end = self._extensions(logits)
+        values, symbols, end = self._by_hypothesis(logits, lambda logits, end: top_symbols(logits, self.last.shape[1]))
         # The K most probable extensions by a symbol other than the end.
-        best = (self.log_probs[:, :, None] + values).flatten(1).topk(width, dim=1)
-        parents = best.indices // values.shape[2]
+        best = (self.log_probs[:, :, None] + values).flatten(1).topk(self.last.shape[1], dim=1)
         self._finish(self.log_probs + end, best.values)
+        last = symbols.flatten(1).gather(1, best.indices)
+        return self._continue(best.values, best.indices // values.shape[2], last)
 
-        self.log_probs = best.values
-        self.last = symbols.flatten(1).gather(1, best.indices)
+    def _by_hypothesis(self, logits: Tensor, choose: Choose) -> tuple[Tensor, Tensor, Tensor]:
+        """The extensions (B, K, C) as the rules allow them, their symbols, and the log probability (B, K) of ending."""
+        sentences, width = self.log_probs.shape
+        values, symbols, end = (part.view(sentences, width, -1) for part in self.extensions(logits, choose))
+        values = values.masked_fill(~self.rules.may_continue(self.position)[:, None, None], -torch.inf)
+        return values, symbols, end.squeeze(2)
+
+    def _continue(self, log_probs: Tensor, parents: Tensor, last: Tensor) -> Tensor:
+        """Extend each of these parents by its last symbol, all (B, K)."""
+        self.log_probs, self.last = log_probs, last
         self.symbols = self.symbols.gather(1, parents[:, :, None].expand_as(self.symbols))
         self.symbols.index_copy_(2, self.position, self.last[:, :, None])
         self.position += 1
         self.done |= self._settled()
-        first = torch.arange(0, parents.numel(), width, device=parents.device)
+        first = torch.arange(0, parents.numel(), parents.shape[1], device=parents.device)
         return (first[:, None] + parents).flatten()
 
-    def _extensions(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Log probabilities (B, K, C) and symbols (B, K, C) of the best extensions of each hypothesis by a symbol other
-        than the end, and the log probability (B, K) of ending it: all as the rules allow."""
-        sentences, width = self.log_probs.shape
-        logits, normaliser, end, forced, forced_values = self.restricted(logits)
-        values, symbols = top_symbols(logits, width)
-        values, forced_values, end = (
-            (x - normaliser).clamp(max=0).view(sentences, width, -1) for x in (values, forced_values, end)
-        )
-        symbols = symbols.view(sentences, width, -1)
-        forced = forced.view(sentences, width, 1)
-        is_forced = forced != FREE
-        only = torch.full_like(values, -torch.inf)
-        only[:, :, :1] = self.rules.charged(forced_values, self.position)
-        values = torch.where(is_forced, only, values)
-        symbols = torch.where(is_forced, forced, symbols)
-        values = values.masked_fill(~self.rules.may_go_on(self.position)[:, None, None], -torch.inf)
-        end = end.squeeze(2).masked_fill(~self.rules.may_end(self.position)[:, None], -torch.inf)
-        return values, symbols, end
-
-    def _finish(self, ended: Tensor, going_on: Tensor) -> None:
-        """Merge the hypotheses that end here, log probabilities (B, K), into the N best of each sentence."""
-        width, nbest = self.config.beam, self.config.nbest
-        threshold = torch.cat([going_on, ended], dim=1).topk(width, dim=1).values[:, -1:]
+    def _finish(self, ended: Tensor, live: Tensor) -> None:
+        """Merge the hypotheses that end here into the N best of each sentence; log probabilities (B, K) of these and of
+        those that live on."""
+        nbest = self.config.nbest
+        threshold = torch.cat([live, ended], dim=1).topk(ended.shape[1], dim=1).values[:, -1:]
         ends = (ended >= threshold) & (ended > -torch.inf) & ~self.done[:, None]
         ended = ended.masked_fill(~ends, -torch.inf)
         scores = torch.cat([self.ended_scores, ended / self.penalties[self.position + 1]], dim=1)

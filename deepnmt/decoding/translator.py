@@ -2,9 +2,8 @@
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,20 +14,21 @@ from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
 from deepnmt.decoding.config import TranslationConfig
 from deepnmt.decoding.continuous import CannotFuseError, ContinuousSearches, can_fuse
-from deepnmt.decoding.ensemble import EnsembleState, ensemble_step
+from deepnmt.decoding.glossary import Glossary
 from deepnmt.decoding.likelihood import Likelihood, likelihoods
 from deepnmt.decoding.lines import Warn
 from deepnmt.decoding.pieces import Hypothesis as Hypothesis
-from deepnmt.decoding.pieces import Piece, cut_texts, join_pieces, keep_found, padded
+from deepnmt.decoding.pieces import Piece, batched, cut_texts, join_pieces, keep_found, padded
 from deepnmt.decoding.prepared import PreparedModel, prepare
 from deepnmt.decoding.rules import Rules, prefix_table
 from deepnmt.decoding.sampling import Paths, random_numbers
-from deepnmt.decoding.search import Beams, Found, Growing, search
+from deepnmt.decoding.search import Beams, EnsembleState, Found, Growing, ensemble_step, search
 from deepnmt.decoding.shortlist import Shortlist
+from deepnmt.decoding.term_search import TermBeams
 from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
 from deepnmt.model.config import ModelConfig
-from deepnmt.model.storage import load_meta, load_model
+from deepnmt.model.storage import META, load_meta, load_model
 from deepnmt.model.transformer import Transformer
 from deepnmt.settings import from_table
 
@@ -43,6 +43,7 @@ class Translator:
     """
 
     shortlist: Shortlist | None = None
+    _opened: tuple[Any, ...] | None = None  # the arguments of a translator that was loaded from folders
 
     def __init__(
         self,
@@ -54,9 +55,9 @@ class Translator:
         folders = [Path(folder) for folder in ([model] if isinstance(model, str | Path) else model)]
         if not folders:
             raise InputError("a translator needs at least one model")
+        self._opened = [folder.resolve() for folder in folders], device, precision, shortlist
         chosen = choose_device(device)
-        metas = [load_meta(folder) for folder in folders]
-        self.defaults: dict[str, Any] = metas[0].get("decoding", {})
+        self.defaults, *_ = map(default_settings, folders)
         self.tokenizers = [TokenizerPair.load(folder) for folder in folders]
         for folder, pair in zip(folders[1:], self.tokenizers[1:], strict=True):
             if pair.target.pieces != self.tokenizers[0].target.pieces:
@@ -96,52 +97,86 @@ class Translator:
         """The same translator for one pair of the model's languages; None: the default."""
         if source is None and target is None:
             return self
-        other = copy(self)
+        other = Translator.__new__(Translator)
+        vars(other).update(vars(self))
         other.tokenizers = [pair.for_languages(source, target) for pair in self.tokenizers]
         return other
 
-    def translate(self, texts: Sequence[str], **settings: Any) -> list[str]:
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy loads the model again: packed weights cannot be pickled."""
+        if self._opened is None:
+            raise TypeError("a Translator around a model in memory cannot be pickled or copied")
+        pair = self.tokenizers[0]
+        return _reopened, (self._opened, pair.source.language, pair.target.language)
+
+    def translate(self, texts: Iterable[str], **settings: Any) -> list[str]:
         """The best translation of each text; `settings` are those of `translate_nbest`."""
         return [hypotheses[0].text for hypotheses in self.translate_nbest(texts, **{**settings, "nbest": 1})]
 
     def translate_nbest(
         self,
-        texts: Sequence[str],
+        texts: Iterable[str],
         *,
-        prefixes: Sequence[str] | None = None,
+        prefixes: Iterable[str] | None = None,
+        terms: Mapping[str, str] | Glossary | None = None,
         warn: Warn | None = None,
         done: Callable[[int], None] | None = None,
         **settings: Any,
     ) -> list[list[Hypothesis]]:
         """The hypotheses of each text, best first, never none; all different, unless they are drawn.
 
-        `settings` are the fields of `TranslationConfig`; `prefixes` are what the translations must begin with;
-        `done` is called with the number of texts of each batch. A text of spaces only has one empty translation.
+        `settings` are the fields of `TranslationConfig`; `prefixes` are what the translations must begin with; `terms`
+        of the source language, wherever they occur, must be translated as given; `done` is called with the number of
+        texts of each batch. A text of spaces only has one empty translation.
         """
         config = from_table(TranslationConfig, self.defaults | settings)
         warn = warn or _warn
+        texts, prefixes = _strings("texts", texts), None if prefixes is None else _strings("prefixes", prefixes)
+        if terms and config.sampling:
+            raise InputError("terms need a beam search: omit them, or sampling")
         pieces = cut_texts(texts, prefixes, self.tokenizers, self.max_positions, config.max_source_length, warn)
+        if terms:
+            glossary = terms if isinstance(terms, Glossary) else self.glossary(terms)
+            for piece in pieces:
+                piece.terms = glossary.in_text(piece.source)
         for batch in self._translated(pieces, config):
             if done is not None:
                 done(sum(piece.is_first for piece in batch))
         return join_pieces(len(texts), pieces, self.tokenizers[0].target.language, config, warn)
 
+    def glossary(self, terms: Mapping[str, str]) -> Glossary:
+        """Terms of the source language and their translations, encoded once for many calls of `translate`."""
+        return Glossary(terms, self.tokenizers[0])
+
     def likelihoods(
-        self, texts: Sequence[str], translations: Sequence[str], *, done: Callable[[int], None] = lambda number: None
+        self, texts: Iterable[str], translations: Iterable[str], *, done: Callable[[int], None] = lambda number: None
     ) -> list[Likelihood]:
         """The log probability of each subword of these translations of the texts. For one model, not an ensemble."""
         if len(self.prepared) > 1:
             raise InputError(f"likelihoods are those of one model, not of {len(self.prepared)}")
+        texts, translations = _strings("texts", texts), _strings("translations", translations)
+        if len(texts) != len(translations):
+            raise InputError(f"{len(texts)} texts but {len(translations)} translations")
         return likelihoods(self.prepared[0], self.tokenizers[0], texts, translations, self.max_positions, done)
 
     def _translated(self, pieces: list[Piece], config: TranslationConfig) -> Iterator[list[Piece]]:
         """Translate the pieces, and yield some when they are done."""
         opening = self.tokenizers[0].target.opening()
+        with_terms = [piece for piece in pieces if piece.terms]
+        pieces = [piece for piece in pieces if not piece.terms]
         free = not config.sampling and all(piece.prefix == opening for piece in pieces)
         if self.continuous is not None and free and ContinuousSearches.suits(config, config.no_repeat_ngram):
             yield from self._translated_in_slots(self.continuous, pieces, config)
             pieces = [piece for piece in pieces if not piece.is_done]
-        yield from self._translated_in_batches(list(self._batches(pieces, config)), config)
+        yield from self._translated_in_batches(
+            [*self._batches(pieces, config), *self._batches(with_terms, config)], config
+        )
+
+    def _batches(self, pieces: list[Piece], config: TranslationConfig) -> Iterator[list[Piece]]:
+        """The longest first, so that running out of memory shows at once."""
+        budget, most = (of.get(self.device.type, of["cpu"]) for of in (BATCH_TOKENS, BATCH_SENTENCES))
+        longest_first = sorted(pieces, key=lambda piece: -piece.length)
+        return batched(longest_first, lambda piece: piece.length, config.batch_tokens or budget, most)
 
     def _translated_in_slots(
         self, searches: ContinuousSearches, pieces: list[Piece], config: TranslationConfig
@@ -163,19 +198,6 @@ class Translator:
                 warnings.warn(f"searching without fused kernels, which do not run here: {error}", stacklevel=2)
                 self.continuous = None
                 return
-
-    def _batches(self, pieces: Sequence[Piece], config: TranslationConfig) -> Iterator[list[Piece]]:
-        """Pieces of similar length together, the longest first, so that running out of memory shows at once."""
-        budget = config.batch_tokens or BATCH_TOKENS.get(self.device.type, BATCH_TOKENS["cpu"])
-        most = BATCH_SENTENCES.get(self.device.type, BATCH_SENTENCES["cpu"])
-        batch: list[Piece] = []
-        for piece in sorted(pieces, key=lambda piece: -piece.length):
-            if batch and (len(batch) == most or (len(batch) + 1) * batch[0].length > budget):
-                yield batch
-                batch = []
-            batch.append(piece)
-        if batch:
-            yield batch
 
     def _translated_in_batches(self, batches: list[list[Piece]], config: TranslationConfig) -> Iterator[list[Piece]]:
         """On a CPU several batches side by side, one per core, are faster than one batch on several cores, because the
@@ -215,29 +237,34 @@ class Translator:
         keep_found(batch, found, config, self.models[0], self.tokenizers[0])
 
     def _search(self, batch: list[Piece], config: TranslationConfig) -> list[list[Found]]:
-        rules = self._rules(batch, config, self.device)
-        count = config.nbest if config.sampling else config.beam
-        sources = [padded(part, device=self.device) for part in zip(*(piece.sources for piece in batch), strict=True)]
-        parts: list[Any] = [model.start(ids, count) for model, ids in zip(self.prepared, sources, strict=True)]
+        rules, listed = self._rules(batch, config, self.device), None
         steps: list[Any] = [model.step for model in self.prepared]
-        listed = None
-        if self.shortlist is not None:
-            listed = self.shortlist.of_batch([piece.sources[0] for piece in batch], rules)
-            rules, parts = listed.rules, [listed.state(part) for part in parts]
+        if self.shortlist is not None and not batch[0].terms:
+            vocab_size = self.models[0].config.target_vocab_size
+            listed = self.shortlist.of_batch([piece.sources[0] for piece in batch], rules, vocab_size)
+            rules = listed.rules
             steps = [listed.step(model.restricted(listed.symbols).step) for model in self.prepared]
+        growing = self._growing(batch, rules, config)
+        sources = [padded(part, device=self.device) for part in zip(*(piece.sources for piece in batch), strict=True)]
+        count = growing.last.shape[1]
+        parts: list[Any] = [model.start(ids, count) for model, ids in zip(self.prepared, sources, strict=True)]
+        if listed is not None:
+            parts = [listed.state(part) for part in parts]
         step = steps[0] if len(parts) == 1 else partial(ensemble_step, steps)
         state = parts[0] if len(parts) == 1 else EnsembleState(parts)
         shrink_every = 1 if self.device.type == "cpu" else 4
-        found = search(step, state, self._growing(batch, rules, config, count), shrink_every)
+        found = search(step, state, growing, shrink_every)
         return found if listed is None else listed.as_ids(found)
 
-    def _growing(self, batch: list[Piece], rules: Rules, config: TranslationConfig, count: int) -> Growing:
-        if count > 1 and not config.sampling:
+    def _growing(self, batch: list[Piece], rules: Rules, config: TranslationConfig) -> Growing:
+        if batch[0].terms:
+            return TermBeams(rules, config, [piece.terms for piece in batch])
+        if config.beam > 1 and not config.sampling:
             return Beams(rules, config)
         numbers = None
         if config.sampling:
-            numbers = random_numbers([piece.sources[0] for piece in batch], config.seed, count, rules.total + 1)
-            numbers = numbers.to(self.device)
+            sentences = [piece.sources[0] for piece in batch]
+            numbers = random_numbers(sentences, config.seed, config.nbest, rules.total + 1).to(self.device)
         return Paths(rules, config, numbers)
 
     def _rules(self, batch: list[Piece], config: TranslationConfig, device: torch.device) -> Rules:
@@ -245,9 +272,12 @@ class Translator:
             config.max_length or int(config.max_length_ratio * (piece.length - 1)) + config.max_length_extra
             for piece in batch
         ]
+        needed = [len(piece.prefix) + sum(map(len, piece.terms)) if piece.terms else 0 for piece in batch]
         most = self.max_positions - 1  # the start is a position too
         return Rules(
-            max_lengths=torch.tensor([min(length, most) for length in longest], device=device),
+            max_lengths=torch.tensor(
+                [min(max(pair), most) for pair in zip(longest, needed, strict=True)], device=device
+            ),
             eos=EOS,
             banned=(BOS, PAD) if config.allow_unknown else (BOS, PAD, UNK),
             min_length=min(config.min_length, most),
@@ -255,6 +285,30 @@ class Translator:
             no_repeat_ngram=config.no_repeat_ngram,
             free=len(self.tokenizers[0].target.opening()),
         )
+
+
+def default_settings(folder: Path) -> dict[str, Any]:
+    """The settings that a MODEL folder defines for translating with it."""
+    settings, where = load_meta(folder).get("decoding", {}), f"{folder / META}: decoding"
+    if not isinstance(settings, dict):
+        raise InputError(f"{where} must be a table of settings, not {settings!r}")
+    from_table(TranslationConfig, settings, where)
+    return settings
+
+
+def _reopened(arguments: tuple[Any, ...], source: str, target: str) -> Translator:
+    return Translator(*arguments).for_languages(source, target)
+
+
+def _strings(name: str, texts: Iterable[str]) -> list[str]:
+    """A list of the texts, which must not be a single string."""
+    if isinstance(texts, str):
+        raise InputError(f"{name} must be a list of strings, not one string")
+    texts = list(texts)
+    for number, text in enumerate(texts, start=1):
+        if not isinstance(text, str):
+            raise InputError(f"{name} must be strings, but number {number:,} is {text!r}")
+    return texts
 
 
 def check_vocabularies(folder: Path, config: ModelConfig, tokenizers: TokenizerPair) -> None:

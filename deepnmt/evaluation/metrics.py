@@ -103,21 +103,22 @@ METRICS = {
 }
 
 
-def choose(languages: Languages, lowercase: bool) -> list[str]:
+def choose(languages: Languages) -> list[str]:
     """The scores that are computed for this pair by default."""
-    with_words = languages.target not in UNSPACED
-    kinds = ["bleu"]
+    if languages.target in UNSPACED:
+        return ["bleu", "bleu_lower", "chrf", "ter"]
+    moses = ["multi_bleu", "multi_bleu_lower"]
     if languages.target is None:
+        moses = []
         languages.notice("tokenised BLEU is omitted, because it needs the target language (--target-lang)")
-    elif with_words:
-        kinds.append("multi_bleu")
-        if languages.target == "de" and languages.source in (None, "en"):
-            kinds.append("compound_bleu")
-    kinds += ["chrf", "chrf_plus"] if with_words else ["chrf"]
-    if lowercase:
-        return [*(f"{kind}_lower" for kind in kinds), "ter"]
-    both = [[kind, f"{kind}_lower"] if kind in ("bleu", "multi_bleu") else [kind] for kind in kinds]
-    return [*(name for names in both for name in names), "ter"]
+    elif languages.target == "de" and languages.source in (None, "en"):
+        moses.append("compound_bleu")
+    return ["bleu", "bleu_lower", *moses, "chrf", "chrf_plus", "ter"]
+
+
+def lowercased(name: str) -> str:
+    """The case-insensitive variant of a score."""
+    return "ter" if name.startswith("ter") else f"{name.removesuffix('_lower')}_lower"
 
 
 def build(names: Sequence[str], languages: Languages) -> dict[str, "Metric"]:

@@ -6,11 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from deepnmt.errors import InputError
-from deepnmt.evaluation.metrics import METRICS, Languages, build, choose
+from deepnmt.evaluation.metrics import METRICS, Languages, build, choose, lowercased
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric
-    from sacrebleu.metrics.base import Score as MetricScore
 
 Lines = Sequence[str]
 Named = Sequence[tuple[str, Lines]]  # with the name used in messages
@@ -79,14 +78,14 @@ class Scores(Mapping[str, Score]):
 @dataclass(frozen=True, kw_only=True)
 class PairedTest:
     title: str
-    code: str
     samples: int
 
 
 TESTS = {
-    "bootstrap": PairedTest(title="paired bootstrap", code="bs", samples=1_000),
-    "randomization": PairedTest(title="paired approximate randomisation", code="ar", samples=10_000),
+    "bootstrap": PairedTest(title="paired bootstrap", samples=1_000),
+    "randomization": PairedTest(title="paired approximate randomisation", samples=10_000),
 }
+FEW_LINES = 30  # for a bootstrap
 
 
 def score(
@@ -102,27 +101,11 @@ def score(
 ) -> Scores:
     """Score raw, detokenised lines against one reference or several (each a list with the same number of lines).
 
-    `metrics` are names of `deepnmt.evaluation.metrics.METRICS`, by default all that suit the languages, with
-    `lowercase` in their case-insensitive variants. `resamples` above one adds 95 % intervals from that many resamples.
+    `metrics` are names of `deepnmt.evaluation.metrics.METRICS`, by default all that suit the languages; `lowercase`
+    replaces each by its case-insensitive variant. `resamples` above one adds 95 % intervals from that many resamples.
     """
-
-    def figures(name: str, metric: "Metric", references: Sequence[Lines]) -> list[Score]:
-        # sacreBLEU cannot take the mean of resamples of which some score 0 and so are of another type of number.
-        compute = metric._compute_score_from_stats
-        metric._compute_score_from_stats = lambda stats: _with_plain_number(compute(stats))  # type: ignore[method-assign]
-        result = metric.corpus_score(hypotheses, references, n_bootstrap=resamples)
-        mean, half = float(result._mean), float(result._ci)
-        low, high = (mean - half, mean + half) if resamples > 1 else (None, None)
-        signature = f"{result.name}|{metric.get_signature()}"
-        return [Score(name=METRICS[name].title, value=float(result.score), signature=signature, low=low, high=high)]
-
-    languages, named = Languages(source_lang, target_lang), [("hypotheses", hypotheses)]
-    return _scored(named, references, languages, metrics, lowercase, on_metric, figures)[0][1]
-
-
-def _with_plain_number(found: "MetricScore") -> "MetricScore":
-    found.score = float(found.score)
-    return found
+    languages = Languages(source_lang, target_lang)
+    return _scored([("hypotheses", hypotheses)], references, languages, metrics, lowercase, on_metric, resamples)[0][1]
 
 
 def compare(
@@ -139,42 +122,20 @@ def compare(
 ) -> list[tuple[str, Scores]]:
     """Score named systems; the first is the baseline, the others get p-values for their differences from it.
 
-    The interval of each score comes from the default number of bootstrap resamples.
+    Intervals come from the bootstrap's resamples; with the randomisation test, from their default number.
     """
     named = list(systems.items()) if isinstance(systems, Mapping) else list(systems)
     if len(named) < 2:
         raise InputError("a paired test needs two hypotheses or more")
     if test not in TESTS:
         raise InputError(f"unknown test {test!r}; one of {', '.join(TESTS)}")
-
-    def figures(name: str, metric: "Metric", references: Sequence[Lines]) -> list[Score]:
-        from sacrebleu.significance import PairedTest
-
-        # One metric at a time, because all variants of BLEU have the same name in sacreBLEU.
-        confidence = TESTS["bootstrap"].samples if test == "randomization" else -1
-        count = samples or TESTS[test].samples
-        tested: Any = PairedTest(named, {name: metric}, references, TESTS[test].code, count, confidence)()
-        ((kind, signature),) = tested[0].items()
-        results = tested[1][kind]
-        return [
-            Score(
-                name=METRICS[name].title,
-                value=float(result.score),
-                signature=f"{kind}|{signature}",
-                low=float(result.mean - result.ci),
-                high=float(result.mean + result.ci),
-                p_value=None if result is results[0] else _p_value(result, results[0]),
-            )
-            for result in results
-        ]
-
-    languages = Languages(source_lang, target_lang)
-    return _scored(named, references, languages, metrics, lowercase, on_metric, figures)
-
-
-def _p_value(result: Any, baseline: Any) -> float:
-    """1 for equal scores, where sacreBLEU reports the smallest possible p-value."""
-    return 1.0 if result.score == baseline.score else float(result.p_value)
+    languages, count = Languages(source_lang, target_lang), samples or TESTS[test].samples
+    if test == "bootstrap" and len(named[0][1]) < FEW_LINES:
+        languages.notice(
+            f"a bootstrap over {len(named[0][1])} lines gives p-values that are too small; use --test randomization"
+        )
+    resamples, trials = (count, None) if test == "bootstrap" else (TESTS["bootstrap"].samples, count)
+    return _scored(named, references, languages, metrics, lowercase, on_metric, resamples, trials)
 
 
 def _scored(
@@ -184,21 +145,62 @@ def _scored(
     metrics: Sequence[str] | None,
     lowercase: bool,
     on_metric: Callable[[str], None],
-    figures: Callable[[str, "Metric", Sequence[Lines]], list[Score]],  # of one metric, for each system
+    resamples: int,
+    trials: int | None = None,
 ) -> list[tuple[str, Scores]]:
-    if not references:
-        raise InputError("no reference to score against")
-    sets: Any = [references] if isinstance(references[0], str) else list(references)
+    sets: Any = [references] if isinstance(next(iter(references), None), str) else list(references)
     check_lengths(systems, [(f"reference {i}", lines) for i, lines in enumerate(sets, start=1)])
     found: list[dict[str, Score]] = [{} for _ in systems]
-    for name, metric in build(metrics or choose(languages, lowercase), languages).items():
+    names = metrics or choose(languages)
+    names = list(dict.fromkeys(map(lowercased, names))) if lowercase else names
+    for name, metric in build(names, languages).items():
         on_metric(METRICS[name].title)
-        for own, figure in zip(found, figures(name, metric, sets), strict=True):
+        figures = _figures(METRICS[name].title, metric, [lines for _, lines in systems], sets, resamples, trials)
+        for own, figure in zip(found, figures, strict=True):
             own[name] = figure
     return [
         (name, Scores(own, len(lines), (*languages.notices, *_appearance(name, lines))))
         for (name, lines), own in zip(systems, found, strict=True)
     ]
+
+
+def _figures(
+    title: str,
+    metric: "Metric",
+    systems: Sequence[Lines],
+    references: Sequence[Lines],
+    resamples: int,
+    trials: int | None,
+) -> Iterator[Score]:
+    """The figure of each system: with an interval if there are resamples; of several systems, with p-values.
+
+    They are the bootstrap's, or those of the randomisation test with this number of `trials`.
+    """
+    from deepnmt.evaluation import paired_tests
+
+    statistics = [metric._extract_corpus_statistics(lines, references) for lines in systems]
+    scores = [metric._aggregate_and_compute(own) for own in statistics]
+    signature = metric.get_signature()
+    drawn: list[paired_tests.Values] = []
+    if resamples > 1:
+        drawn = [paired_tests.bootstrap(metric, own, resamples) for own in statistics]
+        for key, value in {"seed": paired_tests.SEED, "bs": resamples, "ar": trials}.items():
+            signature.update(key, value)
+    for number, score in enumerate(scores):
+        low, high = paired_tests.interval(drawn[number]) if drawn else (None, None)
+        p_value = None
+        if number and drawn and trials:
+            p_value = paired_tests.randomisation_p(metric, statistics[0], statistics[number], trials)
+        elif number and drawn:
+            p_value = paired_tests.bootstrap_p(score.score - scores[0].score, drawn[number] - drawn[0])
+        yield Score(
+            name=title,
+            value=float(score.score),
+            signature=f"{score.name}|{signature}",
+            low=low,
+            high=high,
+            p_value=p_value,
+        )
 
 
 def quick_scores(hypotheses: Lines, references: Lines | Sequence[Lines], target_lang: str | None = None) -> Scores:
@@ -208,8 +210,12 @@ def quick_scores(hypotheses: Lines, references: Lines | Sequence[Lines], target_
 
 def check_lengths(systems: Named, references: Named) -> None:
     """Raise unless all have the same number of lines, at least one."""
+    if not references:
+        raise InputError("no reference to score against")
     first_name, first_lines = references[0]
     for name, lines in (*references, *systems):
+        if isinstance(lines, str):
+            raise InputError(f"{name} must be a list of lines, not a string")
         if not lines:
             raise InputError(f"{name} is empty: nothing to score")
         if len(lines) != len(first_lines):

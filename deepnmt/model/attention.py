@@ -27,6 +27,8 @@ class KeysValues(NamedTuple):
 class Visibility(ABC):
     """Decides which keys a query sees, and attends to them; `dropout` is on the attention weights."""
 
+    rotation: Rotation | None = None  # of the queries and keys of self-attention, where positions are rotary
+
     @abstractmethod
     def attend(self, query: Tensor, seen: KeysValues, dropout: float) -> Tensor:
         """query: (..., positions, heads, head_dim) -> the same shape"""
@@ -39,24 +41,6 @@ class Visibility(ABC):
     def attend_relatively(self, projected: Tensor, relative: RelativePositions, dropout: float) -> Tensor:
         """The same with relative positions"""
         raise NotImplementedError
-
-
-class Rotated(Visibility):
-    """Another visibility with rotary positions applied to queries and keys."""
-
-    def __init__(self, inner: Visibility, rotation: Rotation) -> None:
-        self.inner, self.rotation = inner, rotation
-
-    def attend(self, query: Tensor, seen: KeysValues, dropout: float) -> Tensor:
-        keys = KeysValues(self.rotation.turn(seen.keys), seen.values)
-        return self.inner.attend(self.rotation.turn(query), keys, dropout)
-
-    def attend_itself(self, projected: Tensor, dropout: float) -> Tensor:
-        return self.inner.attend_itself(self.rotation.turn_projected(projected), dropout)
-
-
-def rotated(visibility: Visibility, rotation: Rotation | None) -> Visibility:
-    return visibility if rotation is None else Rotated(visibility, rotation)
 
 
 class _Attention(nn.Module):
@@ -108,6 +92,8 @@ class SelfAttention(_Attention):
 
     def forward(self, x: Tensor, visibility: Visibility) -> Tensor:
         projected = self.project(x)
+        if visibility.rotation is not None:
+            projected = visibility.rotation.turn_projected(projected)
         if self.relative is None:
             attended = visibility.attend_itself(projected, self._dropout())
         else:

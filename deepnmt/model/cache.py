@@ -37,7 +37,7 @@ class Cache:
     memory: list[KeysValues]  # for each decoder layer, a slot for each source position
     source_mask: Tensor  # (B, 1, 1, source length): -inf at padding
     length: int = 0  # positions decoded
-    places: Tensor | None = None  # (B, 1, slots): the position of each slot, where relative positions ask for it
+    places: Tensor | None = None  # (B, 1, slots): the position of each slot, for relative positions
     block_slots: int = 0  # how many a block may hold; 0: every position begins a new one
     need_attention: bool = False
     attention: Tensor | None = None  # (B * K, source length): attention of the last step, if requested

@@ -68,8 +68,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self, "dropout attention_dropout ffn_dropout", least=0, below=1)
-        check_bounds(self, "first_position", least=0)
-        check_bounds(self, "max_distance", least=1)
+        check_bounds(self, "pad_id first_position", least=0)
+        check_bounds(self, "max_positions max_distance", least=1)
         for name in ("source_vocab_size", "target_vocab_size"):
             if getattr(self, name) <= self.pad_id:
                 raise ValueError(f"{name} = {getattr(self, name)} must be larger than pad_id = {self.pad_id}")
@@ -114,4 +114,4 @@ class ModelConfig:
 
     def sublayer_of(self, stack: StackConfig) -> SublayerConfig:
         """The scheme around the sub-layers of a stack."""
-        return stack.sublayer or SUBLAYER_CONFIGS[self.norm]()  # type: ignore[call-arg]
+        return stack.sublayer or SUBLAYER_CONFIGS[self.norm]()

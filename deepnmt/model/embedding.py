@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from deepnmt.model.config import ModelConfig
 from deepnmt.model.kernels.dropout import Dropout
 from deepnmt.model.kernels.lookup import look_up
 
@@ -42,23 +43,17 @@ class Embedding(nn.Module):
     every sentence.
     """
 
-    def __init__(
-        self,
-        tokens: nn.Embedding,
-        positions: nn.Module | None,
-        *,
-        scale: float,
-        first_position: int,
-        dropout: float,
-        start_id: int | None = None,
-    ) -> None:
+    def __init__(self, config: ModelConfig, tokens: nn.Embedding, start_id: int | None = None) -> None:
         super().__init__()
-        self.tokens = tokens
-        self.positions = positions
-        self.scale = scale
-        self.first_position = first_position
-        self.start_id = start_id
-        self.dropout = Dropout(dropout)
+        dim = tokens.embedding_dim
+        self.tokens, self.start_id, self.first_position = tokens, start_id, config.position_offset
+        self.scale = math.sqrt(dim) if config.scale_embeddings else 1.0
+        self.positions: nn.Module | None = None
+        if config.positions == "learned":
+            self.positions = LearnedPositions(config.max_positions + config.position_offset, dim)
+        elif config.positions.startswith("sinusoidal"):
+            self.positions = SinusoidalPositions(dim, reaches_last=config.positions == "sinusoidal")
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, ids: Tensor, positions: Tensor) -> Tensor:
         """positions: from zero, broadcastable to ids -> (..., dim) in the type of mixed precision, else the table's."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from deepnmt.model.config import SUBLAYER_CONFIGS, ModelConfig, StackConfig
-from deepnmt.model.layers import Layer, place_of
+from deepnmt.model.layers import Layer, places_of
 from deepnmt.model.norms import EPS
 from deepnmt.model.storage import undrawn_model
 from deepnmt.model.sublayers import SUBLAYERS, Sublayer
@@ -22,10 +22,10 @@ def folded_config(config: ModelConfig) -> ModelConfig:
         if scheme.folds_into is None or (scheme.folds_through_norms and stack.connection.kind != "residual"):
             return stack
         eps = stack.norm_eps or EPS[config.norm_kind]
-        folded_eps = scheme.folded_eps(eps, place_of(config, is_decoder, number=1))
+        folded_eps = scheme.folded_eps(eps, places_of(config, is_decoder, number=1)[0])
         return replace(
             stack,
-            sublayer=SUBLAYER_CONFIGS[scheme.folds_into](),  # type: ignore[call-arg]
+            sublayer=SUBLAYER_CONFIGS[scheme.folds_into](),
             norm_eps=stack.norm_eps if folded_eps == eps else folded_eps,
         )
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from deepnmt.model.attention import CrossAttention, SelfAttention
 from deepnmt.model.layers import FeedForward, Layer
 from deepnmt.model.positions import RelativePositions
+from deepnmt.model.skipping import nothing_skipped
 from deepnmt.model.sublayers import Sublayer
 from deepnmt.model.sublayers.sublayer import Function
 
@@ -50,8 +51,8 @@ def starts_from_data(model: nn.Module) -> bool:
 def branch_variances(model: nn.Module, forward: Callable[[], object]) -> list[list[float]]:
     """The variance of the input of a stack, then of every branch after its dropout: of the encoder and of the decoder.
 
-    Measured in one pass over data, over all positions and dimensions, padding included, as in the code of Admin's
-    authors.
+    Measured in one pass over data without skipping, over all positions and dimensions, padding included, as in the code
+    of Admin's authors.
     """
     variances: list[list[Tensor]] = []
     hooks = []
@@ -60,7 +61,8 @@ def branch_variances(model: nn.Module, forward: Callable[[], object]) -> list[li
         variances.append(found)
         hooks.append(stack[0][0].register_forward_pre_hook(_measure_into(found)))
         hooks += [sublayer.dropout.register_forward_hook(_measure_into(found)) for sublayer, _ in stack]
-    forward()
+    with nothing_skipped(model):
+        forward()
     for hook in hooks:
         hook.remove()
     return [torch.stack(found).tolist() for found in variances]

@@ -1,7 +1,6 @@
 """The layers of the two stacks: attention and feed-forward, each with a scheme around it."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import torch.nn.functional as F
@@ -13,7 +12,6 @@ from deepnmt.model.kernels.dropout import Dropout
 from deepnmt.model.kernels.passes import feed_forward, fits_passes
 from deepnmt.model.norms import NORMS
 from deepnmt.model.positions import RelativePositions
-from deepnmt.model.skipping import Skip
 from deepnmt.model.sublayers import SUBLAYERS, Place, Sublayer
 from deepnmt.model.sublayers.sublayer import Function
 
@@ -58,18 +56,29 @@ class FeedForward(nn.Module):
         return self.expand, self.contract
 
 
-def place_of(config: ModelConfig, is_decoder: bool, number: int) -> Place:
-    """That of the first sub-layer of a layer, counted from 1."""
+def places_of(config: ModelConfig, is_decoder: bool, number: int) -> list[Place]:
+    """Those of the sub-layers of a layer, counted from 1.
+
+    The i-th sub-layer of a stack is skipped with probability i / their number * P.
+    """
     stack, new_norm = config.decoder if is_decoder else config.encoder, NORMS[config.norm_kind]
-    return Place(
-        dim=stack.dim,
-        dropout=config.dropout,
-        layer=number,
-        num_encoder_layers=config.encoder.num_layers,
-        num_decoder_layers=config.decoder.num_layers,
-        is_decoder=is_decoder,
-        new_norm=new_norm if stack.norm_eps is None else partial(new_norm, eps=stack.norm_eps),
-    )
+    count = 3 if is_decoder else 2
+    skip = stack.sublayer_dropout / (count * stack.num_layers)
+    return [
+        Place(
+            dim=stack.dim,
+            dropout=config.dropout,
+            layer=number,
+            num_encoder_layers=config.encoder.num_layers,
+            num_decoder_layers=config.decoder.num_layers,
+            is_decoder=is_decoder,
+            is_cross_attention=is_decoder and i == 2,
+            ends_layer=i == count,
+            skip=skip * (count * (number - 1) + i),
+            new_norm=new_norm if stack.norm_eps is None else partial(new_norm, eps=stack.norm_eps),
+        )
+        for i in range(1, count + 1)
+    ]
 
 
 class Layer(nn.Module):
@@ -80,35 +89,27 @@ class Layer(nn.Module):
     def __init__(self, config: ModelConfig, number: int) -> None:
         """number: from 1"""
         super().__init__()
-        is_decoder = self.is_decoder
-        stack = config.decoder if is_decoder else config.encoder
-        scheme = config.sublayer_of(stack)
-        around, place = SUBLAYERS[scheme.kind], place_of(config, is_decoder, number)
-        new_inner_norm = place.new_norm if around.norms_inside else nn.Identity
+        stack = config.decoder if self.is_decoder else config.encoder
+        scheme, places = config.sublayer_of(stack), places_of(config, self.is_decoder, number)
+        new_sublayer = SUBLAYERS[scheme.kind]
+        new_inner_norm = places[0].new_norm if new_sublayer.norms_inside else nn.Identity
         relative = None
         if config.positions == "relative":
             relative = RelativePositions(stack.head_dim, config.max_distance, config.relative_values)
         self.attention = SelfAttention(
             stack.dim, stack.num_heads, config.attention_dropout, new_inner_norm(stack.dim), relative, config.qk_norm
         )
-        if is_decoder:
+        if self.is_decoder:
             self.cross_attention = CrossAttention(
                 stack.dim, config.encoder.dim, stack.num_heads, config.attention_dropout, config.qk_norm
             )
         self.feed_forward = FeedForward(
             stack.dim, stack.ffn_dim, config.ffn_dropout, config.activation, inner_norm=new_inner_norm(stack.ffn_dim)
         )
-        self.around_attention = around(scheme, place)
-        if is_decoder:
-            self.around_cross_attention = around(scheme, replace(place, is_cross_attention=True))
-        self.around_feed_forward = around(scheme, replace(place, ends_layer=True))
-        count = 3 if is_decoder else 2
-        # The i-th sub-layer of the stack is skipped with probability i / their number * P: the higher, the oftener.
-        step = stack.sublayer_dropout / (count * stack.num_layers)
-        skips = [Skip(step * (count * (number - 1) + i)) for i in range(1, count + 1)]
-        self.skip_attention, self.skip_feed_forward = skips[0], skips[-1]
-        if is_decoder:
-            self.skip_cross_attention = skips[1]
+        self.around_attention = new_sublayer(scheme, places[0])
+        if self.is_decoder:
+            self.around_cross_attention = new_sublayer(scheme, places[1])
+        self.around_feed_forward = new_sublayer(scheme, places[-1])
 
     def sublayers(self) -> list[tuple[Sublayer, Function]]:
         """In the order in which they compute."""
@@ -120,8 +121,8 @@ class EncoderLayer(Layer):
 
     def forward(self, x: Tensor, visibility: Visibility) -> Tensor:
         """x: (..., dim) -> (..., dim)"""
-        z = self.around_attention(x, self.skip_attention(lambda z: self.attention(z, visibility)), x)
-        return self.around_feed_forward(z, self.skip_feed_forward(self.feed_forward), x)
+        z = self.around_attention(x, lambda z: self.attention(z, visibility), x)
+        return self.around_feed_forward(z, self.feed_forward, x)
 
 
 class DecoderLayer(Layer):
@@ -129,10 +130,9 @@ class DecoderLayer(Layer):
 
     def forward(self, x: Tensor, visibility: Visibility, memory: KeysValues, memory_visibility: Visibility) -> Tensor:
         """x: (..., dim) -> (..., dim); memory: the keys and values made of the encoder's result."""
-        z = self.around_attention(x, self.skip_attention(lambda z: self.attention(z, visibility)), x)
-        attend = self.skip_cross_attention(lambda z: self.cross_attention(z, memory, memory_visibility))
-        z = self.around_cross_attention(z, attend, x)
-        return self.around_feed_forward(z, self.skip_feed_forward(self.feed_forward), x)
+        z = self.around_attention(x, lambda z: self.attention(z, visibility), x)
+        z = self.around_cross_attention(z, lambda z: self.cross_attention(z, memory, memory_visibility), x)
+        return self.around_feed_forward(z, self.feed_forward, x)
 
     def sublayers(self) -> list[tuple[Sublayer, Function]]:
         attention, feed_forward = super().sublayers()

@@ -50,33 +50,26 @@ class PaddedSequences:
         return PaddedVisibility(self.padding)
 
     def past(self) -> Visibility:
-        return CausalVisibility()
+        return PaddedVisibility(None)
 
     def translated(self, source: Sequences) -> Visibility:
         return source.whole()
 
 
 class PaddedVisibility(Visibility):
-    """Every query of a sentence sees all keys of that sentence but the padding."""
+    """Every query of a sentence sees all its keys but the padding; without `padding`, only those up to itself.
 
-    def __init__(self, padding: Tensor) -> None:
-        self.visible = ~padding[:, None, None, :]
+    Padding is at the end of a sentence, so no real position sees it there either.
+    """
 
-    def attend(self, query: Tensor, seen: KeysValues, dropout: float) -> Tensor:
-        return attend_padded(query, seen, dropout, visible=self.visible)
-
-    def attend_relatively(self, projected: Tensor, relative: RelativePositions, dropout: float) -> Tensor:
-        return attend_padded_relatively(projected, relative, dropout, visible=self.visible)
-
-
-class CausalVisibility(Visibility):
-    """Padding is at the end of a sentence, so no real position sees it."""
+    def __init__(self, padding: Tensor | None) -> None:
+        self.visible, self.causal = None if padding is None else ~padding[:, None, None, :], padding is None
 
     def attend(self, query: Tensor, seen: KeysValues, dropout: float) -> Tensor:
-        return attend_padded(query, seen, dropout, causal=True)
+        return attend_padded(query, seen, dropout, self.visible, self.causal)
 
     def attend_relatively(self, projected: Tensor, relative: RelativePositions, dropout: float) -> Tensor:
-        return attend_padded_relatively(projected, relative, dropout, causal=True)
+        return attend_padded_relatively(projected, relative, dropout, self.visible, self.causal)
 
 
 class PackedSequences:

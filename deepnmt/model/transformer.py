@@ -1,8 +1,8 @@
 """The encoder-decoder Transformer: one loop per stack for all sub-layer schemes and connections."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,18 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from deepnmt.model.attention import KeysValues, rotated
+from deepnmt.model.attention import KeysValues
 from deepnmt.model.cache import BLOCK_SLOTS, Cache, MemoryVisibility, PastVisibility, cached
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections import CONNECTIONS, Connection, StackShape
-from deepnmt.model.embedding import Embedding, LearnedPositions, SinusoidalPositions
+from deepnmt.model.embedding import Embedding
 from deepnmt.model.initialization import initialize
 from deepnmt.model.kernels.dropout import dealing, draw_seeds
 from deepnmt.model.layers import DecoderLayer, EncoderLayer
 from deepnmt.model.norms import NORMS
 from deepnmt.model.positions import Rotation
 from deepnmt.model.sequences import PaddedSequences, Sequences
-from deepnmt.model.skipping import unless_dropped
+from deepnmt.model.skipping import LayerDrop
 from deepnmt.model.sublayers import SUBLAYERS
 
 
@@ -43,7 +43,7 @@ class Stack(nn.Module):
         self.connection: Connection = CONNECTIONS[stack.connection.kind](stack.connection, shape)
         norms_result = around.placement == "pre" and around.norms_result
         self.final_norm = new_norm(stack.dim) if norms_result else nn.Identity()
-        self.layer_dropout = stack.layer_dropout
+        self.layer_drop = LayerDrop(stack.layer_dropout)
         self.checkpoints_activations = False
 
     def forward(self, x: Tensor, arguments: list[tuple[Any, ...]]) -> list[Tensor]:
@@ -58,20 +58,14 @@ class Stack(nn.Module):
         return [self.final_norm(memory) for memory in connection.memories(history)]
 
     def _run(self, layer: nn.Module, x: Tensor, given: tuple[Any, ...], seeds: Tensor | None) -> Tensor:
-        """LayerDrop (Fan et al. 2020, https://arxiv.org/abs/1909.11556): a dropped layer returns its input."""
-        if self.training and self.layer_dropout:
-            return unless_dropped(self.layer_dropout, lambda: self._compute(layer, x, given, seeds), x)
-        return self._compute(layer, x, given, seeds)
-
-    def _compute(self, layer: nn.Module, x: Tensor, given: tuple[Any, ...], seeds: Tensor | None) -> Tensor:
-        def compute(x: Tensor, *given: Any) -> Tensor:
+        def compute(x: Tensor) -> Tensor:
             with dealing(seeds):
                 result: Tensor = layer(x, *given)
             return result
 
         if self.checkpoints_activations and self.training:
-            return checkpoint(compute, x, *given, use_reentrant=False)
-        return compute(x, *given)
+            return self.layer_drop(partial(checkpoint, compute, use_reentrant=False), x)
+        return self.layer_drop(compute, x)
 
 
 @dataclass(frozen=True)
@@ -90,8 +84,8 @@ class Transformer(nn.Module):
         target_tokens = nn.Embedding(config.target_vocab_size, config.decoder.dim, config.pad_id)
         if config.share_embeddings:
             target_tokens = source_tokens
-        self.source_embedding = _embedding(config, source_tokens)
-        self.target_embedding = _embedding(config, target_tokens, config.start_id)
+        self.source_embedding = Embedding(config, source_tokens)
+        self.target_embedding = Embedding(config, target_tokens, config.start_id)
 
         num_decoder_layers = config.decoder.num_layers
         encoder_layers: list[nn.Module] = [EncoderLayer(config, k + 1) for k in range(config.encoder.num_layers)]
@@ -123,7 +117,8 @@ class Transformer(nn.Module):
     def encode(self, source: Tensor | Sequences) -> Encoded:
         sequences = self._sequences(source)
         positions = sequences.positions()
-        visibility = rotated(sequences.whole(), self._rotation(positions, self.config.encoder))
+        visibility = sequences.whole()
+        visibility.rotation = self._rotation(positions, self.config.encoder)
         embedded = self.source_embedding(sequences.ids, positions)
         memories = self.encoder(embedded, [(visibility,)] * len(self.encoder.layers))
         if len(memories) == 1:
@@ -132,8 +127,8 @@ class Transformer(nn.Module):
 
     def decode(self, target_input: Tensor | Sequences, encoded: Encoded) -> Tensor:
         target = self._sequences(target_input)
-        positions, memory_visibility = target.positions(), target.translated(encoded.source)
-        visibility = rotated(target.past(), self._rotation(positions, self.config.decoder))
+        positions, memory_visibility, visibility = target.positions(), target.translated(encoded.source), target.past()
+        visibility.rotation = self._rotation(positions, self.config.decoder)
         given = [(visibility, memory, memory_visibility) for memory in self.project_memories(encoded)]
         (result,) = self.decoder(self.target_embedding(target.ids, positions), given)
         return result
@@ -177,9 +172,10 @@ class Transformer(nn.Module):
         over_memory = [MemoryVisibility(cache.source_mask, beam) for _ in over_past]
         over_memory[-1].need_weights = cache.need_attention
         rotation = self._rotation(position, self.config.decoder)
-        turned = [rotated(visibility, rotation) for visibility in over_past]
+        for visibility in over_past:
+            visibility.rotation = rotation
         embedded = self.target_embedding(tokens, position)
-        (features,) = self.decoder(embedded, list(zip(turned, cache.memory, over_memory, strict=True)))
+        (features,) = self.decoder(embedded, list(zip(over_past, cache.memory, over_memory, strict=True)))
         grown = replace(
             cache,
             past=[visibility.past for visibility in over_past],
@@ -211,19 +207,3 @@ class Transformer(nn.Module):
         limit = self.config.position_limit
         if limit is not None and length > limit:
             raise ValueError(f"a sentence of {length} tokens is longer than max_positions = {limit}")
-
-
-def _embedding(config: ModelConfig, tokens: nn.Embedding, start_id: int | None = None) -> Embedding:
-    positions: nn.Module | None = None  # rotary and relative ones are self-attention's
-    if config.positions == "learned":
-        positions = LearnedPositions(config.max_positions + config.position_offset, tokens.embedding_dim)
-    elif config.positions.startswith("sinusoidal"):
-        positions = SinusoidalPositions(tokens.embedding_dim, reaches_last=config.positions == "sinusoidal")
-    return Embedding(
-        tokens,
-        positions,
-        scale=math.sqrt(tokens.embedding_dim) if config.scale_embeddings else 1.0,
-        first_position=config.position_offset,
-        dropout=config.dropout,
-        start_id=start_id,
-    )

@@ -47,8 +47,17 @@ def chart(name: str, svg: str, about: str) -> Block:
 
 
 def write_report(folder: Path, title: str, blocks: Sequence[Block]) -> None:
-    files = {name: text for block in blocks for name, text in block.files.items()}
-    files["report.md"] = f"# {title}\n\n" + "\n\n".join(block.markdown for block in blocks) + "\n"
+    files: dict[str, str] = {}
+    sections = [f"# {title}"]
+    for block in blocks:
+        section = block.markdown
+        for wanted, text in block.files.items():
+            name = wanted
+            while files.get(name, text) != text:  # of another arm with a similar label
+                name = f"{Path(name).stem}-{Path(name).suffix}"
+            files[name], section = text, section.replace(f"({wanted})", f"({name})")
+        sections.append(section)
+    files["report.md"] = "\n\n".join(sections) + "\n"
     files["report.html"] = page(title, [block.html for block in blocks])
     for name, text in files.items():
         write_text(folder / name, text)

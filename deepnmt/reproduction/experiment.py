@@ -76,6 +76,13 @@ class Experiment:
         labels = [arm.label for arm in self.arms]
         if not labels:
             raise ValueError("arms is empty; an experiment has at least one")
+        if not self.trains and self.measures != ("speed",):
+            raise ValueError('trains = false measures speed only: set measures = ["speed"]')
+        for arm in self.arms:
+            if not arm.label.strip() or len(arm.label.splitlines()) > 1:
+                raise ValueError(f"the label {arm.label!r} must be one line of text")
+            if arm.line and arm.depth is None:
+                raise ValueError(f"arm {arm.label!r} has a line in a plot over depth; set its depth too")
         if twice := [label for label in labels if labels.count(label) > 1]:
             raise ValueError(f"two arms have the label {twice[0]!r}")
         for claim in self.claims:
@@ -108,7 +115,7 @@ def at_rates(experiment: Experiment, depth: int, rates: Sequence[float]) -> Expe
 
 def read_experiment(path: Path) -> Experiment:
     """The experiment of a user's file; its recipes are files relative to it, or presets."""
-    if not re.fullmatch(r"[\w.-]+", path.stem) or path.stem in (*EXPERIMENTS, "runs", "tests", "workers"):
+    if not re.fullmatch(r"\w[\w.-]*", path.stem) or path.stem in (*EXPERIMENTS, "runs", "tests", "workers"):
         raise InputError(
             f"{path}: {path.stem!r} cannot be the name of an experiment: it is taken, or has characters besides "
             "letters, digits, '_', '-' and '.'; rename the file"

@@ -18,7 +18,7 @@ from types import FrameType
 
 import torch
 
-from deepnmt.errors import RunError
+from deepnmt.errors import InputError, RunError
 from deepnmt.progress import progress, say
 from deepnmt.reproduction.runs import PlannedRun
 from deepnmt.reproduction.steps import Setup, do_run, next_step, share_compiled_layers
@@ -36,23 +36,29 @@ def work(runs: Sequence[PlannedRun], setup: Setup, stop_after: float | None = No
         share_compiled_layers()
     started = time.monotonic()
     failed: list[str] = []
+    elsewhere = 0
     for number, run in enumerate(runs, start=1):
         if stop_after is not None and time.monotonic() - started > 60 * stop_after:
             say(f"stopping after {stop_after:g} minutes; repeat the command to resume")
             break
         folder = setup.study.runs / run.name
         with _claim(folder) as mine:
-            if mine and next_step(run, folder):
+            elsewhere += not mine
+            if mine and next_step(run, setup.study):
                 say(f"run {number} of {len(runs)}: {run.name} ({run.purpose})")
                 try:
                     do_run(run, setup)
                 except KeyboardInterrupt as error:
                     raise KeyboardInterrupt("interrupted; repeat the command to resume") from error
                 except Exception as error:
-                    traceback.print_exc()
-                    failed.append(f"{run.name}: {type(error).__name__}: {error}")
+                    expected = isinstance(error, InputError | RunError)
+                    if not expected:
+                        traceback.print_exc()
+                    failed.append(f"{run.name}: {error if expected else f'{type(error).__name__}: {error}'}")
                     if setup.device == "cuda" and _is_lost():
                         break
+    if elsewhere:
+        say(f"left to other processes: {elsewhere} of {len(runs)} runs; repeat the command to report them")
     if failed:
         raise RunError(f"{len(failed)} of {len(runs)} runs ended with an error: {'; '.join(failed)}")
 
@@ -95,7 +101,7 @@ def start_workers(
             workers.append((log, subprocess.Popen(command, stdout=output, stderr=output, env=environment)))
     try:
         with _stopped_by_sigterm():
-            _wait([worker for _, worker in workers], runs, study.runs)
+            _wait([worker for _, worker in workers], runs, study)
     except BaseException:
         for _, worker in workers:
             if worker.poll() is None:
@@ -125,10 +131,10 @@ def _stopped_by_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _wait(workers: Sequence["subprocess.Popen[bytes]"], runs: Sequence[PlannedRun], folder: Path) -> None:
+def _wait(workers: Sequence["subprocess.Popen[bytes]"], runs: Sequence[PlannedRun], study: Study) -> None:
     with progress("runs", total=len(runs), unit="runs") as shown:
         working = True
         while working:
             working = any(worker.poll() is None for worker in workers)
-            shown.advance(sum(not next_step(run, folder / run.name) for run in runs) - shown.done)
+            shown.advance(sum(not next_step(run, study) for run in runs) - shown.done)
             time.sleep(POLL_SECONDS if working else 0)

@@ -1,6 +1,7 @@
 """Executes a call of `deepnmt reproduce`, from the request to the reports."""
 
 import os
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import torch
 
 from deepnmt.data.dataset import Dataset
 from deepnmt.devices import choose_device
-from deepnmt.errors import InputError
+from deepnmt.errors import InputError, RunError
 from deepnmt.evaluation import metrics
 from deepnmt.evaluation.scores import check_lengths
 from deepnmt.reproduction.experiment import EXPERIMENTS, Experiment
@@ -36,13 +37,19 @@ def reproduce(request: Request) -> None:
         # Already here, so that --report-only knows the plan even if this call is interrupted.
         collect(study, name, experiments[name], runs)
     gpus = _gpus(setup.device)
-    if len(gpus) * request.parallel > 1:
-        start_workers(request.words(), gpus, request.parallel, runs, study)
-    else:
-        work(runs, setup, request.stop_after)
+    failure: RunError | None = None
+    try:
+        if len(gpus) * request.parallel > 1:
+            start_workers(request.words(), gpus, request.parallel, runs, study)
+        else:
+            work(runs, setup, request.stop_after)
+    except RunError as error:
+        failure = error  # of some runs; the others are reported
     if not request.no_scores:
         score_study(study)
         write_reports(study, list(experiments))
+    if failure:
+        raise failure
 
 
 def work_alone(request: Request) -> None:
@@ -83,8 +90,11 @@ def _planned(request: Request) -> tuple[Setup, dict[str, Experiment], Budget, li
     if request.data is None:
         raise InputError("--data is missing: name a DATASET written by `deepnmt prepare`")
     for test in request.tests:
-        if len(test) < 3:
-            raise InputError(f"--test {' '.join(test)}: a test set is NAME SOURCE REFERENCE [REFERENCE ...]")
+        if len(test) < 3 or not re.fullmatch(r"\w[\w.-]*", test[0]):
+            raise InputError(
+                f"--test {' '.join(test)}: a test set is NAME SOURCE REFERENCE [REFERENCE ...]; a name has letters, "
+                "digits, '_', '-' and '.'"
+            )
     dataset, device = Dataset.open(request.data), choose_device(request.device)
     study = Study(request.out or Path("-"))
 
@@ -108,8 +118,13 @@ def _planned(request: Request) -> tuple[Setup, dict[str, Experiment], Budget, li
 
 def _begin(request: Request, setup: Setup, experiments: dict[str, Experiment], budget: Budget) -> None:
     """Store the settings and the test sets of the study."""
-    dataset = setup.dataset
-    pair = dataset.tokenizers
+    dataset, pair = setup.dataset, setup.dataset.tokenizers
+    languages = pair.source.language, pair.target.language
+    tests = _tests(request, dataset)
+    if not tests and any("scores" in experiment.measures for experiment in experiments.values()):
+        raise InputError(f"{dataset.folder} has no test set: prepare it with --test-source, or give one with --test")
+    for name in experiments.keys() - EXPERIMENTS:
+        _check_metric(name, experiments[name], metrics.Languages(*languages))
     fixed = {
         "scale": request.scale,
         "data": dataset.folder.name,
@@ -118,20 +133,19 @@ def _begin(request: Request, setup: Setup, experiments: dict[str, Experiment], b
         "settings": list(request.settings),
         "tokens": budget.tokens,
     }
-    tests = _tests(request, dataset)
-    if not tests and any("scores" in experiment.measures for experiment in experiments.values()):
-        raise InputError(f"{dataset.folder} has no test set: prepare it with --test-source, or give one with --test")
-    for name in experiments.keys() - EXPERIMENTS:
-        _check_metric(name, experiments[name], metrics.Languages(pair.source.language, pair.target.language))
-    command = f"deepnmt reproduce {shlex.join(request.words())}"
-    languages = [pair.source.language, pair.target.language]
-    setup.study.begin(fixed, budget.seconds, languages, command, list(experiments))
-    setup.study.keep_tests(tests)
+    call = {
+        "fixed": fixed,
+        "seconds": budget.seconds,
+        "languages": list(languages),
+        "experiments": list(experiments),
+        "commands": [f"deepnmt reproduce {shlex.join(request.words())}"],
+    }
+    setup.study.begin(call, tests)
 
 
 def _check_metric(name: str, experiment: Experiment, languages: metrics.Languages) -> None:
     """Before hours of training: the table of a user's experiment is about a score that exists for these languages."""
-    computed = metrics.choose(languages, lowercase=False)
+    computed = metrics.choose(languages)
     suitable = [metric for metric in computed if not metrics.METRICS[metric].lower_is_better]
     if "scores" in experiment.measures and experiment.metric not in suitable:
         raise InputError(f"{name}: metric = {experiment.metric!r} is not one of {', '.join(suitable)}")

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from deepnmt.errors import InputError
 from deepnmt.files import read_json, write_json
 from deepnmt.reproduction.experiment import EXPERIMENTS, Arm, Experiment
 from deepnmt.reproduction.runs import PlannedRun
 from deepnmt.reproduction.scales import SCALES
-from deepnmt.reproduction.study import DECODE, SCORES, SPEED, TRAIN, WEIGHTS, Study, read_step
+from deepnmt.reproduction.study import DECODE, SCORES, SPEED, TRAIN, WEIGHTS, Study, read_step, with_keys
 from deepnmt.settings import from_table
 
 RESULTS = "results.json"
@@ -67,13 +68,16 @@ def _costs(cost: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def read_results(study: Study, name: str) -> dict[str, Any]:
-    return read_json(study.folder / name / RESULTS, "run the experiment first")
+    path = study.folder / name / RESULTS
+    return with_keys(read_json(path, "run the experiment first"), path, "experiment", "fixed", "commands", "runs")
 
 
 def experiment_in(content: Mapping[str, Any]) -> Experiment:
     """The experiment that these results are of: a user's as it was run, or one of ours."""
     if "definition" in content:
         return from_table(Experiment, content["definition"])
+    if content["experiment"] not in EXPERIMENTS:
+        raise InputError(f"the results are of {content['experiment']!r}, an experiment that this version does not have")
     return EXPERIMENTS[content["experiment"]]
 
 
@@ -103,6 +107,7 @@ class ArmResult:
     arm: Arm
     runs: list[Mapping[str, Any]]
     worst_bleu: float
+    tests: frozenset[str]  # of the experiment
     cost: Mapping[str, float] | None = None  # of a training step on an idle device
     p_value: float | None = None  # of the difference from the first arm of its group
 
@@ -144,15 +149,13 @@ class ArmResult:
         return {run["seed"]: run for run in started if not self._failure(run)}
 
     def by_seed(self, metric: str, test: str | None = None) -> dict[int, float]:
-        """The score of each successful seed, on one test set or averaged over all."""
+        """The score of each successful seed, on one test set or averaged over all; without seeds that lack one."""
         found = {}
         for seed, run in self.successes.items():
-            scores = (run["scores"] or {}).items()
-            values = [
-                of_test[metric]["value"] for name, of_test in scores if metric in of_test and test in (None, name)
-            ]
-            if values:
-                found[seed] = statistics.fmean(values)
+            scores = {name: of_test[metric] for name, of_test in (run["scores"] or {}).items() if metric in of_test}
+            wanted = self.tests if test is None else {test}
+            if scores and wanted <= scores.keys():
+                found[seed] = statistics.fmean(scores[name]["value"] for name in sorted(wanted))
         return found
 
     def score(self, metric: str, test: str | None = None) -> Figure | None:
@@ -183,11 +186,13 @@ def on_shared_seeds(ours: ArmResult, theirs: ArmResult, metric: str) -> tuple[Fi
 def by_arm(content: Mapping[str, Any], experiment: Experiment) -> list[ArmResult]:
     scale = SCALES[content["fixed"]["scale"]]
     costs, p_values = content.get("cost", {}), content.get("p_values", {})
+    tests = frozenset(test for run in content["runs"] for test in run["scores"] or {})
     return [
         ArmResult(
             arm,
             [run for run in content["runs"] if run["arm"] == arm.label],
             scale.worst_bleu,
+            tests,
             costs.get(arm.label),
             p_values.get(arm.label),
         )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from deepnmt.analysis.size import measure, total
+from deepnmt.columns import aligned
 from deepnmt.config import Recipe, load_recipe
 from deepnmt.data.dataset import Dataset
 from deepnmt.errors import InputError
@@ -208,16 +209,18 @@ def estimate(run: PlannedRun, device: str) -> Estimate:
 
 def describe_plan(runs: Sequence[PlannedRun], device: str, at_once: int) -> str:
     """List the runs with their sizes and estimated times."""
-    lines = [f"{'run':<44} {'parameters':>12} {'updates':>9} {'tokens':>14} {'minutes':>8}  for"]
+    rows = [["run", "parameters", "updates", "tokens", "minutes", "for"]]
     for run in runs:
         training, updates, tokens = run.recipe.training, "-", "-"
         if run.trains and run.seconds is None:
             updates, tokens = f"{training.max_steps:,}", f"{training.tokens_per_update * training.max_steps:,}"
         size, minutes = count_parameters(run.recipe.model), sum(estimate(run, device)) / 60
-        lines.append(f"{run.name:<44} {size:>12,} {updates:>9} {tokens:>14} {minutes:>8.1f}  {run.purpose}")
+        rows.append([run.name, f"{size:,}", updates, tokens, f"{minutes:.1f}", run.purpose])
     whole = sum(sum(estimate(run, device)) for run in runs) / 60
     shared = f", less with {at_once} at a time" if at_once > 1 else ""
-    return "\n".join([*lines, f"{len(runs)} runs, about {whole:.1f} minutes on one device{shared} (estimated)"])
+    return (
+        f"{aligned(rows, slice(1, 5))}\n{len(runs)} runs, about {whole:.1f} minutes on one device{shared} (estimated)"
+    )
 
 
 @cache

@@ -17,7 +17,7 @@ from deepnmt.reproduction.report import report
 from deepnmt.reproduction.results import experiment_in, read_results, refresh
 from deepnmt.reproduction.significance import add_p_values
 from deepnmt.reproduction.study import HYPOTHESES, SCORES, Study, read_step
-from deepnmt.text import joined
+from deepnmt.text import joined, read_lines
 
 Languages = tuple[str | None, str | None]  # source and target
 
@@ -39,7 +39,7 @@ def score_study(study: Study) -> None:
 
 def _metrics(languages: Languages, wanted: Sequence[str]) -> list[str]:
     """The scores that suit the languages, the experiments' own first."""
-    suitable = metrics.choose(metrics.Languages(*languages), lowercase=False)
+    suitable = metrics.choose(metrics.Languages(*languages))
     return list(dict.fromkeys([*(name for name in wanted if name in suitable), *suitable]))
 
 
@@ -59,10 +59,10 @@ def _score_run(study: Study, folder: Path, names: Sequence[str], languages: Lang
     scores: dict[str, Any] = read_step(folder / SCORES) or {}
     missing = []
     for test in study.tests():
-        path = folder / HYPOTHESES / f"{test.name}.txt"
+        path = study.translations(folder.name, test.name)
         if not path.exists():
             continue
-        hypotheses = path.read_text(encoding="utf-8").split("\n")[:-1]
+        hypotheses = read_lines(path)
         of_test = scores.setdefault(test.name, {})
         for name in names:
             if name in of_test:

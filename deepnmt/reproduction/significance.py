@@ -4,36 +4,39 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from deepnmt.evaluation.metrics import Languages
-from deepnmt.evaluation.seeds import Values, bootstrap_bleu, p_value
+from deepnmt.evaluation.metrics import Languages, build
+from deepnmt.evaluation.paired_tests import Values, bootstrap_p, resample
 from deepnmt.files import write_json
 from deepnmt.progress import progress
 from deepnmt.reproduction.experiment import Experiment
 from deepnmt.reproduction.results import RESULTS, ArmResult, by_arm, experiment_in, read_results
-from deepnmt.reproduction.study import HYPOTHESES, Study, TestSet
+from deepnmt.reproduction.study import Study, TestSet
 from deepnmt.text import read_lines
 
 
 def add_p_values(study: Study, name: str) -> None:
-    """Write into the experiment's results what the translations of its runs say; without these it stays as it is."""
+    """Add p-values to the experiment's results, from the translations of its runs; without these nothing changes.
+
+    They are about the metric of its table or, as there, about BLEU while not every run has that metric.
+    """
     content = read_results(study, name)
     experiment, tests = experiment_in(content), study.tests()
     arms = by_arm(content, experiment)
     translated = {arm.arm.label: _translated(study, arm, tests) for arm in arms}
     folders = {folder for seeds in translated.values() for folder in seeds.values()}
+    scored = [of_test for run in content["runs"] if run["run"] in folders for of_test in (run["scores"] or {}).values()]
+    kind = experiment.metric if all(experiment.metric in of_test for of_test in scored) else "bleu"
+    try:
+        metric = build([kind], Languages(*content["languages"]))[kind]
+    except ImportError:
+        return  # its p-values were computed where its package is installed, like its scores
     if not folders:
         return
-    languages = Languages(*content["languages"])
     scores: dict[str, Values] = {}
     with progress("resample", total=len(folders), unit="runs") as shown:
         for folder in sorted(folders):
             of_tests = [
-                bootstrap_bleu(
-                    read_lines(study.runs / folder / HYPOTHESES / f"{test.name}.txt"),
-                    test.references,
-                    languages,
-                    number,
-                )
+                resample(metric, read_lines(study.translations(folder, test.name)), test.references, number)
                 for number, test in enumerate(tests)
             ]
             scores[folder] = np.mean(of_tests, axis=0)
@@ -44,7 +47,8 @@ def add_p_values(study: Study, name: str) -> None:
         seeds = translated[ours].keys() & translated[theirs].keys()
         if seeds:
             apart = [scores[translated[ours][seed]] - scores[translated[theirs][seed]] for seed in sorted(seeds)]
-            p_values[key] = p_value(np.mean(apart, axis=0))
+            observed, *drawn = np.mean(apart, axis=0)
+            p_values[key] = bootstrap_p(observed, np.array(drawn))
     write_json(study.folder / name / RESULTS, {**content, "p_values": p_values})
 
 
@@ -66,5 +70,5 @@ def _translated(study: Study, arm: ArmResult, tests: list[TestSet]) -> dict[int,
     return {
         seed: folder
         for seed, folder in folders.items()
-        if all((study.runs / folder / HYPOTHESES / f"{test.name}.txt").is_file() for test in tests)
+        if all(study.translations(folder, test.name).is_file() for test in tests)
     }

@@ -23,7 +23,18 @@ from deepnmt.files import write_json, write_text
 from deepnmt.model.storage import load_model
 from deepnmt.reproduction.runs import PlannedRun, count_parameters
 from deepnmt.reproduction.scales import Scale
-from deepnmt.reproduction.study import DECODE, HYPOTHESES, MODEL, SPEED, TRAIN, TRAINING, WEIGHTS, Study, read_step
+from deepnmt.reproduction.study import (
+    DECODE,
+    HYPOTHESES,
+    MODEL,
+    SCORES,
+    SPEED,
+    TRAIN,
+    TRAINING,
+    WEIGHTS,
+    Study,
+    read_step,
+)
 from deepnmt.text import joined
 from deepnmt.training.averaging import all_checkpoints, write_average
 from deepnmt.training.curves import read_log
@@ -58,7 +69,7 @@ def do_run(run: PlannedRun, setup: Setup) -> None:
     folder = setup.study.runs / run.name
     makers = {TRAIN: _train, DECODE: _decode, WEIGHTS: _read_weights, SPEED: _measure_speed}
     try:
-        while step := next_step(run, folder):
+        while step := next_step(run, setup.study):
             write_json(folder / step, makers[step](run, folder, setup))
         if not setup.keep_checkpoints:
             shutil.rmtree(folder / TRAINING / "checkpoints", ignore_errors=True)
@@ -67,21 +78,21 @@ def do_run(run: PlannedRun, setup: Setup) -> None:
         free_memory(torch.device(setup.device))  # for the next model
 
 
-def next_step(run: PlannedRun, folder: Path) -> str | None:
+def next_step(run: PlannedRun, study: Study) -> str | None:
     """The file of the next step; None if only scoring is left, which needs no device."""
+    folder = study.runs / run.name
     needed = [TRAIN] if run.trains else []
     if run.trains and (trained := read_step(folder / TRAIN)) and trained["status"] == "done":
         needed += [DECODE] if run.measures & {"scores", "weights"} else []
         needed += [WEIGHTS] if "weights" in run.measures else []
-        if not _has_weights(folder) and not all((folder / name).exists() for name in needed):
-            return TRAIN  # only its small files were copied here, before the rest was done
-    if "speed" in run.measures:
-        needed.append(SPEED)
-    return next((name for name in needed if not (folder / name).exists()), None)
-
-
-def _has_weights(folder: Path) -> bool:
-    return any(place.is_dir() for place in (folder / MODEL, folder / TRAINING / "checkpoints"))
+    needed += [SPEED] if "speed" in run.measures else []
+    missing = [name for name in needed if not (folder / name).exists()]
+    if DECODE in needed and "scores" in run.measures and (decoded := read_step(folder / DECODE)):
+        missing += [DECODE] if set(study.test_names()) - decoded["tests"].keys() else []  # a later call added one
+    has_weights = any(place.is_dir() for place in (folder / MODEL, folder / TRAINING / "checkpoints"))
+    if {DECODE, WEIGHTS} & set(missing) and not has_weights:
+        return TRAIN  # only its small files were copied here, before the rest was done
+    return missing[0] if missing else None
 
 
 def share_compiled_layers() -> None:
@@ -94,6 +105,9 @@ def share_compiled_layers() -> None:
 def _train(run: PlannedRun, folder: Path, setup: Setup) -> dict[str, Any]:
     recipe = run.recipe if run.seconds is None else _timed_recipe(run, folder, setup)
     training = folder / TRAINING
+    for name in (TRAIN, DECODE, WEIGHTS, SCORES):  # of an earlier model, which is gone
+        (folder / name).unlink(missing_ok=True)
+    shutil.rmtree(folder / HYPOTHESES, ignore_errors=True)
     status, reason, steps = "done", "", 0
     try:
         done = train(recipe, setup.dataset, training, resume=True, device=setup.device)
@@ -196,12 +210,15 @@ def _decode(run: PlannedRun, folder: Path, setup: Setup) -> dict[str, Any]:
         _make_model(folder, setup)
     decoding = run.recipe.decoding
     translator = Translator(folder / MODEL, setup.device, setup.precision)
-    found = {}
+    found = (read_step(folder / DECODE) or {"tests": {}})["tests"]
     for test in setup.study.tests():
+        if test.name in found:
+            continue
         started = time.perf_counter()
         lines = translator.translate(test.source, beam=decoding.beam, length_penalty=decoding.length_penalty)
         found[test.name] = {"seconds": round(time.perf_counter() - started, 2), "lines": len(lines)}
-        write_text(folder / HYPOTHESES / f"{test.name}.txt", joined(" ".join(line.split()) for line in lines))
+        path = setup.study.translations(run.name, test.name)
+        write_text(path, joined(" ".join(line.split()) for line in lines))
     return {"beam": decoding.beam, "length_penalty": decoding.length_penalty, "tests": found}
 
 

@@ -39,48 +39,42 @@ class Study:
     def runs(self) -> Path:
         return self.folder / RUNS
 
-    def begin(
-        self,
-        fixed: dict[str, Any],
-        seconds: float | None,
-        languages: Sequence[str | None],
-        command: str,
-        experiments: Sequence[str],
-    ) -> None:
-        """Write study.json, or check that this call belongs to the study in the folder."""
-        path = self.folder / STUDY
-        new: dict[str, Any] = {
-            "fixed": fixed,
-            "seconds": seconds,
-            "languages": list(languages),
-            "experiments": [],
-            "commands": [],
-        }
-        stored = self.read() if path.exists() else new
-        if not path.exists() and self.folder.is_dir() and any(self.folder.iterdir()):
-            raise InputError(f"{self.folder} is not empty and is not a study; choose another --out")
-        for name, value in fixed.items():
+    def begin(self, call: dict[str, Any], tests: Sequence[TestSet]) -> None:
+        """Write study.json and the test sets; if the folder is a study, check that this call belongs to it, and add it.
+
+        call: the content of study.json for this call alone.
+        """
+        path, stored = self.folder / STUDY, call
+        if path.exists():
+            stored = self.read()
+        elif self.folder.exists() and not (self.folder.is_dir() and not any(self.folder.iterdir())):
+            raise InputError(f"{self.folder} exists and is not a study; choose another --out")
+        for name, value in call["fixed"].items():
             before = stored["fixed"].get(name)
             if before != value:
                 raise InputError(
                     f"{self.folder} was started with {name} {_plain(before)}, not {_plain(value)}; all arms of a "
                     "study share this; restore it, or choose another --out"
                 )
-        stored["experiments"] = list(dict.fromkeys([*stored["experiments"], *experiments]))
-        stored["commands"] = list(dict.fromkeys([*stored["commands"], command]))
-        stored["seconds"] = stored["seconds"] if seconds is None else seconds
+        known = {test.name: test for test in self.tests()}
+        for test in tests:
+            if known.setdefault(test.name, test) != test:
+                raise InputError(f"--test {test.name}: another test set of {self.folder} has that name; choose another")
+        for name in ("experiments", "commands"):
+            stored[name] = list(dict.fromkeys([*stored[name], *call[name]]))
+        stored["seconds"] = call["seconds"] or stored["seconds"]
         write_json(path, stored)
+        self.keep_tests(tests)
 
     def read(self) -> dict[str, Any]:
-        return read_json(self.folder / STUDY, "give the --out folder of an earlier `deepnmt reproduce`")
+        path, remedy = self.folder / STUDY, "give the --out folder of an earlier `deepnmt reproduce`"
+        return with_keys(read_json(path, remedy), path, "fixed", "seconds", "languages", "experiments", "commands")
 
     def keep_tests(self, tests: Sequence[TestSet]) -> None:
-        """Store test sets; an existing one of the same name must be equal."""
+        """Store those that are not there yet."""
         for test in tests:
             folder = self.folder / TESTS / test.name
             if folder.exists():
-                if self.test(test.name) != test:
-                    raise InputError(f"--test {test.name}: {folder} has a different test set of that name")
                 continue
             with replacing(folder) as aside:
                 aside.mkdir()
@@ -88,19 +82,37 @@ class Study:
                 for number, lines in enumerate(test.references, start=1):
                     write_text(aside / f"reference-{number}.txt", joined(lines))
 
-    def test(self, name: str) -> TestSet:
-        folder = self.folder / TESTS / name
-        references = [read_lines(path) for path in sorted(folder.glob("reference-*.txt"))]
-        return TestSet(name, read_lines(folder / "source.txt"), references)
+    def test_names(self) -> list[str]:
+        folder = self.folder / TESTS
+        return sorted(path.name for path in folder.glob("[!.]*"))  # the others were left by a kill
 
     def tests(self) -> list[TestSet]:
-        folder = self.folder / TESTS
-        return [self.test(path.name) for path in sorted(folder.iterdir())] if folder.is_dir() else []
+        found = []
+        for name in self.test_names():
+            folder = self.folder / TESTS / name
+            paths = sorted(folder.glob("reference-*.txt"), key=lambda path: (len(path.name), path.name))  # by number
+            references = [read_lines(path) for path in paths]
+            found.append(TestSet(name, read_lines(folder / "source.txt"), references))
+        return found
+
+    def translations(self, run: str, test: str) -> Path:
+        return self.runs / run / HYPOTHESES / f"{test}.txt"
 
 
 def read_step(path: Path) -> Any:
     """The result of a step, or None if it is not done."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    except ValueError as error:
+        raise InputError(f"{path} is not JSON: {error}; remove it to repeat this step") from error
+
+
+def with_keys(content: dict[str, Any], path: Path, *keys: str) -> dict[str, Any]:
+    """The content of a file, if it has these keys."""
+    for key in keys:
+        if key not in content:
+            raise InputError(f"{path} has no {key!r}: it is damaged, or not a file of `deepnmt reproduce`")
+    return content
 
 
 def _plain(value: Any) -> str:

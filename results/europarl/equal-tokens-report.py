@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from deepnmt import compare, score
-from deepnmt.analysis.charts import Axes, Series, line_charts
-from deepnmt.analysis.learning_curves import Point, read_points
+from deepnmt.analysis.charts import Axes, Series, grid, line_chart
+from deepnmt.analysis.learning_curves import Point, read_curves
 from deepnmt.analysis.weights import ConnectionWeights, draw
 from deepnmt.config import Recipe, load_recipe
 from deepnmt.errors import InputError
@@ -50,7 +50,8 @@ class Arm:
 
     @cached_property
     def points(self) -> list[Point]:
-        return read_points(self.folder)
+        (points,) = read_curves([self.folder]).runs.values()
+        return points
 
     @cached_property
     def generation(self) -> str:
@@ -223,7 +224,7 @@ def curves(arms: Sequence[Arm]) -> Block:
         )
     ]
     about = f"Validation loss (newstest2013) over updates, target tokens and seconds, from {most:.2f} nats down"
-    return chart("curves", line_charts(charts, len(charts)), about)
+    return chart("curves", grid([line_chart(*one) for one in charts], len(charts)), about)
 
 
 def read_weights(path: Path) -> list[ConnectionWeights]:

@@ -77,6 +77,17 @@ def test_arms_are_both_norms_and_both_connections_of_post_norm():
     assert list(arms(dlcl)) == ["pre-norm, dlcl", "post-norm, dlcl", "post-norm, residual"]
 
 
+def test_a_recipe_with_another_scheme_is_an_arm_beside_pre_norm_and_post_norm():
+    model = load_recipe("beyond-peri").model
+    kinds = {name: arm.sublayer_of(arm.encoder).kind for name, arm in arms(model).items()}
+    assert kinds == {
+        "peri, residual": "peri",
+        "pre-norm, residual": "pre",
+        "post-norm, residual": "post",
+        "post-norm, dlcl": "post",
+    }
+
+
 def test_a_narrow_model_keeps_its_depth_and_its_ratios():
     narrow = narrowed(load_recipe("en-de-pre-base-big-encoder").model, 32)
     assert (narrow.encoder.dim, narrow.encoder.ffn_dim, narrow.decoder.dim, narrow.decoder.ffn_dim) == (

@@ -82,7 +82,7 @@ def test_a_file_is_written_in_each_format(runs, tmp_path, capsys, suffix):
     assert capsys.readouterr() == ("", "")
     if suffix == ".svg":
         root = ElementTree.parse(out).getroot()
-        assert len(root.findall(".//{*}polyline")) == 12
+        assert len(root.findall(".//{*}polyline[@stroke-width='2']")) == 12
         assert (root.get("width"), root.get("height")) == ("1920", "804")
     elif suffix == ".json":
         assert json.loads(out.read_text())["runs"]["fast"][-1]["nll"] == 2.0
@@ -92,12 +92,19 @@ def test_a_file_is_written_in_each_format(runs, tmp_path, capsys, suffix):
         assert out.stat().st_size > 1000
 
 
+def test_runs_without_a_validation_are_left_out(runs, tmp_path, capsys):
+    """As in a study with a run that diverged, or has just begun."""
+    new = write_run(tmp_path / "new" / "training", [])
+    assert list(deepnmt.inspect_curves(runs[0], new, runs[1]).runs) == ["fast", "slow"]
+    assert "left out, because there is no validation in the log: new" in capsys.readouterr().err
+
+
 def test_refusals(runs, tmp_path):
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "log.jsonl").touch()
     for given, message in [
         ([runs[0], tmp_path], "is not a RUN folder: it has no log.jsonl"),
-        ([tmp_path / "new"], "log.jsonl has no validation"),
+        ([tmp_path / "new"], "no validation in the log of new"),
         ([runs[0], runs[1], runs[0]], "is given twice"),
     ]:
         with raises(InputError, match=message):

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from pytest import approx, fixture, mark, raises
 
+from deepnmt.analysis.charts import bar_chart, heat_map
 from deepnmt.analysis.weights import ConnectionWeights, coloured, learned_weights, to_csv, to_text
 from deepnmt.cli import main
 from deepnmt.errors import InputError
@@ -67,6 +68,8 @@ def test_without_the_rule_only_what_is_not_connected_is_blank():
 def test_a_column_holds_the_weights_of_one_output_in_all_that_follows():
     weights = weights_of([[1, 0, 0], [2, 3, 0], [4, 5, 6]])
     assert weights.profile(1) == [("x1", 3.0), ("x2", 5.0)]
+    wide = weights_of([[1, 0], [2, 3], [4, 5]])
+    assert wide.profile(1) == [("x1", 3.0), ("x2", 5.0)]
     with raises(InputError, match="--column 3: the encoder has columns 0 to 2"):
         weights.profile(3)
 
@@ -147,6 +150,17 @@ def test_the_page_loads_nothing_and_tells_every_weight(folder, tmp_path):
     for picture in pictures:
         ElementTree.fromstring(picture)
     assert len(re.findall(r"x\d+ ← y\d+: -?\d", page)) == 6 * 7 // 2 + 3 * 4 // 2
+
+
+def test_labels_do_not_overlap():
+    names = [f"layer {k}" for k in range(1, 31)]
+    drawn = [
+        heat_map([[1.0] * 30] * 2, ["attention", "feed-forward"], names, "factors"),
+        bar_chart([(name, 1.0) for name in names], "factors", "weight"),
+    ]
+    for picture in drawn:
+        places = [float(x) for x, text in re.findall(r"<text x='(\S+)'[^>]*>([^<]*)<", picture) if text in names]
+        assert len(places) >= 10 and min(np.diff(places)) > 5.5 * len("layer 30")
 
 
 def test_in_a_pipe_there_are_plain_numbers(folder, capsys):

@@ -173,6 +173,16 @@ def test_dictionary_keeps_its_order_and_odd_symbols(tmp_path):
         read_dictionary(tmp_path / "nowhere")
 
 
+def test_folding_that_cannot_be_verified_writes_nothing(convert, tmp_path):
+    stack = StackConfig(num_layers=1, dim=8, ffn_dim=8, num_heads=2, sublayer=DeepNormConfig())
+    model = Transformer(ModelConfig(source_vocab_size=9, target_vocab_size=9, encoder=stack, decoder=stack))
+    torch.nn.init.constant_(model.output_weight, float("nan"))
+    save_model(tmp_path / "MODEL", model)
+    status, out, err = convert(tmp_path / "MODEL", "--fold", "--out", tmp_path / "PLAIN")
+    assert (status, out, (tmp_path / "PLAIN").exists()) == (1, "", False)
+    assert "folding changes its logits by nan" in err
+
+
 def test_a_folded_model_is_plain_and_gives_the_same_logits(convert, tmp_path):
     stack = StackConfig(num_layers=2, dim=8, ffn_dim=8, num_heads=2, sublayer=DeepNormConfig())
     config = ModelConfig(source_vocab_size=9, target_vocab_size=9, encoder=stack, decoder=stack)
@@ -188,6 +198,11 @@ def test_a_folded_model_is_plain_and_gives_the_same_logits(convert, tmp_path):
         logits = [deepnmt.load_model(tmp_path / name)(source, target) for name in ("MODEL", "PLAIN")]
     torch.testing.assert_close(*logits)
 
+    status, _, err = convert(tmp_path / "MODEL", "--fold", "--from", "dlcl", "--out", tmp_path / "AGAIN")
+    assert (status, err.split(": ")[1]) == (
+        2,
+        "--fold converts a MODEL folder and takes no options but --out and --overwrite\n",
+    )
     status, _, err = convert(tmp_path / "PLAIN", "--fold", "--out", tmp_path / "AGAIN")
     assert (status, (tmp_path / "AGAIN").exists()) == (2, False)
     assert f"{tmp_path / 'PLAIN'} has no sub-layers that can be folded" in err

@@ -1,5 +1,7 @@
 """Chunks from pipes and files, and files that survive an interruption."""
 
+import bz2
+import gzip
 import io
 import os
 import threading
@@ -8,29 +10,32 @@ import time
 import pytest
 
 from deepnmt.decoding import jobs
-from deepnmt.decoding.jobs import ResumableFile, file_chunks, pipe_chunks
+from deepnmt.decoding.jobs import ResumableFile, count_lines, file_chunks, pipe_chunks
 from deepnmt.errors import InputError
 
 
 def test_file_chunks_are_all_lines_in_order(tmp_path):
     path = tmp_path / "text"
     path.write_bytes(b"a\nb\r\n\nd\xe2\x80\xa8d\ne")
-    assert list(file_chunks(path, 2)) == [[b"a", b"b"], [b"", b"d\xe2\x80\xa8d"], [b"e"]]
-    assert list(file_chunks(path, 2, skip=3)) == [[b"d\xe2\x80\xa8d", b"e"]]
+    chunks = [(0, [b"a", b"b"]), (2, [b"", b"d\xe2\x80\xa8d"]), (4, [b"e"])]
+    assert list(file_chunks(path, 2)) == chunks
+    assert list(file_chunks(path, 2, done=2)) == chunks[1:]
+    assert [list(file_chunks(path, 2, done, rank=0, world_size=2)) for done in (0, 2)] == [chunks[::2], chunks[2:]]
     path.write_bytes(b"")
     assert list(file_chunks(path, 2)) == []
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_line():
-    lines = [line for chunk in pipe_chunks(io.BytesIO(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n"), 8) for line in chunk]
-    assert lines == [b"one", b"\xef\xbb\xbftwo"]
+    chunks = list(pipe_chunks(io.BytesIO(b"\xef\xbb\xbfone\n\xef\xbb\xbftwo\n"), 8))
+    assert chunks == [(0, [b"one", b"\xef\xbb\xbftwo"])]
 
 
 def test_pipe_chunks_are_all_lines_in_order():
     lines = [b"%d" % i for i in range(1000)]
     chunks = list(pipe_chunks(io.BytesIO(b"\n".join(lines)), 64))
-    assert [line for chunk in chunks for line in chunk] == lines
-    assert max(map(len, chunks)) <= 64
+    assert [line for _, chunk in chunks for line in chunk] == lines
+    assert max(len(chunk) for _, chunk in chunks) <= 64
+    assert [int(chunk[0]) for _, chunk in chunks] == [first for first, _ in chunks]
 
 
 def test_a_line_in_a_pipe_does_not_wait_for_the_next():
@@ -40,16 +45,18 @@ def test_a_line_in_a_pipe_does_not_wait_for_the_next():
         for text in (b"first\n", b"second\n"):
             pipe.write(text)
             pipe.flush()
-            assert next(chunks) == [text.strip()]  # would hang if it waited for a full chunk or the end
+            assert next(chunks)[1] == [text.strip()]  # would hang if it waited for a full chunk or the end
         pipe.write(b"last")
         pipe.close()
-        assert list(chunks) == [[b"last"]]
+        assert list(chunks) == [(2, [b"last"])]
 
 
 def test_what_goes_wrong_in_a_pipe_is_raised_where_it_is_read(monkeypatch):
     monkeypatch.setattr(jobs, "MAX_LINE_BYTES", 10)
+    chunks = pipe_chunks(io.BytesIO(b"short\n" + b"x" * 50), 8)
+    assert next(chunks) == (0, [b"short"])
     with pytest.raises(InputError, match="line 2 of standard input is longer than 10 bytes"):
-        list(pipe_chunks(io.BytesIO(b"short\n" + b"x" * 50), 8))
+        next(chunks)
 
 
 def test_the_reader_of_a_pipe_is_bounded():
@@ -68,54 +75,83 @@ def test_the_reader_of_a_pipe_is_bounded():
     assert threads, "the reader waits; it does not read on"
 
 
-def test_a_job_goes_on_where_it_stopped(tmp_path):
-    path = tmp_path / "out" / "file"
-    first = ResumableFile(path, {"seed": 1})
-    first.append(b"one\n", 1)
-    first._file.write(b"half of a li")  # a kill here: this was never noted
-    first.close()
+def interrupted(path, job, text=b"one\n"):
+    """A job that stops after its first chunk; its file, closed."""
+    with pytest.raises(KeyboardInterrupt), ResumableFile(path, job) as file:
+        file.append(text, 1)
+        file._file.write(b"half of a li")  # never noted
+        raise KeyboardInterrupt
     assert not path.exists()
-    second = ResumableFile(path, {"seed": 1})
-    assert second.lines == 1
-    second.append(b"two\n", 1)
-    second.finish()
+    return file
+
+
+def complete(path, job, *chunks):
+    """The number of lines that a second job finds done."""
+    with ResumableFile(path, job) as file:
+        lines = file.lines
+        for chunk in chunks:
+            file.append(chunk, 1)
+    assert [entry.name for entry in path.parent.iterdir() if entry.name.startswith(".")] == []
+    return lines
+
+
+def test_a_job_resumes_where_it_stopped(tmp_path):
+    path = tmp_path / "out" / "file"
+    interrupted(path, {"seed": 1})
+    assert complete(path, {"seed": 1}, b"two\n") == 1
     assert path.read_bytes() == b"one\ntwo\n"
-    assert [file.name for file in path.parent.iterdir()] == ["file"]
 
 
-def test_another_job_starts_anew(tmp_path):
+@pytest.mark.parametrize("job", [{"seed": 2}, None])
+def test_another_job_starts_anew_and_forgets_the_first(tmp_path, job):
     path = tmp_path / "file"
-    first = ResumableFile(path, {"seed": 1})
-    first.append(b"one\n", 1)
-    first.close()
-    second = ResumableFile(path, {"seed": 2})
-    assert second.lines == 0
-    second.append(b"uno\n", 1)
-    second.finish()
+    interrupted(path, {"seed": 1})
+    second = ResumableFile(path, job)
+    second._file.write(b"longer than the first\n")  # a kill before it is noted
+    second._file.close()
+    assert complete(path, {"seed": 1}, b"uno\n") == 0
     assert path.read_bytes() == b"uno\n"
 
 
-@pytest.mark.parametrize("damage", ["note", "text"])
-def test_a_damaged_job_starts_anew(tmp_path, damage):
-    path = tmp_path / "file"
-    first = ResumableFile(path, {"seed": 1})
-    first.append(b"one\n", 1)
-    first.close()
-    (first.note if damage == "note" else first.partial).write_bytes(b"{")
-    second = ResumableFile(path, {"seed": 1})
-    assert second.lines == 0
-    second.finish()
-    assert path.read_bytes() == b""
-
-
-def test_two_jobs_on_one_file_are_refused(tmp_path):
-    first = ResumableFile(tmp_path / "file", {"seed": 1})
-    with pytest.raises(InputError, match="is being written by another process"):
-        ResumableFile(tmp_path / "file", {"seed": 1})
-    first.close()
+def test_a_job_that_cannot_be_resumed_leaves_nothing(tmp_path):
+    interrupted(tmp_path / "file", None)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_is_refused(tmp_path):
+@pytest.mark.parametrize("damaged", ["note", "partial"])
+def test_a_damaged_job_starts_anew(tmp_path, damaged):
+    path = tmp_path / "file"
+    getattr(interrupted(path, {"seed": 1}), damaged).write_bytes(b"{")
+    assert complete(path, {"seed": 1}) == 0
+    assert path.read_bytes() == b""
+
+
+def test_two_jobs_on_one_file_are_refused(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    with ResumableFile(path, {"seed": 1}) as first, pytest.raises(InputError, match="written by another process"):
+        ResumableFile(path, {"seed": 1})
+
+    def finish_first(*_):
+        first.partial.unlink(missing_ok=True)
+
+    monkeypatch.setattr(jobs.fcntl, "flock", finish_first)  # while the second waits for the lock
+    with pytest.raises(InputError, match="written by another process"):
+        ResumableFile(path, {"seed": 1})
+    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_link_stays_a_link_and_a_folder_is_refused(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    complete(tmp_path / "link", {}, b"one\n")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_bytes() == b"one\n"
     with pytest.raises(InputError, match="is a folder; choose a file"):
         ResumableFile(tmp_path, {})
+
+
+@pytest.mark.parametrize("content", [b"", b"a", b"a\n", b"a\nb", b"a\n\n"])
+@pytest.mark.parametrize("pack", [bytes, bz2.compress, gzip.compress])
+def test_lines_are_counted_as_they_are_read(tmp_path, content, pack):
+    path = tmp_path / "text"
+    path.write_bytes(pack(content))
+    assert count_lines(path) == (sum(len(chunk) for _, chunk in file_chunks(path, 2)) if content else 0)

@@ -7,12 +7,12 @@ import pytest
 import torch
 from tables import EOS, Table
 
-from deepnmt.decoding.config import SearchConfig, TranslationConfig
-from deepnmt.decoding.ensemble import EnsembleState, ensemble_step
+from deepnmt.decoding.config import TranslationConfig
 from deepnmt.decoding.rules import Rules
 from deepnmt.decoding.sampling import Paths, random_numbers
-from deepnmt.decoding.search import Beams, search
+from deepnmt.decoding.search import search
 
+drawn = partial(TranslationConfig, sampling=True)
 COUNT = 6000
 CHI_SQUARE_999 = {1: 10.8, 2: 13.8, 3: 16.3, 4: 18.5, 5: 20.5, 6: 22.5}  # exceeded once in a thousand
 
@@ -44,12 +44,12 @@ def expected_distribution(table, config):
 @pytest.mark.parametrize(
     "config",
     [
-        TranslationConfig(),
-        TranslationConfig(temperature=0.5),
-        TranslationConfig(temperature=2.0, seed=3),
-        TranslationConfig(top_k=3),
-        TranslationConfig(top_p=0.7),
-        TranslationConfig(top_k=5, top_p=0.8, temperature=1.3),
+        drawn(),
+        drawn(temperature=0.5),
+        drawn(temperature=2.0, seed=3),
+        drawn(top_k=3),
+        drawn(top_p=0.7),
+        drawn(top_k=5, top_p=0.8, temperature=1.3),
     ],
     ids=str,
 )
@@ -66,18 +66,18 @@ def test_frequencies_are_those_of_the_distribution(config):
 
 
 def test_a_draw_belongs_to_its_sentence_whatever_the_company():
-    table, config = Table(4, 30), TranslationConfig(seed=5)
+    table, config = Table(4, 30), drawn(seed=5)
     together = sample(table, range(8), config, count=3, max_length=12)
     for order in ([3], [7, 0], [6, 5, 4, 3, 2, 1, 0]):
         assert sample(table, order, config, count=3, max_length=12) == [together[i] for i in order]
     never = sample(table, range(8), config, count=3, max_length=12, shrinking=(3, 0.0))
     assert never == together
-    assert sample(table, range(8), TranslationConfig(seed=6), count=3, max_length=12) != together
+    assert sample(table, range(8), drawn(seed=6), count=3, max_length=12) != together
 
 
 def test_samples_state_the_probability_of_the_model_not_of_the_tempered_one():
     table = Table(9, 6)
-    for config in (TranslationConfig(temperature=3.0), TranslationConfig(top_k=2)):
+    for config in (drawn(temperature=3.0), drawn(top_k=2)):
         for hypothesis in sample(table, [0], config, count=20, max_length=5)[0]:
             assert hypothesis.log_prob == pytest.approx(table.log_prob(0, hypothesis.symbols), abs=1e-4)
 
@@ -85,50 +85,9 @@ def test_samples_state_the_probability_of_the_model_not_of_the_tempered_one():
 def test_samples_keep_the_rules():
     table = Table(2, 4)
     more = {"min_length": 2, "no_repeat_ngram": 2, "prefix": torch.tensor([[4], [5]])}
-    for sentence, hypotheses in enumerate(sample(table, [0, 1], TranslationConfig(), count=50, max_length=6, **more)):
+    for sentence, hypotheses in enumerate(sample(table, [0, 1], drawn(), count=50, max_length=6, **more)):
         for hypothesis in hypotheses:
             assert 2 <= len(hypothesis.symbols) <= 6
             assert hypothesis.symbols[0] == 4 + sentence
             grams = list(zip(hypothesis.symbols, hypothesis.symbols[1:], strict=False))
             assert len(set(grams)) == len(grams)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"temperature": 0.0}, "temperature must be positive, not 0.0"),
-        ({"top_k": -1}, "top_k = -1 must be at least 0"),
-        ({"top_p": 0.0}, "top_p must be above 0 and at most 1"),
-        ({"top_p": 1.5}, "top_p must be above 0 and at most 1"),
-    ],
-)
-def test_senseless_settings_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        TranslationConfig(**settings)
-
-
-def beam_search(step, state):
-    rules = Rules(max_lengths=torch.tensor([5, 5]), eos=EOS, banned=(0, 1))
-    return search(step, state, Beams(rules, SearchConfig(beam=3)))
-
-
-def test_an_ensemble_of_one_model_twice_is_that_model():
-    table = Table(8, 4)
-    alone = beam_search(table.step, table.start([0, 1], 3))
-    state = EnsembleState([table.start([0, 1], 3), table.start([0, 1], 3)])
-    together = beam_search(partial(ensemble_step, [table.step, table.step]), state)
-    assert [[h.symbols for h in found] for found in together] == [[h.symbols for h in found] for found in alone]
-    assert together[0][0].log_prob == pytest.approx(alone[0][0].log_prob, abs=1e-5)
-
-
-def test_an_ensemble_means_the_probabilities():
-    tables = [Table(8, 4), Table(9, 4), Table(10, 4)]
-    found = beam_search(
-        partial(ensemble_step, [t.step for t in tables]), EnsembleState([t.start([0, 1], 3) for t in tables])
-    )
-    for sentence, (hypothesis,) in enumerate(found):
-        total = 0.0
-        for position, symbol in enumerate([*hypothesis.symbols, EOS]):
-            rows = [t.logits(sentence, tuple(hypothesis.symbols[:position])).astype(np.float64) for t in tables]
-            total += np.log(np.mean([np.exp(row)[symbol] / np.exp(row).sum() for row in rows]))
-        assert hypothesis.log_prob == pytest.approx(total, abs=1e-4)

@@ -1,18 +1,20 @@
 """The laws of beam search, over tables of probabilities where everything can be enumerated."""
 
 import math
+import random
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import EOS, Table
 
-from deepnmt.decoding.config import SearchConfig
-from deepnmt.decoding.penalties import PENALTIES
+from deepnmt.decoding.config import SearchConfig, TranslationConfig
 from deepnmt.decoding.rules import Rules, prefix_table
 from deepnmt.decoding.sampling import Paths
-from deepnmt.decoding.search import Beams, Found, search
+from deepnmt.decoding.search import PENALTIES, Beams, EnsembleState, Found, ensemble_step, search
 
 BANNED = (0, 1)
 seeds = st.integers(0, 10**6)
@@ -39,9 +41,12 @@ def greedy(table, max_lengths, **more) -> list[list[Found]]:
     return search(table.step, state, Paths(rules(max_lengths, **more)))
 
 
+def score(log_prob: float, length: int, config: SearchConfig) -> float:
+    return log_prob / PENALTIES[config.penalty_form](length + 1, config.length_penalty)
+
+
 def rank(table, sentence: int, symbols: list[int], config: SearchConfig) -> float:
-    penalty = PENALTIES[config.penalty_form](len(symbols) + 1, config.length_penalty)
-    return table.log_prob(sentence, symbols) / penalty
+    return score(table.log_prob(sentence, symbols), len(symbols), config)
 
 
 @pytest.mark.parametrize("form", PENALTIES)
@@ -61,43 +66,80 @@ def test_a_beam_as_wide_as_the_candidates_finds_what_enumeration_finds(form, see
     assert rank(table, 0, found[0].symbols, config) == pytest.approx(rank(table, 0, best, config), abs=1e-5)
 
 
-@settings(deadline=None, max_examples=60)
-@given(
-    seed=seeds,
-    penalty=penalties,
-    beam=st.integers(1, 5),
-    max_length=st.integers(0, 7),
-    patience=st.sampled_from([0.5, 1.0, 2.0, math.inf]),
-)
-def test_no_beam_misstates_a_score_and_the_n_best_are_sorted_and_unique(seed, penalty, beam, max_length, patience):
-    table = Table(seed, 4)
-    config = SearchConfig(beam=beam, nbest=beam, patience=patience, **penalty)
-    for sentence, found in enumerate(run(table, [max_length, max(0, max_length - 2)], config)):
-        assert found
-        for hypothesis in found:
-            assert hypothesis.log_prob == pytest.approx(table.log_prob(sentence, hypothesis.symbols), abs=1e-4)
-            assert hypothesis.score == pytest.approx(rank(table, sentence, hypothesis.symbols, config), abs=1e-4)
-        scores = [hypothesis.score for hypothesis in found]
-        assert scores == sorted(scores, reverse=True)
-        assert len({tuple(hypothesis.symbols) for hypothesis in found}) == len(found)
+def repeats(symbols: tuple[int, ...], size: int) -> bool:
+    """Does the last n-gram occur before?"""
+    grams = [symbols[i : i + size] for i in range(len(symbols) - size + 1)]
+    return bool(size and grams) and grams[-1] in grams[:-1]
 
 
-@settings(deadline=None, max_examples=80)
-@given(seed=seeds, max_length=st.integers(0, 8), alpha=st.sampled_from([-0.5, 0.0, 0.6, 3.0]))
-def test_beam_one_is_greedy(seed, max_length, alpha):
-    table = Table(seed, 5)
-    lengths = [max_length, 3, max_length + 1]
-    beams = run(table, lengths, SearchConfig(beam=1, length_penalty=alpha))
-    assert [found[0].symbols for found in beams] == [found[0].symbols for found in greedy(table, lengths)]
-    assert [f[0].log_prob for f in beams] == pytest.approx([f[0].log_prob for f in greedy(table, lengths)], abs=1e-4)
+def plain_search(tables, sentence, config, longest, prefix, min_length=0, no_repeat_ngram=0, free=0):
+    """The same search as a loop over lists, which never stops early: the n best as (score, symbols)."""
+    longest = max(longest, min_length, len(prefix))
+    live, ended = [((), 0.0)], []
+    for position in range(longest + 1):
+        extended, ends = [], []
+        for symbols, log_prob in live:
+            rows = [table.logits(sentence, symbols).astype(np.float64) for table in tables]
+            log_probs = np.log(np.mean([np.exp(row) / np.exp(row).sum() for row in rows], axis=0))
+            if position < len(prefix):
+                gain = 0.0 if position < free else log_probs[prefix[position]]
+                extended.append(((*symbols, prefix[position]), log_prob + gain))
+                continue
+            if position >= min_length:
+                ends.append((symbols, log_prob + log_probs[EOS]))
+            for symbol in range(EOS + 1, len(log_probs)):
+                if position < longest and not repeats((*symbols, symbol), no_repeat_ngram):
+                    extended.append(((*symbols, symbol), log_prob + log_probs[symbol]))
+        live = sorted(extended, key=lambda item: -item[1])[: config.beam]
+        candidates = sorted((item[1] for item in live + ends), reverse=True)[: config.beam]
+        ended += [item for item in ends if len(candidates) < config.beam or item[1] >= candidates[-1]]
+        if not live or len(ended) >= config.patience * config.beam:
+            break
+    ranked = sorted(((score(p, len(s), config), list(s)) for s, p in ended), key=lambda item: -item[0])
+    return ranked[: config.nbest]
 
 
-def test_greedy_takes_the_most_probable_symbol_every_time():
-    table = Table(5, 6)
-    symbols = greedy(table, [6])[0][0].symbols
-    for position in range(len(symbols)):
-        logits = table.logits(0, tuple(symbols[:position]))[EOS:]
-        assert logits.argmax() + EOS == symbols[position]
+@pytest.mark.parametrize("seed", range(10))
+def test_the_search_is_the_plain_one_whatever_the_settings(seed):
+    draw = random.Random(seed)
+    for _ in range(25):
+        check_search(draw)
+
+
+def check_search(draw):
+    """Beams, penalties, n best, patience, early stopping, lengths, prefixes, repetition, ensembles, shrinking."""
+    words, beam, count = draw.randint(1, 4), draw.choice([1, 2, 3, 4, 7]), draw.choice([1, 2, 4])
+    tables = [Table(draw.randrange(10**6), words, draw.choice([0.5, 1.5, 3.0, 6.0])) for _ in range(draw.randint(1, 3))]
+    config = SearchConfig(
+        beam=beam,
+        nbest=draw.randint(1, beam),
+        length_penalty=draw.choice([-1.0, -0.3, 0.0, 0.6, 1.0, 2.0]),
+        penalty_form=draw.choice([*PENALTIES]),
+        patience=draw.choice([0.5, 1.0, 2.0, math.inf]),
+        stop_early=draw.random() < 0.7,
+    )
+    free = draw.choice([0, 0, 1])
+    prefixes = [[draw.randint(3, 2 + words) for _ in range(draw.choice([free, 1, 2, 4]))] for _ in range(count)]
+    longest = [draw.randint(0, 6) for _ in range(count)]
+    limits = {"min_length": draw.choice([0, 0, 1, 3]), "no_repeat_ngram": draw.choice([0, 0, 1, 2]), "free": free}
+    expected = [
+        plain_search(tables, sentence, config, longest[sentence], prefixes[sentence], **limits)
+        for sentence in range(count)
+    ]
+    step, shrinking = tables[0].step, (draw.choice([1, 2, 4]), draw.choice([0.0, 0.8, 1.0]))
+    if len(tables) > 1:
+        step = partial(ensemble_step, [table.step for table in tables])
+    for kind in [Beams, Paths] if beam == 1 and config.patience <= 1 else [Beams]:
+        states = [table.start(list(range(count)), beam) for table in tables]
+        growing = kind(rules(longest, prefix=prefix_table(prefixes), **limits), config)
+        found = search(step, states[0] if len(states) == 1 else EnsembleState(states), growing, *shrinking)
+        assert [[h.symbols for h in each] for each in found] == [[symbols for _, symbols in each] for each in expected]
+        for each, others in zip(found, expected, strict=True):
+            scores = [value for value, _ in others]
+            assert [h.score for h in each] == pytest.approx(scores, abs=1e-4, rel=1e-5)
+            assert [score(h.log_prob, len(h.symbols), config) for h in each] == pytest.approx(
+                scores, abs=1e-4, rel=1e-5
+            )
 
 
 @settings(deadline=None, max_examples=150)
@@ -149,58 +191,6 @@ def test_finished_sentences_leave_the_batch():
     assert rows[0.9] == 2 * 8 + 19 * 2
 
 
-@settings(deadline=None, max_examples=40)
-@given(seed=seeds, beam=st.integers(1, 4), shortest=st.integers(0, 5), longest=st.integers(0, 6))
-def test_length_limits_hold_and_the_longer_minimum_wins(seed, beam, shortest, longest):
-    found = run(Table(seed, 3), [longest, longest], SearchConfig(beam=beam, nbest=beam), min_length=shortest)
-    for hypothesis in (hypothesis for sentence in found for hypothesis in sentence):
-        assert shortest <= len(hypothesis.symbols) <= max(longest, shortest)
-    alone = greedy(Table(seed, 3), [longest], min_length=shortest)[0][0]
-    assert shortest <= len(alone.symbols) <= max(longest, shortest)
-
-
-@settings(deadline=None, max_examples=40)
-@given(
-    seed=seeds,
-    beam=st.integers(1, 4),
-    prefixes=st.lists(st.lists(st.integers(3, 6), max_size=5), min_size=2, max_size=4),
-)
-def test_prefixes_are_respected_and_scored(seed, beam, prefixes):
-    table, lengths = Table(seed, 4), [4] * len(prefixes)
-    found = run(table, lengths, SearchConfig(beam=beam, nbest=beam), prefix=prefix_table(prefixes))
-    for sentence, (prefix, hypotheses) in enumerate(zip(prefixes, found, strict=True)):
-        for hypothesis in hypotheses:
-            assert hypothesis.symbols[: len(prefix)] == prefix
-            assert hypothesis.log_prob == pytest.approx(table.log_prob(sentence, hypothesis.symbols), abs=1e-4)
-    chosen = greedy(table, lengths, prefix=prefix_table(prefixes))
-    assert [f[0].symbols[: len(p)] for f, p in zip(chosen, prefixes, strict=True)] == prefixes
-
-
-@settings(deadline=None, max_examples=40)
-@given(seed=seeds, beam=st.integers(1, 4), size=st.integers(1, 3))
-def test_no_n_gram_is_repeated_and_nothing_else_is_forbidden(seed, beam, size):
-    table = Table(seed, 3)
-    found = run(table, [9, 9], SearchConfig(beam=beam, nbest=beam), no_repeat_ngram=size)
-    for sentence, hypotheses in enumerate(found):
-        for hypothesis in hypotheses:
-            grams = list(zip(*(hypothesis.symbols[i:] for i in range(size)), strict=False))
-            assert len(set(grams)) == len(grams)
-            assert hypothesis.log_prob == pytest.approx(table.log_prob(sentence, hypothesis.symbols), abs=1e-4)
-
-
-@settings(deadline=None, max_examples=25)
-@given(seed=seeds, size=st.integers(1, 2))
-def test_the_best_without_repetition_is_found_by_a_wide_beam(seed, size):
-    table, config = Table(seed, 3), SearchConfig(beam=121)
-    allowed = [
-        s
-        for s in table.sequences(4)
-        if len(set(grams := list(zip(*(s[i:] for i in range(size)), strict=False)))) == len(grams)
-    ]
-    (found,) = run(table, [4], config, no_repeat_ngram=size)
-    assert found[0].score == pytest.approx(max(rank(table, 0, s, config) for s in allowed), abs=1e-5)
-
-
 def test_where_the_rules_leave_nothing_there_is_no_hypothesis():
     # Two words, none twice, yet four symbols at least.
     assert run(Table(1, 2), [6], SearchConfig(beam=2), no_repeat_ngram=1, min_length=4) == [[]]
@@ -213,8 +203,21 @@ def test_where_the_rules_leave_nothing_there_is_no_hypothesis():
         ({"beam": 0}, "beam = 0 must be at least 1"),
         ({"beam": 2, "nbest": 3}, r"nbest must be between 1 and the beam \(2\), not 3"),
         ({"patience": 0.0}, "patience = 0.0 must be above 0"),
+        ({"length_penalty": math.nan}, "length_penalty = nan must be above -10 and below 10"),
+        ({"length_penalty": 500.0}, "length_penalty = 500.0 must be above -10 and below 10"),
+        ({"max_length_ratio": math.inf}, "max_length_ratio = inf must be at least 0 and below inf"),
+        ({"max_source_length": 0}, "max_source_length = 0 must be at least 2"),
+        ({"min_length": 9, "max_length": 4}, "min_length = 9 is more than max_length = 4"),
+        ({"sampling": True, "temperature": 0.0}, "temperature = 0.0 must be at least 1e-06 and finite"),
+        ({"sampling": True, "temperature": math.inf}, "temperature = inf must be at least 1e-06 and finite"),
+        ({"sampling": True, "top_k": -1}, "top_k = -1 must be at least 0"),
+        ({"sampling": True, "top_p": 0.0}, "top_p must be above 0 and at most 1"),
+        ({"sampling": True, "top_p": 1.5}, "top_p must be above 0 and at most 1"),
+        ({"top_p": 0.5}, "top_p = 0.5 has no effect without sampling"),
+        ({"temperature": 2.0}, "temperature = 2.0 has no effect without sampling"),
     ],
+    ids=str,
 )
 def test_senseless_settings_are_refused(settings_, message):
     with pytest.raises(ValueError, match=message):
-        SearchConfig(**settings_)
+        TranslationConfig(**settings_)

@@ -1,20 +1,27 @@
 """`deepnmt translate`, `backtranslate` and `evaluate` as a user meets them."""
 
 import fcntl
+import gzip
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from digits import reversed_digits
+import torch
+from digits import digit_tokenizers, reversed_digits, tiny_model
 
+import deepnmt
 from deepnmt.api.backtranslate import _merge_if_last
 from deepnmt.cli import main
+from deepnmt.data.tokenizer import LanguageTags, Tokenizer, TokenizerPair
 from deepnmt.decoding.translator import Translator
+from deepnmt.errors import InputError
+from deepnmt.model.storage import save_model
 
 PAIRS = reversed_digits(40, seed=5)
 SOURCES, TARGETS = map(list, zip(*PAIRS, strict=True))
@@ -54,8 +61,8 @@ def test_real_pipes(digits_model):
         assert process.stdout.readline().decode() == f"{TARGETS[0]}\n"  # before the input ends
         process.stdout.close()
         process.stdin.write(f"{SOURCES[1]}\n".encode())
-        process.stdin.close()
-        assert process.wait(60) == 141
+        process.stdin.flush()
+        assert process.wait(60) == 141  # although the input is still open
 
 
 def test_files_equal_the_library(digits_model, source, tmp_path):
@@ -135,18 +142,60 @@ def test_columns_and_json_say_the_same(digits_model, feed, capsysbinary):
 
 
 def test_prefixes_come_from_a_file(digits_model, source, tmp_path, capsysbinary, feed):
-    prefixes = tmp_path / "prefixes"
+    prefixes, packed = tmp_path / "prefixes", tmp_path / "two.gz"
     prefixes.write_text("neun\n\n")
-    feed(f"{SOURCES[0]}\n{SOURCES[1]}\n".encode())
-    assert run("translate", digits_model, "--prefixes", prefixes) == 0
-    first, second = capsysbinary.readouterr().out.decode().splitlines()
-    assert first.startswith("neun")
-    assert second == TARGETS[1]
+    two = f"{SOURCES[0]}\n{SOURCES[1]}".encode()  # without a final line end
+    packed.write_bytes(gzip.compress(two))
+    for given in ("-", packed):
+        feed(two)
+        assert run("translate", digits_model, "--prefixes", prefixes, "--input", given) == 0
+        first, second = capsysbinary.readouterr().out.decode().splitlines()
+        assert first.startswith("neun")
+        assert second == TARGETS[1]
     assert run("translate", digits_model, "--prefixes", prefixes, "--input", source) == 2
     assert f"prefixes has 2 lines but {source} has ".encode() in capsysbinary.readouterr().err
+    for count, message in ((1, b"has more lines than the input (1)"), (3, b"has only 2 lines, fewer than the input")):
+        feed(b"eins\n" * count)
+        assert run("translate", digits_model, "--prefixes", prefixes) == 2
+        assert message in capsysbinary.readouterr().err
 
 
-def test_rubbish_is_translated_with_a_warning_that_names_the_line(digits_model, feed, capsysbinary):
+def test_a_named_pipe_is_written_to_and_stays(digits_model, source, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as reader:
+        read = reader.submit(pipe.read_text)
+        assert run("translate", digits_model, "--input", source, "--output", pipe) == 0
+        assert read.result().splitlines() == Translator(digits_model).translate(source.read_text().splitlines())
+    assert pipe.is_fifo()
+
+
+def test_a_file_name_need_not_be_unicode(digits_model, source, tmp_path):
+    odd = source.rename(os.fsdecode(os.fsencode(tmp_path) + b"/\xe9"))
+    assert run("translate", digits_model, "--input", odd, "--output", tmp_path / "out") == 0
+
+
+def test_the_beam_of_the_model_bounds_the_n_best(digits_model, source, tmp_path, capsys):
+    folder = tmp_path / "model"
+    shutil.copytree(digits_model, folder)
+    meta = json.loads((folder / "meta.json").read_text())
+    for decoding, status in (({"beam": 8}, 0), ({"beam": 2}, 2), ({"beem": 2}, 2), (5, 2)):
+        (folder / "meta.json").write_text(json.dumps(meta | {"decoding": decoding}))
+        assert run("translate", folder, "--input", source, "--output", tmp_path / "out", "--nbest", 6) == status
+    errors = capsys.readouterr().err
+    assert "nbest must be between 1 and the beam (2), not 6" in errors
+    assert "meta.json: decoding.beem; did you mean beam?" in errors
+    assert "meta.json: decoding must be a table of settings, not 5" in errors
+
+
+def test_a_notebook_has_no_binary_standard_output(digits_model, source, monkeypatch):
+    text = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", text)
+    monkeypatch.setattr(sys, "stdin", None)
+    assert deepnmt.translate_file(digits_model, source) == len(text.getvalue().splitlines()) == len(SOURCES) + 3
+
+
+def test_invalid_input_is_translated_with_a_warning_that_names_the_line(digits_model, feed, capsysbinary):
     feed(b"eins\n\xff\xfe\x00zwei\n" + b"drei. " * 200 + b"\nvier\r\n\xe2\x80\xa8\n")
     assert run("translate", digits_model, "--max-source-length", 20) == 0
     output, errors = capsysbinary.readouterr()
@@ -170,6 +219,8 @@ def test_rubbish_is_translated_with_a_warning_that_names_the_line(digits_model, 
         (["MODEL", "--prefixes", "SOURCE", "--output", "SOURCE"], "is an input: name another file"),
         (["MODEL", "--input", "SOURCE", "--output", "/"], "/ is a folder"),
         (["MODEL", "--nbest", "9"], "nbest must be between 1 and the beam (4), not 9"),
+        (["MODEL", "--top-k", "9"], "top_k = 9 has no effect without sampling"),
+        (["MODEL", "--device", "meta"], "device meta does not work here"),
     ],
 )
 def test_refusals_are_one_sentence(digits_model, source, arguments, message, capsys, feed):
@@ -233,6 +284,8 @@ def test_ranks_that_finish_together_leave_nothing_unmerged(tmp_path):
         (["mono.de", "--out", "taken"], "taken.en is a folder"),
         (["mono.de", "--out", "new/bt", "--chunk", "0"], "chunk = 0 must be at least 1"),
         (["mono.de", "--out", "new/bt", "--temperature", "-1"], "temperature"),
+        (["mono.de", "--out", "new/bt", "--beam", "4", "--temperature", "0.5"], "has no effect without sampling"),
+        (["mono.de", "--out", "new/bt", "--target-lang", "fr"], "the model has no target language 'fr' (it has en)"),
         (["empty.de", "--out", "new/bt"], "empty.de is empty"),
     ],
 )
@@ -246,6 +299,35 @@ def test_backtranslate_refuses_before_it_writes(
     with unchanged(tmp_path):
         assert run("backtranslate", digits_model, *arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def test_backtranslation_has_one_translation_per_line(digits_model, source, tmp_path):
+    with pytest.raises(InputError, match="one translation per line: omit nbest"):
+        deepnmt.backtranslate(digits_model, source, tmp_path / "bt", nbest=2)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [("LOCAL_RANK", "x", "must be whole numbers"), ("RANK", "2", "RANK = 2 is not below WORLD_SIZE = 2")],
+)
+def test_what_torchrun_sets_is_checked(digits_model, source, tmp_path, monkeypatch, variable, value, message):
+    monkeypatch.setitem(os.environ, "WORLD_SIZE", "2")
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match="device cuda: torch sees no GPU"):
+            deepnmt.backtranslate(digits_model, source, tmp_path / "bt", device="cuda")
+    monkeypatch.setitem(os.environ, variable, value)
+    with pytest.raises(InputError, match=message):
+        deepnmt.backtranslate(digits_model, source, tmp_path / "bt")
+
+
+def test_a_multilingual_model_translates_back_from_the_language_asked_for(tmp_path, source):
+    pair, tags = digit_tokenizers(), {"en": "<en>", "fr": "<fr>"}
+    texts = Tokenizer(pair.source.subwords, pair.source.preprocessor, [*tags.values()], LanguageTags("target", tags))
+    tagged = TokenizerPair(texts, Tokenizer(pair.target.subwords, pair.target.preprocessor, [*tags.values()]))
+    save_model(tmp_path / "model", tiny_model(tagged))
+    tagged.save(tmp_path / "model")
+    assert run("backtranslate", tmp_path / "model", source, "--out", tmp_path / "bt", "--target-lang", "fr") == 0
+    assert (tmp_path / "bt.fr").is_file()
 
 
 def test_backtranslation_by_beam_is_translation(digits_model, source, tmp_path):

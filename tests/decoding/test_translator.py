@@ -1,7 +1,9 @@
 """From text to text: what a user of `Translator` may rely on."""
 
 import json
+import pickle
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -246,7 +248,7 @@ def test_an_ensemble_of_a_model_with_itself_is_the_model(digits_model, translato
     assert both[0][0].score == pytest.approx(alone[0][0].score, abs=1e-4)
 
 
-def test_an_ensemble_listens_to_both(digits_model, random_model, translator):
+def test_an_ensemble_uses_both_models(digits_model, random_model, translator):
     both = Translator([digits_model, random_model]).translate_nbest(SOURCES[:8])
     assert all(
         a[0].log_prob < b[0].log_prob for a, b in zip(both, translator.translate_nbest(SOURCES[:8]), strict=True)
@@ -271,14 +273,39 @@ def test_an_ensemble_of_strangers_is_refused_by_name(digits_model, tmp_path):
         ({"beam": "four"}, "beam must be a whole number, not 'four'"),
         ({"beam": 2, "nbest": 3}, "nbest must be between 1 and the beam"),
         ({"penalty_form": "gnmd"}, "penalty_form is 'gnmd', not one of length, gnmt; did you mean gnmt?"),
-        ({"min_length": 9, "max_length": 4}, "min_length = 9 is more than max_length = 4"),
-        ({"top_p": 2.0}, "top_p must be"),
-        ({"max_source_length": 0}, "max_source_length = 0 must be at least 2"),
+        ({"prefixes": "neun"}, "prefixes must be a list of strings, not one string"),
     ],
 )
 def test_senseless_settings_are_refused(translator, settings, message):
     with pytest.raises(InputError, match=message):
         translator.translate_nbest(["eins"], **settings)
+
+
+def test_texts_are_strings_in_any_collection(translator):
+    assert translator.translate(source for source in SOURCES[:2]) == TARGETS[:2]
+    for texts, message in (("eins", "a list of strings, not one string"), (["eins", None], "number 2 is None")):
+        with pytest.raises(InputError, match=f"texts must be .*{message}"):
+            translator.translate(texts)
+        with pytest.raises(InputError, match=f"translations must be .*{message}"):
+            translator.likelihoods(["eins"], texts)
+    with pytest.raises(InputError, match="1 texts but 2 translations"):
+        translator.likelihoods(["eins"], ["eins", "zwei"])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_a_pickled_translator_loads_its_model_again(digits_model, precision):
+    translator = pickle.loads(pickle.dumps(Translator(digits_model, precision=precision)))
+    assert translator.translate(SOURCES[:2]) == TARGETS[:2]
+    in_memory = Translator.of(load_model(digits_model), TokenizerPair.load(digits_model))
+    with pytest.raises(TypeError, match="a Translator around a model in memory cannot be pickled"):
+        pickle.dumps(in_memory)
+
+
+def test_threads_share_a_translator(translator):
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(lambda n: translator.translate(SOURCES[n:]), range(8))) == [
+            translator.translate(SOURCES[n:]) for n in range(8)
+        ]
 
 
 def test_senseless_machines_are_refused(digits_model):

@@ -116,6 +116,7 @@ def test_refusals_name_the_file_and_what_is_wrong(folder: Path, capsys: pytest.C
         assert refusal(capsys, "--reference", "out.de", "--hypothesis", "out.de", file).startswith(message[:20])
     assert refusal(capsys, "--hypothesis", "broken.xz", *reference).startswith("broken.xz is truncated")
     assert "standard input" in refusal(capsys, "--hypothesis", "-", "--reference", "-")
+    assert "--confidence" in refusal(capsys, "--hypothesis", "out.de", *reference, "--samples", "9")
     assert "above 1" in refusal(capsys, "--hypothesis", "out.de", *reference, "--samples", "1")
     assert "invalid choice: 'blue'" in refusal(capsys, "--hypothesis", "out.de", *reference, "--metrics", "blue")
 

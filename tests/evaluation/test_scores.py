@@ -13,6 +13,7 @@ from sacrebleu.metrics.ter import TER
 import deepnmt
 from deepnmt.errors import InputError
 from deepnmt.evaluation.metrics import METRICS
+from deepnmt.evaluation.score_files import score_files
 from deepnmt.evaluation.scores import quick_scores, score
 
 # From sacreBLEU's own README, with the scores published there.
@@ -113,6 +114,8 @@ def test_which_scores_suit_which_languages() -> None:
     assert "compound_bleu" not in score(GERMAN_OUT, GERMAN, "fr", "de")
     lowercase = score(GERMAN_OUT, GERMAN, "en", "de", lowercase=True)
     assert all("case:lc" in figure.signature for figure in lowercase.values())
+    chosen = score(GERMAN_OUT, GERMAN, metrics=["bleu", "bleu_lower", "ter_cased"], lowercase=True)
+    assert list(chosen) == ["bleu_lower", "ter"]
     unknown = score(GERMAN_OUT, GERMAN)
     assert not any("multi" in name for name in unknown)
     assert any("--target-lang" in notice for notice in unknown.notices)
@@ -187,7 +190,10 @@ def test_scores_are_read_by_name_and_unknown_names_are_told_what_there_is() -> N
         (lambda: score(["a"], ["a", "b"]), "hypotheses has 1 lines and reference 1 has 2"),
         (lambda: score(["a"], [["a"], ["a", "b"]]), "reference 2 has 2 lines and reference 1 has 1"),
         (lambda: score([], [[]]), "reference 1 is empty"),
+        (lambda: score("a", ["a"]), "hypotheses must be a list of lines, not a string"),
+        (lambda: score(["a"], "a"), "reference 1 must be a list of lines, not a string"),
         (lambda: score(["a"], []), "no reference"),
+        (lambda: score_files([__file__], []), "no reference"),
         (lambda: score(["a"], ["a"], metrics=["blue"]), "unknown score 'blue'; one of bleu,"),
         (lambda: score(["a"], ["a"], metrics=["multi_bleu"]), "add --target-lang"),
     ],

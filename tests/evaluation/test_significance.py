@@ -46,16 +46,30 @@ def test_two_equally_good_systems_are_not_told_apart(test: str) -> None:
 def test_p_values_intervals_and_signatures_are_sacrebleus(test: str) -> None:
     systems = [("a", corpus(0.2, 4)), ("b", corpus(0.23, 5))]
     ours = compare(systems, REFERENCE, metrics=["bleu"], test=test, samples=300)
-    confidence = 1000 if test == "randomization" else -1
-    signatures, results = theirs.PairedTest(
-        systems, {"BLEU": BLEU(force=True)}, [REFERENCE], TESTS[test].code, 300, confidence
-    )()
+    code, confidence = {"bootstrap": ("bs", -1), "randomization": ("ar", 1000)}[test]
+    signatures, results = theirs.PairedTest(systems, {"BLEU": BLEU(force=True)}, [REFERENCE], code, 300, confidence)()
     for (_, scores), result in zip(ours, results["BLEU"], strict=True):
         assert scores.bleu.value == result.score
         assert scores.bleu.p_value == result.p_value
-        assert scores.bleu.low == pytest.approx(result.mean - result.ci)
-        assert scores.bleu.high == pytest.approx(result.mean + result.ci)
         assert scores.bleu.signature == f"BLEU|{signatures['BLEU']}"
+        close = 1e-5 if test == "bootstrap" else 0.5  # with "ar" theirs has other resamples
+        assert scores.bleu.low == pytest.approx(result.mean - result.ci, abs=close)
+        assert scores.bleu.high == pytest.approx(result.mean + result.ci, abs=close)
+
+
+@pytest.mark.parametrize("metric", ["bleu", "chrf", "ter"])
+def test_systems_that_differ_in_few_sentences_are_not_told_apart_by_exchanging_these(metric: str) -> None:
+    """The smallest p-value of an exact test is 2 / 2^n if n sentences differ."""
+    for differing, least in ((1, 1.0), (2, 0.5), (3, 0.25)):
+        other = [*GOOD[:-differing], *(line.replace(" ", " x ", 2) for line in GOOD[-differing:])]
+        _, (_, found) = compare({"a": GOOD, "b": other}, REFERENCE, metrics=[metric], test="randomization", samples=999)
+        assert found[metric].p_value == pytest.approx(least, abs=0.06)
+
+
+def test_a_bootstrap_of_few_lines_is_said_to_mislead() -> None:
+    for size, said in ((29, True), (30, False)):
+        _, (_, found) = compare([("a", GOOD[:size]), ("b", BAD[:size])], REFERENCE[:size], metrics=["bleu"], samples=9)
+        assert any("use --test randomization" in notice for notice in found.notices) is said
 
 
 def test_kinds_of_bleu_that_share_a_name_in_sacrebleu_stay_apart() -> None:

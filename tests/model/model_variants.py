@@ -26,7 +26,7 @@ PAD, EOS = 1, 2
 
 NORMS = ["pre", "post"]
 STACKS = ["encoder", "decoder"]
-VARIANTS: dict[str, ConnectionConfig] = {kind: scheme.Config() for kind, scheme in CONNECTIONS.items()} | {  # type: ignore[call-arg]
+VARIANTS: dict[str, ConnectionConfig] = {kind: scheme.Config() for kind, scheme in CONNECTIONS.items()} | {
     "dlcl-fixed-average": DlclConfig(learned=False),
     "dlcl-fixed-one": DlclConfig(learned=False, start="one"),
     "dlcl-no-norm": DlclConfig(norm=False),
@@ -52,7 +52,7 @@ FOREIGN = {  # what models of other toolkits have
     "start_id": 0,
 }
 # What is around the sub-layers of both stacks. Each scheme meets the residual stack and DLCL.
-SUBLAYER_VARIANTS: dict[str, SublayerConfig] = {kind: scheme.Config() for kind, scheme in SUBLAYERS.items()}  # type: ignore[call-arg]
+SUBLAYER_VARIANTS: dict[str, SublayerConfig] = {kind: scheme.Config() for kind, scheme in SUBLAYERS.items()}
 SUBLAYER_VARIANTS["mix"] = MixConfig(post_share=0.5)  # with a post-norm layer in each of these shallow stacks
 POSITIONS: dict[str, dict[str, object]] = {
     "learned": {"positions": "learned"},

@@ -265,6 +265,25 @@ class TestRefusals:
         message = "FILE has no setting encoder_attention_heads, which is needed to rebuild the model"
         assert refusal(tmp_path, stored) == message
 
+    def test_settings_that_are_not_numbers(self, tmp_path, stored):
+        stored["args"].decoder_attention_heads = [4]
+        assert refusal(tmp_path, stored) == "FILE: decoder_attention_heads = [4] is not a number"
+
+    def test_tensors_of_another_rank(self, tmp_path, stored):
+        for name, rank in {"decoder.layers.0.fc1.weight": 2, "encoder.history.weight": 3}.items():
+            wrong = {**stored, "model": stored["model"] | {name: torch.tensor(1.0)}}
+            assert refusal(tmp_path, wrong) == f"FILE: {name} has 0 dimensions instead of {rank}"
+        name = "decoder.layers.0.encoder_attn.in_proj_bias"
+        stored["model"][name] = torch.tensor(1.0)
+        assert refusal(tmp_path, stored) == f"FILE has the parameter {name}, which deepnmt does not support"
+
+    def test_projections_of_different_widths(self, tmp_path):
+        model = scrambled(tiny_config(), torch.float32)
+        stored = checkpoint(model, fairseq_state(model))
+        stored["model"]["decoder.layers.0.encoder_attn.k_proj.weight"] = torch.ones(DIM, 3)
+        expected = "FILE: the parts of decoder.layers.0.cross_attention.key_value.weight have different shapes"
+        assert refusal(tmp_path, stored, convert_fairseq) == expected
+
     def test_impossible_shape(self, tmp_path, stored):
         stored["args"].encoder_attention_heads = 3
         assert refusal(tmp_path, stored) == f"FILE: num_heads = 3 does not divide dim = {DIM}"
@@ -289,7 +308,7 @@ class TestRefusals:
         assert refusal(tmp_path, content) == expected
 
     def test_files_that_are_not_torchs(self, tmp_path):
-        for content in (b"", b"not a checkpoint\n", b"PK\x03\x04 broken", bytes(range(256))):
+        for content in (b"", b"not a checkpoint\n", b"eins zwei", b"PK\x03\x04 broken", bytes(range(256))):
             path = tmp_path / "c.pt"
             path.write_bytes(content)
             with raises(InputError, match="cannot be loaded safely"):
@@ -315,6 +334,15 @@ class TestRefusals:
             (tmp_path / "broken.npz").write_bytes(content)
             with raises(InputError, match=r"broken.npz is not an .npz of model parameters"):
                 convert_dlcl(tmp_path / "broken.npz")
+
+    def test_a_damaged_npz(self, tmp_path):
+        arrays = np.random.default_rng(0).integers(9, size=(50, 50))
+        np.savez_compressed(tmp_path / "c.npz", **{"param/x": arrays})
+        content = bytearray((tmp_path / "c.npz").read_bytes())
+        content[200:220] = bytes(20)
+        (tmp_path / "c.npz").write_bytes(content)
+        with raises(InputError, match=r"c.npz is not an .npz of model parameters: Error -3"):
+            convert_dlcl(tmp_path / "c.npz")
 
     def test_pickled_arrays_in_an_npz(self, tmp_path):
         marker = tmp_path / "owned"
@@ -348,6 +376,15 @@ def fairseq_state(model):
             state[name] = tensor
     state.setdefault("decoder.output_projection.weight", state["decoder.embed_tokens.weight"])
     return state
+
+
+def test_a_setting_without_a_value_has_its_default(tmp_path, stored):
+    for name in ("dropout", "attention_dropout", "relu_dropout", "history_dropout", "history_window_size"):
+        setattr(stored["args"], name, None)
+    torch.save(stored, tmp_path / "c.pt")
+    config = convert_dlcl(tmp_path / "c.pt").config
+    assert (config.dropout, config.attention_dropout, config.ffn_dropout) == (0.1, 0, 0)
+    assert config.encoder.connection == DLCL
 
 
 class TestFairseq:

@@ -149,3 +149,9 @@ def test_heads_of_odd_width_cannot_turn():
         replace(tiny_config(positions="rotary", share_embeddings=False), decoder=odd)
     with raises(ValueError, match="max_distance = 0 must be at least 1"):
         tiny_config(positions="relative", max_distance=0)
+
+
+@mark.parametrize("setting", ["max_positions", "max_distance", "pad_id"])
+def test_impossible_numbers_are_refused(setting):
+    with raises(ValueError, match=f"{setting} = -1 must be at least"):
+        tiny_config(**{setting: -1})

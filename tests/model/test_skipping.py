@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import torch
-from model_variants import NORMS, padded, scrambled, sentences, tiny_config
-from pytest import mark, raises
+from model_variants import DIM, NORMS, padded, scrambled, sentences, tiny_config
+from pytest import fail, mark, raises
 
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.skipping import Skip
+from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.model.transformer import Transformer
 
 
@@ -37,23 +38,36 @@ def test_sub_layer_i_of_n_is_skipped_with_probability_i_over_n():
     model = Transformer(with_dropout(tiny_config(), sublayer_dropout=0.6))
     skips = [module.p for module in model.encoder.modules() if isinstance(module, Skip)]
     torch.testing.assert_close(torch.tensor(skips), 0.6 * torch.arange(1, 7) / 6)
-    layer = model.decoder.layers[1]
-    found = [layer.skip_attention.p, layer.skip_cross_attention.p, layer.skip_feed_forward.p]
+    found = [around.skip.p for around, _ in model.decoder.layers[1].sublayers()]
     torch.testing.assert_close(torch.tensor(found), 0.6 * torch.tensor([4, 5, 6]) / 6)
 
 
 def test_a_skipped_branch_has_the_mean_of_evaluation():
     skip, x = Skip(0.3).train(), torch.tensor([2.0, -1.0])
     calls = []
-    branch = skip(lambda x: calls.append(1) or 3 * x)
     torch.manual_seed(1)
-    drawn = torch.stack([branch(x) for _ in range(4000)])
+    drawn = torch.stack([skip(lambda x: calls.append(1) or 3 * x, x) for _ in range(4000)])
     assert {tuple(row) for row in drawn.round(decimals=4).tolist()} == {
         (0.0, 0.0),
         tuple((3 * x / 0.7).round(decimals=4).tolist()),
     }
     torch.testing.assert_close(drawn.mean(0), 3 * x, rtol=0.05, atol=0)
     assert len(calls) == int((drawn[:, 0] != 0).sum()), "on a CPU what is skipped is not computed"
+
+
+class Nothing(torch.nn.Module):
+    def forward(self, x):
+        return torch.zeros_like(x)
+
+
+@mark.parametrize("kind", SUBLAYERS)
+def test_a_skipped_branch_of_every_scheme_adds_nothing(kind):
+    layer = scrambled(with_dropout(tiny_config(norm=kind), sublayer_dropout=0.5)).encoder.layers[1].train()
+    (around, _), x = layer.sublayers()[0], torch.randn(3, DIM, dtype=torch.float64)
+    around.skip.p = 1 - 1e-9
+    skipped = around(x, lambda z: fail("computed"), x)
+    around.skip.p, around.dropout = 0.0, Nothing()
+    torch.testing.assert_close(around(x, lambda z: 3 * z, x), skipped)
 
 
 def test_a_dropped_layer_returns_its_input_and_its_weights_get_no_gradient():

@@ -284,6 +284,17 @@ def test_admin_starts_with_the_root_of_the_variance_below():
         assert len(units) == len(branches[decoder])
 
 
+def test_layers_that_training_skips_are_measured_too():
+    config, found = tiny_config(norm="admin"), []
+    for rate in (0.0, 0.9):
+        stacks = [replace(stack, layer_dropout=rate, sublayer_dropout=rate) for stack in config.stacks.values()]
+        torch.manual_seed(0)
+        model = Transformer(replace(config, encoder=stacks[0], decoder=stacks[1])).train()
+        found.append(branch_variances(model, lambda model=model: model(padded(sentences(6)), padded(sentences(5)))))
+        assert model.encoder.layer_drop.p == rate
+    assert found[0] == found[1]
+
+
 def test_qk_norm_normalises_queries_and_keys_head_by_head():
     model = scrambled(tiny_config(qk_norm=True))
     x, memory = torch.randn(2, 5, DIM, dtype=torch.float64).unbind()

@@ -44,7 +44,7 @@ def test_arms_are_measured_and_compared_with_each_other(arms):
     assert report.count("| dlcl-30l against base | +") == 2
     assert "| model.encoder.num_layers | 6 | 30 |" in report and "training.lr" not in report
     assert "BLEU|nrefs:1|bs:20|" in report
-    assert (arms / "curves.svg").read_text().count("<polyline") == 2 * 3
+    assert (arms / "curves.svg").read_text().count("stroke-width='2'") == 2 * 3
     assert "30-layer encoder, dlcl" in (arms / "weights-dlcl-30l-1.svg").read_text()
 
 

@@ -2,17 +2,18 @@
 
 import re
 import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import two_arms
 from pytest import approx, fixture
 
-from deepnmt.files import write_json
-from deepnmt.reproduction.document import write_report
+from deepnmt.files import write_json, write_text
+from deepnmt.reproduction.document import chart, write_report
 from deepnmt.reproduction.experiment import at_rates
 from deepnmt.reproduction.report import report
 from deepnmt.reproduction.results import Figure, read_results, refresh
-from deepnmt.reproduction.study import Study
+from deepnmt.reproduction.significance import add_p_values
+from deepnmt.reproduction.study import Study, TestSet
 
 
 def run_of(arm, seed, bleu=None, status="done", reason="", metrics=("compound_bleu", "bleu")):
@@ -132,6 +133,15 @@ def test_a_sweep_names_the_best_rate_of_each_arm():
     assert main_table(built)[-2]["valid ppl"] == "failed" and not any(block.files for block in built)
 
 
+def test_a_chart_over_depth_has_one_metric_and_its_name():
+    arms = tuple(replace(arm, depth=depth, line="ours") for arm, depth in zip(two_arms.TWO.arms, (6, 12), strict=True))
+    experiment = replace(two_arms.TWO, arms=arms, plot="score", metric="chrf")
+    runs = [run_of(arm.label, 1, 40.0, metrics=("bleu", "chrf")) for arm in arms]
+    assert "![chrF2 against depth, ours](depth.svg)" in text(report(content_of(runs), experiment))
+    runs[1]["scores"]["test"].pop("chrf")
+    assert "![BLEU against depth, ours](depth.svg)" in text(report(content_of(runs), experiment))
+
+
 def test_families_have_charts_of_their_own_relative_to_the_reference():
     first = replace(two_arms.TWO.arms[0], group="g")
     families = {"a": "x", "b": "y", "far": "y", "short": "y"}
@@ -190,6 +200,26 @@ def test_a_mean_over_test_sets_is_called_one(blocks):
     assert main_table(built)[1]["compound_bleu"] == "31.00"
 
 
+def test_the_budget_is_that_of_the_experiment():
+    """A study may have experiments of equal tokens and of equal time, and settings of its own."""
+    content = content_of([run_of("plain", 1, 40.0)]) | {"seconds": 120.0}
+    equal_tokens = "Every arm trains on the same number of tokens: 24,576,000, counting full batches."
+    assert equal_tokens in text(report(content, two_arms.TWO))
+    timed = text(report(content, replace(two_arms.TWO, equal="time")))
+    assert "Every arm trains for the same time: 2.0 minutes." in timed and equal_tokens not in timed
+    content["fixed"]["settings"] = ["training.max_steps=9"]
+    assert "Every arm" not in text(report(content, two_arms.TWO))
+
+
+def test_a_mean_is_over_every_test_set_or_not_there(blocks):
+    """As when a test set was added and the study stopped before every run had translated it."""
+    runs = [run_of("plain", 1, 40.0), run_of("plain", 2, 40.0), run_of("DLCL", 1, 42.0)]
+    runs[0]["scores"]["news"] = {m: score | {"value": 20.0} for m, score in runs[0]["scores"]["test"].items()}
+    built = blocks(runs)
+    assert [row["compound_bleu"] for row in main_table(built)] == ["30.00", ""]
+    assert "2 of 3 runs are not finished: plain, seed 2; DLCL, seed 1." in text(built)
+
+
 def test_every_row_has_as_many_cells_as_the_head(blocks):
     failed = run_of("DLCL", 1, status="failed", reason="diverged at step 5")
     for head, *rows in tables(blocks([run_of("plain", 1, 40.0), run_of("plain", 2, 40.0), failed])):
@@ -200,9 +230,7 @@ def test_claims_are_judged_and_doubt_is_told(blocks):
     apart = [run_of("plain", 1, 45.0), run_of("plain", 2, 45.2), run_of("DLCL", 1, 40.0), run_of("DLCL", 2, 40.1)]
     assert claims(blocks(apart))[0] == "plain is better than DLCL: **holds** (45.10 against 40.05)"
     near = [run_of("plain", 1, 40.0), run_of("plain", 2, 41.0), run_of("DLCL", 1, 40.2), run_of("DLCL", 2, 41.1)]
-    assert claims(blocks(near))[0].endswith(
-        "**does not hold** (40.50 against 40.65, within two standard errors: not settled)"
-    )
+    assert claims(blocks(near))[0].endswith("**not settled** (40.50 against 40.65, within two standard errors)")
     alone = claims(blocks([run_of("plain", 1, 40.0), run_of("DLCL", 1, 39.0)]))
     assert alone[0].endswith("one seed: no spread known)")
     assert alone[1] == "DLCL fails to train: **does not hold** (0 of 1 seeds failed)"
@@ -260,6 +288,22 @@ def test_where_it_comes_from_is_told(blocks, tmp_path):
             assert needed in text
 
 
+def test_scores_that_cannot_be_compared_are_told(blocks):
+    runs = [run_of("plain", 1, 40.0), run_of("DLCL", 1, 41.0)]
+    assert "cannot be compared" not in text(blocks(runs))
+    runs[1]["scores"]["test"]["bleu"]["signature"] = "bleu|another version"
+    built = text(blocks(runs))
+    assert "**they cannot be compared**" in built and "`bleu|another version`" in built and "`bleu|sig`" in built
+
+
+def test_a_report_of_speed_tells_the_machine_and_the_work():
+    work = {"batch": 4, "beam": 2, "length": 8, "workers": 1, "repeats": 1, "fused": True}
+    speed = {"workload": work, "precision": "fp32", "machine": {"device": "x86"}, "tokens_per_second": 9.0}
+    run = run_of("plain", 1) | {"train": None, "speed": speed}
+    built = text(report(content_of([run]), replace(two_arms.TWO, trains=False, measures=("speed",))))
+    assert "- machine: device x86" in built and "batches of 4 sentences, 8 subwords each, beam 2" in built
+
+
 def test_the_command_can_be_repeated_elsewhere():
     content = content_of([run_of("plain", 1, 40.0)])
     for machine in ("/dev/shm/a", "/tmp/b"):
@@ -296,3 +340,45 @@ def test_a_group_that_comes_again_is_named_again():
         "b 30",
     ]
     assert [row["Δ"] for row in main_table(built)][1::2] == ["reference", "reference", "+0.00", "+0.00"]
+
+
+def test_p_values_are_about_the_metric_of_the_table(tmp_path):
+    """Here BLEU finds no difference: no four words in a row are right."""
+    reference, study = [f"w{i} aaaaaa" for i in range(40)], Study(tmp_path)
+    study.keep_tests([TestSet("test", reference, [reference])])
+    experiment = replace(two_arms.TWO, metric="chrf", measures=("scores",))
+    runs = [run_of(arm, 1, 40.0, metrics=("bleu", "chrf")) for arm in ("plain", "DLCL")]
+    definition = {"definition": asdict(experiment), "languages": ["en", "de"]}
+    write_json(tmp_path / "two" / "results.json", content_of(runs) | definition)
+    for run, word in (("plain-1", "bbbbbb"), ("DLCL-1", "aaabbb")):
+        write_text(study.translations(run, "test"), f"{word}\n" * len(reference))
+    add_p_values(study, "two")
+    content = read_results(study, "two")
+    assert content["p_values"]["DLCL"] < 0.01
+    for run in content["runs"]:
+        del run["scores"]["test"]["chrf"]
+    write_json(tmp_path / "two" / "results.json", content)
+    add_p_values(study, "two")
+    assert read_results(study, "two")["p_values"]["DLCL"] == 1.0, "of BLEU, which the claims then are about"
+
+
+def test_p_values_of_scores_do_not_judge_claims_about_perplexity():
+    arms = tuple(replace(arm, paper={"ppl": 5.0}) for arm in two_arms.TWO.arms)
+    content = content_of([run_of("plain", 2, 40.0), run_of("DLCL", 1, 42.0)])
+    content |= {"p_values": {"plain is better than DLCL": 0.0001}}
+    judged = claims(report(content, replace(two_arms.TWO, arms=arms)))[0]
+    assert judged.endswith("**does not hold** (10.00 against 9.00, one seed: no spread known)")
+
+
+def test_charts_of_labels_that_make_one_file_name_are_two_files(tmp_path):
+    drawn = [chart("weights-a", f"<svg>{n}</svg>", f"a{sign}") for n, sign in enumerate("+-+")]
+    write_report(tmp_path, "Charts", [*drawn, drawn[0]])
+    names = re.findall(r"\((\S+)\)", (tmp_path / "report.md").read_text())
+    assert names == ["weights-a.svg", "weights-a-.svg", "weights-a--.svg", "weights-a.svg"]
+    assert [(tmp_path / name).read_text() for name in names] == [f"<svg>{n}</svg>\n" for n in (0, 1, 2, 0)]
+
+
+def test_a_learning_rate_of_an_arms_own_is_told():
+    arms = (two_arms.TWO.arms[0], replace(two_arms.TWO.arms[1], lr=3e-4))
+    built = report(content_of([run_of("plain", 1, 40.0)]), replace(two_arms.TWO, arms=arms))
+    assert "- DLCL: `en-de-pre-dlcl-20l`, with its own learning rate, 0.0003" in text(built)

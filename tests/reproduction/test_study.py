@@ -1,6 +1,7 @@
 """A study from end to end: killed in the middle, gone on with, scored later, reported; and what it refuses."""
 
 import json
+import re
 import shutil
 import signal
 import sys
@@ -14,10 +15,10 @@ from processes import Process
 from pytest import MonkeyPatch, fixture, raises
 
 from deepnmt.cli import main
-from deepnmt.errors import RunError
+from deepnmt.errors import InputError, RunError
 from deepnmt.files import write_json
 from deepnmt.reproduction import steps
-from deepnmt.reproduction.processes import work
+from deepnmt.reproduction.processes import _claim, work
 from deepnmt.reproduction.runs import PlannedRun
 from deepnmt.reproduction.scales import SCALES
 from deepnmt.reproduction.steps import Setup, do_run, next_step
@@ -163,6 +164,42 @@ def test_workers_that_are_told_to_stop_save_and_go_on_later(place, capsys):
     assert not list(runs.glob("*/train.json")), "a run that was stopped is not done"
 
 
+def test_a_test_set_that_is_added_later_is_translated_by_every_run(place, done, capsys):
+    shutil.copytree(place / "out", place / "more")
+    text = [str(place / "toy" / f"valid.{language}") for language in ("en", "de")]
+    before = {path: path.stat().st_mtime_ns for path in place.glob("more/runs/*/*/test.txt")}
+    assert main([*arguments(place, "more"), "--test", "news", *text]) == 0
+    results = json.loads((place / "more" / "two" / "results.json").read_text())
+    assert all(run["scores"].keys() == run["decode"]["tests"].keys() == {"test", "news"} for run in results["runs"])
+    assert results["p_values"].keys() == {"DLCL", "plain is better than DLCL"}
+    assert before and all(path.stat().st_mtime_ns == then for path, then in before.items())
+    stored = (place / "more" / "study.json").read_text()
+    assert main([*arguments(place, "more"), "--test", "news", *reversed(text)]) == 2
+    assert "--test news: another test set of" in capsys.readouterr().err
+    assert (place / "more" / "study.json").read_text() == stored
+
+
+def test_an_error_in_one_run_leaves_a_report_of_the_others(place, monkeypatch, capsys):
+    train = steps.train
+
+    def breaks(recipe, *rest, **more):
+        if recipe.model.encoder.connection.kind == "dlcl" and recipe.training.seed == 2:
+            raise InputError("no room for this one")
+        return train(recipe, *rest, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(steps, "train", breaks)
+        assert main(arguments(place, "broken")) == 1
+    said = capsys.readouterr().err
+    assert "deepnmt: 1 of 4 runs ended with an error: pre-dlcl-4+1" in said and "Traceback" not in said
+    report = (place / "broken" / "two" / "report.md").read_text()
+    assert "1 of 4 runs are not finished: DLCL, seed 2." in report
+    assert re.search(r"\n\| DLCL \| 1 \| .*\n", report) and "| plain | 2 |" in report
+    assert main(arguments(place, "broken")) == 0
+    assert "not finished" not in (place / "broken" / "two" / "report.md").read_text()
+    capsys.readouterr()
+
+
 def test_fewer_seeds_later_do_not_drop_the_ones_there_are(place, done, capsys):
     assert main(arguments(place, "out", "--seeds", "1")) == 0
     results = json.loads((place / "out" / "two" / "results.json").read_text())
@@ -237,6 +274,9 @@ def test_refusals_of_an_experiment_of_ones_own(place, tmp_path, monkeypatch, cap
         ('worse = "preset"', 'worse = "pre"', "mine.toml: a claim is about 'pre', which is not an arm; did you mean"),
         (', worse = "preset"', "", "mine.toml: claims[0]: a claim has `better` and `worse`, or `fails`"),
         ("arms = [", "arms = []\nalso = [] #", "mine.toml: arms is empty"),
+        ("claims", "trains = false\nclaims", 'mine.toml: trains = false measures speed only: set measures = ["speed"]'),
+        ('"preset", recipe', '"a\\nb", recipe', "mine.toml: the label 'a\\nb' must be one line of text"),
+        ('"preset", recipe', '"preset", line = "x", recipe', "arm 'preset' has a line in a plot over depth; set its"),
         ("claims", "metric = 'ter'\nclaims", "mine: metric = 'ter' is not one of bleu, bleu_lower"),
         ("recipes/mine", "none", "mine, arm 'mine': none.toml is neither a recipe file (.toml) nor one of the presets"),
         ("claims", "overrides = ['model.lr=1']\nclaims", "mine, arm 'preset': unknown setting model.lr"),
@@ -257,6 +297,13 @@ def test_refusals_of_an_experiment_of_ones_own(place, tmp_path, monkeypatch, cap
     assert not (tmp_path / "out").exists()
 
 
+def test_test_sets_come_back_as_they_were(tmp_path):
+    study, many = Study(tmp_path), TestSet("many", ["a"], [[f"reference {n}"] for n in range(12)])
+    study.keep_tests([many, TestSet("news", ["b", ""], [["c", ""]])])
+    (tmp_path / "tests" / ".more.123.partial").mkdir()
+    assert study.tests() == [many, TestSet("news", ["b", ""], [["c", ""]])]
+
+
 def test_a_dry_run_prints_the_runs_and_writes_nothing(place, capsys):
     assert main([*arguments(place, "dry"), "--dry-run"]) == 0
     out = capsys.readouterr().out
@@ -268,6 +315,7 @@ def test_a_dry_run_prints_the_runs_and_writes_nothing(place, capsys):
 def test_refusals(place, tmp_path, capsys):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
+    write_json(tmp_path / "bad" / "study.json", {})
     data = ["--data", str(place / "toy" / "data")]
     for words, message in [
         ([], "name at least one experiment"),
@@ -275,8 +323,14 @@ def test_refusals(place, tmp_path, capsys):
         (["two", *data], "--out is missing"),
         (["two", *data, "--out", str(tmp_path / "x"), "--scale", "tny"], "unknown scale 'tny'; did you mean tiny?"),
         (["tabel1", *data, "--out", str(tmp_path / "x")], "unknown experiment 'tabel1'; did you mean table1?"),
-        (["two", *data, "--out", str(tmp_path / "full"), "--scale", "tiny"], "is not empty and is not a study"),
+        (["two", *data, "--out", str(tmp_path / "full"), "--scale", "tiny"], "exists and is not a study"),
         (["two", *data, "--out", str(tmp_path / "x"), "--test", "news", "a"], "a test set is NAME SOURCE REFERENCE"),
+        (
+            ["two", *data, "--out", str(tmp_path / "x"), "--scale", "tiny", "--test", "../a", "b", "c"],
+            "a name has letters",
+        ),
+        (["--report-only", str(tmp_path / "bad")], "bad/study.json has no 'fixed': it is damaged"),
+        (["two", *data, "--out", str(tmp_path / "bad" / "study.json"), "--scale", "tiny"], "exists and is not a study"),
         (["two", *data, "--out", str(tmp_path / "x"), "--minutes", "-3"], "minutes = -3.0 must be above 0"),
         (
             ["two", *data, "--out", str(tmp_path / "x"), "--arms", "dlcl"],
@@ -325,7 +379,7 @@ def test_a_run_that_diverges_is_done_and_failed(tmp_path, fake_setup):
     do_run(run, place)
     found = read_step(tmp_path / "runs" / "run" / "train.json")
     assert (found["status"], found["reason"]) == ("failed", "diverged at step 7")
-    assert next_step(run, tmp_path / "runs" / "run") is None
+    assert next_step(run, place.study) is None
 
 
 def test_an_error_in_one_run_does_not_cost_the_others(tmp_path, fake_setup, capsys):
@@ -338,19 +392,46 @@ def test_an_error_in_one_run_does_not_cost_the_others(tmp_path, fake_setup, caps
     first, second = (replace(run_of_recipe(), name=name) for name in ("first", "second"))
     with raises(RunError, match="1 of 2 runs ended with an error: first: ValueError: no kernel"):
         work([first, second], fake_setup(breaks))
-    assert next_step(first, tmp_path / "runs" / "first") == "train.json"
+    assert next_step(first, Study(tmp_path)) == "train.json"
     assert read_step(tmp_path / "runs" / "second" / "train.json")["status"] == "failed"
     assert "Traceback" in capsys.readouterr().err
 
 
+def test_a_run_that_another_process_has_claimed_is_left_to_it(tmp_path, fake_setup, capsys):
+    run, setup = run_of_recipe(), fake_setup(None)
+    with _claim(setup.study.runs / run.name):
+        work([run], setup)
+    assert "left to other processes: 1 of 1 runs" in capsys.readouterr().err
+
+
 def test_a_run_of_which_only_small_files_were_copied_is_done_if_it_was_decoded(tmp_path):
-    write_json(tmp_path / "train.json", {"status": "done"})
-    assert next_step(run_of_recipe(), tmp_path) == "train.json", "there is nothing to decode with"
-    (tmp_path / "model").mkdir()
-    assert next_step(run_of_recipe(), tmp_path) == "decode.json"
-    (tmp_path / "model").rmdir()
-    write_json(tmp_path / "decode.json", {})
-    assert next_step(run_of_recipe(), tmp_path) is None
+    study, run = Study(tmp_path), run_of_recipe()
+    folder = study.runs / run.name
+    write_json(folder / "train.json", {"status": "done"})
+    assert next_step(run, study) == "train.json", "there is nothing to decode with"
+    (folder / "model").mkdir()
+    assert next_step(run, study) == "decode.json"
+    (folder / "model").rmdir()
+    write_json(folder / "decode.json", {"tests": {"test": {}}})
+    assert next_step(run, study) is None
+    study.keep_tests([TestSet(name, ["a"], [["b"]]) for name in ("test", "news")])
+    assert next_step(run, study) == "train.json"
+
+
+def test_a_run_that_is_trained_again_and_killed_is_not_done(tmp_path, fake_setup):
+    """Of a copied study without weights; what it had translated was by another model."""
+
+    def killed(recipe, out):
+        (out / "checkpoints").mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    place, run = fake_setup(killed), run_of_recipe()
+    folder = place.study.runs / run.name
+    write_json(folder / "train.json", {"status": "done"})
+    write_json(folder / "scores.json", {"test": {}})
+    with raises(KeyboardInterrupt):
+        do_run(run, place)
+    assert next_step(run, place.study) == "train.json" and not (folder / "scores.json").exists()
 
 
 def test_a_run_that_was_told_to_stop_is_not_done(tmp_path, fake_setup):
@@ -361,7 +442,7 @@ def test_a_run_that_was_told_to_stop_is_not_done(tmp_path, fake_setup):
     place, run = fake_setup(stops), run_of_recipe()
     with raises(SystemExit):
         do_run(run, place)
-    assert next_step(run, tmp_path / "runs" / "run") == "train.json"
+    assert next_step(run, place.study) == "train.json"
     assert (tmp_path / "runs" / "run" / "training" / "checkpoints").is_dir()
 
 

@@ -12,7 +12,7 @@ from deepnmt import __version__
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.data.vocabulary import EOS
 from deepnmt.decoding.export import ctranslate2, huggingface, onnx
-from deepnmt.decoding.export.comparison import Agreement, Tell, random_sources
+from deepnmt.decoding.export.comparison import Agreement, Runtime, Tell, compare, random_sources
 from deepnmt.decoding.translator import check_vocabularies
 from deepnmt.errors import InputError
 from deepnmt.files import replacing, sha256, write_json
@@ -38,10 +38,8 @@ class Format(Protocol):
     def write(self, model: Transformer, tokenizers: TokenizerPair, folder: Path, tell: Tell) -> dict[str, Any]:
         """Write everything; return additional entries of the description."""
 
-    def compare(
-        self, model: Transformer, tokenizers: TokenizerPair, folder: Path, sources: Sequence[list[int]]
-    ) -> Agreement:
-        """Run the export and raise RunError if it differs from the model. sources: ids with the end."""
+    def opened(self, folder: Path, config: ModelConfig, tokenizers: TokenizerPair) -> Runtime:
+        """The export, ready to run."""
 
 
 FORMATS: dict[str, Format] = {"onnx": onnx, "ctranslate2": ctranslate2, "huggingface": huggingface}
@@ -68,7 +66,8 @@ def export(
         agreement = None
         if find_spec(form.RUNS_IN) is not None:
             tell("comparing what was written with the model")
-            agreement = form.compare(model, tokenizers, aside, [*random_sources(model.config), *given])
+            runtime = form.opened(aside, model.config, tokenizers)
+            agreement = compare(model, runtime, [*random_sources(model.config), *given], form.NAME)
         about = {"format": EXPORT_FORMAT, "to": to, "deepnmt": __version__, "torch": torch.__version__}
         origin = {"config": to_table(model.config), "weights_sha256": sha256(folder / WEIGHTS)}
         checked = {"checked": None if agreement is None else asdict(agreement)}

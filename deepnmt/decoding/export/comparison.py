@@ -1,8 +1,7 @@
 """Compares an exported model with the original, independently of the runtime."""
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import cycle, islice
 
 import numpy as np
@@ -19,9 +18,13 @@ TOLERANCE = 1e-4  # on a logit
 TIE = 1e-5  # logits this close differ only by rounding, so either may be the largest
 BATCH_SIZES = (1, 2, 5)
 MAX_LENGTHS = (1, 4, 24)
+LONGEST = 500  # tokens of a source: every format has enough positions for these and the steps below
 EXTRA_STEPS = 8  # a translation may be this much longer than its source
 
 Tell = Callable[[str], None]
+Runtime = Callable[[Tensor, Tensor], Tensor]
+"""From sources (batch, positions), ids with the end and padding, and symbols to decode (batch, steps) to the logits
+(batch, steps, V), or to the log probabilities of the symbols (batch, steps)."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +36,47 @@ class Agreement:
     max_difference: float = 0.0
     of: str = "logits"
 
-    def plus(self, sentences: int = 0, positions: int = 0, difference: float = 0.0) -> "Agreement":
-        return replace(
-            self,
-            sentences=self.sentences + sentences,
-            positions=self.positions + positions,
-            max_difference=max(self.max_difference, difference),
+
+@torch.inference_mode()
+def compare(model: Transformer, runtime: Runtime, sources: Sequence[list[int]], name: str) -> Agreement:
+    """Run both on the model's greedy translations of `sources`, ids with the end; raise RunError if they differ."""
+    agreement = Agreement()
+    for source in batches(sources, model.config):
+        symbols, expected = greedy(model, source)
+        found, of = runtime(source, symbols), "logits"
+        if found.dim() == 2:
+            expected, of = expected.log_softmax(2).gather(2, symbols.unsqueeze(2)).squeeze(2), "log probabilities"
+        where = f"in a batch of {len(source)} sentences of up to {source.shape[1]} tokens"
+        difference = max_difference(expected, found, f"the {of} of {name} {where}")
+        if of == "logits":
+            check_choices(expected, found, f"{name} {where}")
+        agreement = Agreement(
+            sentences=agreement.sentences + len(source),
+            positions=agreement.positions + symbols.numel(),
+            max_difference=max(agreement.max_difference, difference),
+            of=of,
         )
+    return agreement
+
+
+def max_difference(expected: Tensor, found: Tensor, what: str) -> float:
+    """Raise RunError if it is too large."""
+    if found.shape != expected.shape:
+        raise RunError(f"export failed: {what} have the shape {[*found.shape]} instead of {[*expected.shape]}")
+    difference = float((found - expected).abs().max())
+    if not difference <= TOLERANCE:  # or not a number
+        raise RunError(
+            f"export failed: {what} differ from the model's by up to {difference:.1e}, which is more than "
+            f"{TOLERANCE:.0e}"
+        )
+    return difference
+
+
+def check_choices(expected: Tensor, found: Tensor, what: str) -> None:
+    """Raise RunError if the largest logits (..., V) are of different symbols, unless these are a tie."""
+    best, chosen = expected.amax(-1), expected.gather(-1, found.argmax(-1, keepdim=True)).squeeze(-1)
+    if bool((best - chosen > TIE).any()):
+        raise RunError(f"export failed: {what} chooses a different token from the model")
 
 
 def random_sources(config: ModelConfig) -> list[list[int]]:
@@ -54,46 +91,24 @@ def start_symbol(config: ModelConfig) -> int:
     return EOS if config.start_id is None else config.start_id
 
 
-def num_steps(source: Tensor, config: ModelConfig) -> int:
-    """How many symbols to decode of a source (batch, positions), with room left for an end."""
-    steps = source.shape[1] + EXTRA_STEPS
-    return steps if config.position_limit is None else min(steps, config.position_limit - 1)
-
-
-def batches(sources: Sequence[list[int]], config: ModelConfig) -> Iterator[tuple[list[list[int]], Tensor]]:
-    """Batches of several sizes, of sentences no longer than the model allows: as they are, and padded."""
-    limit, remaining = config.position_limit or sys.maxsize, iter(sources)
+def batches(sources: Sequence[list[int]], config: ModelConfig) -> Iterator[Tensor]:
+    """Padded batches of several sizes, of sentences no longer than the model allows."""
+    limit, remaining = min(config.position_limit or LONGEST, LONGEST), iter(sources)
     for size in cycle(BATCH_SIZES):
         batch = [[*ids[:-1][: limit - 1], EOS] for ids in islice(remaining, size)]
         if not batch:
             return
-        yield batch, padded(batch, config.pad_id)
+        yield padded(batch, config.pad_id)
 
 
 def greedy(model: Transformer, source: Tensor) -> tuple[Tensor, Tensor]:
-    """(batch, steps) symbols, none of them the end, and their log probabilities."""
+    """(batch, steps) symbols, with room for the end but without it, and their logits (batch, steps, V)"""
+    steps, limit = source.shape[1] + EXTRA_STEPS, model.config.position_limit
     cache, tokens = model.start(model.encode(source)), torch.full((len(source),), EOS)
-    symbols, log_probs = [], []
-    for _ in range(num_steps(source, model.config)):
+    symbols, found = [], []
+    for _ in range(steps if limit is None else min(steps, limit - 1)):
         logits, cache = model.step(tokens, cache)
-        scores = logits.log_softmax(1)
-        tokens = scores.index_fill(1, torch.tensor([EOS]), -torch.inf).argmax(1)
+        tokens = logits.index_fill(1, torch.tensor([EOS]), -torch.inf).argmax(1)
         symbols.append(tokens)
-        log_probs.append(scores.gather(1, tokens[:, None]))
-    return torch.stack(symbols, 1), torch.cat(log_probs, 1)
-
-
-def same_logits(expected: Tensor, found: Tensor, name: str, where: str) -> float:
-    """The largest difference of logits (rows, V); raise RunError if it is too large, or if the choice differs."""
-    if found.shape != expected.shape:
-        raise RunError(f"export failed: {where} {name} has logits {[*found.shape]}, the model {[*expected.shape]}")
-    difference = float((found - expected).abs().max())
-    if not difference <= TOLERANCE:  # or not a number
-        raise RunError(
-            f"export failed: {where} a logit of {name} differs from the model's by {difference:.1e}, "
-            f"which is more than {TOLERANCE:.0e}"
-        )
-    best, chosen = expected.amax(1), expected.gather(1, found.argmax(1, keepdim=True)).squeeze(1)
-    if bool((best - chosen > TIE).any()):
-        raise RunError(f"export failed: {where} {name} chooses a different token from the model")
-    return difference
+        found.append(logits)
+    return torch.stack(symbols, 1), torch.stack(found, 1)

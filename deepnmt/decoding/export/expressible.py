@@ -9,6 +9,7 @@ from deepnmt.data.sentencepiece_rules import SENTENCEPIECE
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.errors import InputError
 from deepnmt.model.config import ModelConfig, StackConfig
+from deepnmt.model.norms import EPS
 
 # Settings that every format supports, or that only concern training; any other is refused.
 KNOWN: dict[type, set[str]] = {
@@ -16,8 +17,10 @@ KNOWN: dict[type, set[str]] = {
     | {"share_embeddings", "scale_embeddings", "tie_output", "output_bias", "start_id", "pad_id", "activation"}
     | {"positions", "max_positions", "first_position", "dropout", "attention_dropout", "ffn_dropout"},
     StackConfig: {"num_layers", "dim", "ffn_dim", "num_heads", "connection", "sublayer"}
-    | {"layer_dropout", "sublayer_dropout"},
+    | {"layer_dropout", "sublayer_dropout", "norm_eps"},
 }
+MIXED = ("dlcl", "dense", "average", "fusion")  # connections that the modelling file for Hugging Face supports
+LARGEST_EPS = 2.0  # times the usual one: a folded DeepNorm has at most that, which makes no difference but rounding
 
 
 def refuse(name: str, *obstacles: Iterable[str]) -> None:
@@ -33,6 +36,9 @@ def other_settings(config: ModelConfig) -> Iterator[str]:
             value = getattr(part, setting.name)
             if setting.name not in KNOWN[type(part)] and value != _default(setting):
                 yield f"it has nothing for {prefix}{setting.name} = {value!r}"
+    for side, stack in config.stacks.items():
+        if (stack.norm_eps or 0.0) > LARGEST_EPS * EPS[config.norm_kind]:
+            yield f"it has nothing for {side}.norm_eps = {stack.norm_eps}"
     if config.positions in ("relative", "rotary"):
         yield f"it has nothing for positions = {config.positions!r} (export it --to onnx)"
 

@@ -18,8 +18,8 @@ from deepnmt.data.sentencepiece_rules import normalising_model
 from deepnmt.data.tokenizer import Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
 from deepnmt.decoding.config import DecodingConfig
-from deepnmt.decoding.export.comparison import Agreement, Tell, batches, greedy, same_logits, start_symbol
-from deepnmt.decoding.export.expressible import odd_sublayers, other_settings, refuse, unlike_sentencepiece
+from deepnmt.decoding.export.comparison import Runtime, Tell, start_symbol
+from deepnmt.decoding.export.expressible import MIXED, odd_sublayers, other_settings, refuse, unlike_sentencepiece
 from deepnmt.files import write_json
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections.average import Average
@@ -34,7 +34,6 @@ NAME, RUNS_IN = "Hugging Face", "transformers"
 NEEDS: tuple[str, ...] = ()
 MODELING = Path(__file__).with_name("modeling_deepnmt.py")
 MAX_POSITIONS = 1024  # of sinusoids in Marian, which stores a table; longer text is an error there
-MIXED = ("dlcl", "dense", "average", "fusion")
 
 Tensors = dict[str, Tensor]
 
@@ -244,7 +243,7 @@ def _matrix(stack: Stack) -> Tensor | None:
     """(rows, columns, groups): the weight of each output after each layer; None for a residual stack."""
     connection, count = stack.connection, len(stack.layers) + 1
     if isinstance(connection, Dlcl):
-        return connection._effective()
+        return connection.effective()
     matrix, ones = connection.matrix(), torch.ones(count, count).tril()
     if isinstance(connection, Dense):
         matrix = ones
@@ -291,9 +290,7 @@ def _ids(tokenizer: Tokenizer) -> Mapping[str, int]:
     return {piece: number for number, piece in enumerate(tokenizer.pieces)}
 
 
-@torch.inference_mode()
-def compare(model: Transformer, tokenizers: TokenizerPair, folder: Path, sources: Sequence[list[int]]) -> Agreement:
-    """Compare the logits of both on the model's greedy translations."""
+def opened(folder: Path, config: ModelConfig, tokenizers: TokenizerPair) -> Runtime:
     from transformers import AutoModelForSeq2SeqLM
     from transformers.utils.logging import disable_progress_bar
 
@@ -302,15 +299,10 @@ def compare(model: Transformer, tokenizers: TokenizerPair, folder: Path, sources
     if (folder / MODELING.name).exists():  # use our file; transformers would copy it to its cache
         opener = import_module("deepnmt.decoding.export.modeling_deepnmt").DeepnmtForConditionalGeneration
     exported = opener.from_pretrained(folder).eval()
-    agreement = Agreement()
-    for batch, source in batches(sources, model.config):
-        said, _ = greedy(model, source)
-        target = torch.cat([torch.full((len(source), 1), start_symbol(model.config)), said[:, :-1]], dim=1)
-        expected = model(source, target)
-        found = exported(
-            input_ids=source, attention_mask=source != model.config.pad_id, decoder_input_ids=target
-        ).logits
-        where = f"in a batch of {len(source)} sentences of up to {source.shape[1]} tokens"
-        difference = same_logits(expected.flatten(0, 1), found.flatten(0, 1), NAME, where)
-        agreement = agreement.plus(len(batch), target.numel(), difference)
-    return agreement
+
+    def logits(source: Tensor, chosen: Tensor) -> Tensor:
+        target = torch.cat([torch.full((len(source), 1), start_symbol(config)), chosen[:, :-1]], dim=1)
+        found: Tensor = exported(source, attention_mask=source != config.pad_id, decoder_input_ids=target).logits
+        return found
+
+    return logits

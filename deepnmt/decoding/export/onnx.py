@@ -5,7 +5,7 @@ Running them needs onnxruntime and a tokeniser, but neither torch nor deepnmt; d
 
 import logging
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict
@@ -19,20 +19,17 @@ from torch import Tensor, nn
 from deepnmt.data.sentence_pieces import SentencePieces
 from deepnmt.data.tokenizer import Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
-from deepnmt.decoding.export.comparison import Agreement, Tell, batches, num_steps, same_logits
+from deepnmt.decoding.export.comparison import Runtime, Tell
 from deepnmt.errors import RunError
 from deepnmt.files import write_json
 from deepnmt.model.attention import KeysValues
 from deepnmt.model.cache import Cache, joined
 from deepnmt.model.config import ModelConfig
-from deepnmt.model.layers import DecoderLayer
 from deepnmt.model.transformer import Transformer
 
 NAME, RUNS_IN = "ONNX", "onnxruntime"
 NEEDS: tuple[str, ...] = ("onnx", "onnxruntime", "onnxscript")
 ENCODER, DECODER = "encoder.onnx", "decoder_step.onnx"
-
-Arrays = dict[str, np.ndarray]
 
 
 def check(config: ModelConfig, tokenizers: TokenizerPair) -> None:
@@ -48,16 +45,29 @@ def write(model: Transformer, tokenizers: TokenizerPair, folder: Path, tell: Tel
     return _description(model, tokenizers)
 
 
-@torch.inference_mode()
-def compare(model: Transformer, tokenizers: TokenizerPair, folder: Path, sources: Sequence[list[int]]) -> Agreement:
-    """Decode greedily with both, each with its own past; raise RunError if they differ."""
-    exported = ExportedModel(folder)
-    agreement = Agreement()
-    for batch, source in batches(sources, model.config):
-        for difference in _decode_both(model, exported, source):
-            agreement = agreement.plus(positions=len(batch), difference=difference)
-        agreement = agreement.plus(sentences=len(batch))
-    return agreement
+def opened(folder: Path, config: ModelConfig, tokenizers: TokenizerPair) -> Runtime:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    encoder, step = (
+        onnxruntime.InferenceSession(folder / name, options, providers=["CPUExecutionProvider"])
+        for name in (ENCODER, DECODER)
+    )
+    memory_names = [output.name for output in encoder.get_outputs()]
+    head_shapes = {given.name: given.shape[2:] for given in step.get_inputs() if given.name.startswith("past_")}
+
+    def logits(source: Tensor, chosen: Tensor) -> Tensor:
+        memory = dict(zip(memory_names, encoder.run(None, {"source": source.numpy()}), strict=True))
+        past = {name: np.zeros((len(source), 0, *shape), np.float32) for name, shape in head_shapes.items()}
+        found = []
+        for tokens in (torch.full((len(source),), EOS), *chosen.T[:-1]):
+            result, *grown = step.run(None, {"tokens": tokens.numpy(), **memory, **past})
+            past = dict(zip(past, grown, strict=True))
+            found.append(torch.from_numpy(result))
+        return torch.stack(found, 1)
+
+    return logits
 
 
 class EncoderGraph(nn.Module):
@@ -68,10 +78,8 @@ class EncoderGraph(nn.Module):
         self.model = model
 
     def forward(self, source: Tensor) -> tuple[Tensor, ...]:
-        memories = self.model.encode(source).memories
-        layers = (layer for layer in self.model.decoder.layers if isinstance(layer, DecoderLayer))
-        projected = (layer.cross_attention.project(memory) for layer, memory in zip(layers, memories, strict=True))
-        return source == self.model.config.pad_id, *_flat(projected)
+        memories = self.model.project_memories(self.model.encode(source))
+        return source == self.model.config.pad_id, *_flat(memories)
 
 
 class DecoderStepGraph(nn.Module):
@@ -196,45 +204,3 @@ def _description(model: Transformer, tokenizers: TokenizerPair) -> dict[str, Any
             for side, tokenizer in sides.items()
         },
     }
-
-
-class ExportedModel:
-    """The two graphs of a folder. Keys and values pass through as arrays by name."""
-
-    def __init__(self, folder: Path) -> None:
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        self._encoder, self._step = (
-            onnxruntime.InferenceSession(folder / name, options, providers=["CPUExecutionProvider"])
-            for name in (ENCODER, DECODER)
-        )
-
-    def encode(self, source: np.ndarray) -> Arrays:
-        """source: (batch, source length) ids, padded at the end -> what every step is given besides its past."""
-        names = [output.name for output in self._encoder.get_outputs()]
-        return dict(zip(names, self._encoder.run(None, {"source": source}), strict=True))
-
-    def start(self, batch: int) -> Arrays:
-        """The past before the first step."""
-        inputs = [given for given in self._step.get_inputs() if given.name.startswith("past_")]
-        return {given.name: np.zeros((batch, 0, *given.shape[2:]), np.float32) for given in inputs}
-
-    def step(self, tokens: np.ndarray, memory: Arrays, past: Arrays) -> tuple[np.ndarray, Arrays]:
-        """tokens: (batch,) -> logits (batch, vocabulary) of the next position, and the grown past."""
-        logits, *grown = self._step.run(None, {"tokens": tokens, **memory, **past})
-        return logits, dict(zip(past, grown, strict=True))
-
-
-def _decode_both(model: Transformer, exported: ExportedModel, source: Tensor) -> Iterator[float]:
-    """The difference of the logits at each step."""
-    cache = model.start(model.encode(source))
-    memory, past = exported.encode(source.numpy()), exported.start(len(source))
-    tokens = torch.full((len(source),), EOS)
-    for step in range(1, 1 + num_steps(source, model.config)):
-        expected, cache = model.step(tokens, cache)
-        logits, past = exported.step(tokens.numpy(), memory, past)
-        where = f"at step {step} of a batch of {len(source)} sentences of up to {source.shape[1]} tokens"
-        yield same_logits(expected, torch.from_numpy(logits), NAME, where)
-        tokens = expected.argmax(1)

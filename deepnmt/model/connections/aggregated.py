@@ -1,6 +1,6 @@
 """Deep representations: a residual stack whose outputs are merged step by step by small networks."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -15,7 +15,7 @@ EXPANSION = 4  # of the feed-forward networks, as in the layers of the paper
 
 @dataclass(frozen=True, kw_only=True)
 class AggregatedConfig(ConnectionConfig):
-    kind: str = field(default="aggregated", init=False)
+    kind = "aggregated"
     order: Literal["hierarchical", "iterative"] = "hierarchical"  # two layers at a time, or one
 
 

@@ -1,12 +1,12 @@
 """Attention residuals: each position attends to the contributions of the layers below, with a query per layer."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deepnmt.model.connections.connection import Connection, ConnectionConfig, History, StackShape
+from deepnmt.model.connections.connection import Connection, ConnectionConfig, History, StackShape, contribution
 from deepnmt.model.kernels.mixture import PositionTape, open_position_tape
 from deepnmt.model.norms import inverse_rms
 from deepnmt.settings import check_bounds
@@ -14,7 +14,7 @@ from deepnmt.settings import check_bounds
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionResidualConfig(ConnectionConfig):
-    kind: str = field(default="attention-residual", init=False)
+    kind = "attention-residual"
     blocks: int | None = None  # the approximate number of blocks; attends to sums over blocks instead of every layer
 
     def __post_init__(self) -> None:
@@ -24,11 +24,12 @@ class AttentionResidualConfig(ConnectionConfig):
 class BranchHistory(History):
     """The branches: the embedding v_0, then v_l = y_l - x_l, in blocks; with the scores that each row gives them."""
 
+    depth = 0
+    given: Tensor  # x_l
+
     def __init__(self, tape: PositionTape) -> None:
         super().__init__()
         self.tape = tape
-        self.depth = 0
-        self.given: Tensor | None = None  # x_l
         self.scores: list[Tensor] = []  # (..., rows) each
 
 
@@ -54,29 +55,24 @@ class AttentionResidual(Connection):
         is_fused = self.query.is_cuda and self.block == 1  # the fused tape cannot add to earlier entries
         return BranchHistory(open_position_tape(self.num_layers + 1, self.num_layers, on_gpu=is_fused))
 
-    def write(self, history: History, output: Tensor) -> None:
-        assert isinstance(history, BranchHistory)
-        branch = output
-        if history.given is not None:
-            wide = torch.promote_types(output.dtype, torch.float32)  # the difference cancels
-            branch = (output.to(wide) - history.given.to(wide)).to(output.dtype)
+    def write(self, history: BranchHistory, output: Tensor) -> None:
+        branch = contribution(output, history.given) if history.depth else output
         if history.depth == 0 or (history.depth - 1) % self.block == 0:
             history.append(history.tape.enter(branch))
-            history.scores.append(branch)
         else:
             history[-1] = history[-1] + branch
-        history.scores[-1] = F.linear(history[-1], self.query) * inverse_rms(history[-1])
+            history.scores.pop()
+        history.scores.append(F.linear(history[-1], self.query) * inverse_rms(history[-1]))
         history.depth += 1
 
-    def read(self, history: History) -> Tensor:
-        assert isinstance(history, BranchHistory)
+    def read(self, history: BranchHistory) -> Tensor:
         row = history.depth - 2
-        history.given = history[0] if row < 0 else self._attend(history, row)
+        if row < 0:
+            history.given = history[0]
+        else:
+            scores = torch.stack([scores[..., row] for scores in history.scores], -1)
+            history.given = history.tape.mix(history, (scores + self.bias[row, : len(history)]).softmax(-1))
         return history.given
-
-    def _attend(self, history: BranchHistory, row: int) -> Tensor:
-        scores = torch.stack([scores[..., row] for scores in history.scores], -1)
-        return history.tape.mix(history, (scores + self.bias[row, : len(history)]).softmax(-1))
 
     def matrix(self) -> Tensor:
         """The weights of the branches (not of outputs) at zero scores; each layer has the weight of its block."""

@@ -1,16 +1,13 @@
 """The mean of all outputs so far, as at the initialisation of DLCL."""
 
-from dataclasses import dataclass, field
-
 from torch import Tensor
 
 from deepnmt.model.connections.connection import Connection, ConnectionConfig, History
 from deepnmt.model.kernels.mixture import mix
 
 
-@dataclass(frozen=True, kw_only=True)
 class AverageConfig(ConnectionConfig):
-    kind: str = field(default="average", init=False)
+    kind = "average"
 
 
 class Average(Connection):

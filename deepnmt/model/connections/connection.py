@@ -15,7 +15,7 @@ from deepnmt.model.sublayers import NormPlacement
 class ConnectionConfig:
     """The options of a scheme. Each scheme has its own config, identified by `kind`."""
 
-    kind: str
+    kind: ClassVar[str]
 
     def check(self, dim: int) -> None:
         """Raise ValueError if an option does not fit the width of the stack."""
@@ -57,7 +57,7 @@ class StepMixture:
 
 
 class Connection(nn.Module):
-    """x_{l+1} = G(y_0, ..., y_l), equation 6 of the paper. The base class is the residual stack: G = y_l.
+    """x_{l+1} = G(y_0, ..., y_l), equation 7 of the paper. The base class is the residual stack: G = y_l.
 
     One pass is `begin`, then `write` and `read` in turn for every layer, then `memories`. A scheme overrides what it
     changes. The module keeps no state of a pass.
@@ -72,17 +72,19 @@ class Connection(nn.Module):
         super().__init__()
 
     def begin(self) -> History:
+        """An empty history, of the scheme's own class if it needs more than the outputs."""
         return History()
 
-    def write(self, history: History, output: Tensor) -> None:
-        """Add the output of the layer at depth len(history)."""
+    def write(self, history: Any, output: Tensor) -> None:
+        """Add the output of a layer."""
         history.append(output)
 
-    def read(self, history: History) -> Tensor:
+    def read(self, history: Any) -> Tensor:
         """The input of the next layer; after the last layer, the result of the stack."""
-        return history[-1]
+        last: Tensor = history[-1]
+        return last
 
-    def memories(self, history: History) -> list[Tensor]:
+    def memories(self, history: Any) -> list[Tensor]:
         """The results of the stack for its readers: one tensor for all, or one for each."""
         return [self.read(history)]
 
@@ -108,6 +110,12 @@ class Connection(nn.Module):
         count = len(matrix)
         readers = (*(f"layer {row}" for row in range(1, count)), "the output")
         return LearnedWeights(matrix, tuple(f"x{row}" for row in range(1, count + 1)), readers)
+
+
+def contribution(output: Tensor, given: Tensor) -> Tensor:
+    """v = y - x, what a layer adds to its input; in fp32, because the difference cancels."""
+    wide = torch.promote_types(output.dtype, torch.float32)
+    return (output.to(wide) - given.to(wide)).to(output.dtype)
 
 
 def lower_triangle(size: int, window: int | None = None) -> Tensor:

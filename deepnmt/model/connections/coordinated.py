@@ -1,15 +1,12 @@
 """Layer-wise coordination: each decoder layer attends to the encoder layer of the same depth."""
 
-from dataclasses import dataclass, field
-
 from torch import Tensor
 
 from deepnmt.model.connections.connection import Connection, ConnectionConfig, History, StackShape
 
 
-@dataclass(frozen=True, kw_only=True)
 class CoordinatedConfig(ConnectionConfig):
-    kind: str = field(default="coordinated", init=False)
+    kind = "coordinated"
 
 
 class Coordinated(Connection):

@@ -1,16 +1,13 @@
 """Dense residual connection: the input of a layer is the sum of all outputs below it."""
 
-from dataclasses import dataclass, field
-
 from torch import Tensor
 
 from deepnmt.model.connections.connection import Connection, ConnectionConfig, History
 from deepnmt.model.kernels.mixture import mix
 
 
-@dataclass(frozen=True, kw_only=True)
 class DenseConfig(ConnectionConfig):
-    kind: str = field(default="dense", init=False)
+    kind = "dense"
 
 
 class Dense(Connection):

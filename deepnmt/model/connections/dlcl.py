@@ -1,8 +1,8 @@
 """Dynamic linear combination of layers, with every option of the paper's ablation and of its code."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,10 +22,10 @@ from deepnmt.settings import check_bounds
 
 @dataclass(frozen=True, kw_only=True)
 class DlclConfig(ConnectionConfig):
-    kind: str = field(default="dlcl", init=False)
+    kind = "dlcl"
     learned: bool = True  # or fixed at the start
     start: Literal["average", "one"] = "average"
-    norm: bool = True  # the LayerNorm of equations 7 and 8
+    norm: bool = True  # the LayerNorm of equations 8 and 9
     norm_embedding: bool = False  # y_0 too
     softmax: bool = False  # over the row
     groups: int = 1  # weights per pair of layers; dimension i has weight i modulo groups; dim = one for each
@@ -52,7 +52,7 @@ class DlclHistory(History):
 
 
 class Dlcl(Connection):
-    """Pre-norm: x_{l+1} = sum_k W[l,k] LN_k(y_k). Post-norm: x_{l+1} = LN_l(sum_k W[l,k] y_k). Equations 7 and 8.
+    """Pre-norm: x_{l+1} = sum_k W[l,k] LN_k(y_k). Post-norm: x_{l+1} = LN_l(sum_k W[l,k] y_k). Equations 8 and 9.
 
     W is lower triangular and learned; its rows are initialised as means. Row 0 belongs to the embedding y_0, which
     has no LayerNorm unless requested.
@@ -60,6 +60,7 @@ class Dlcl(Connection):
 
     Config: ClassVar[type[ConnectionConfig]] = DlclConfig
     grows = True
+    connected: Tensor
 
     def __init__(self, config: DlclConfig, shape: StackShape) -> None:
         super().__init__(config, shape)
@@ -77,21 +78,17 @@ class Dlcl(Connection):
 
         # The norm of y_k (pre) or of row k (post). Row 0 of post-norm is normed twice when the embedding is: once as
         # y_0 and once as row 0, with the same LayerNorm; so does the authors' code.
-        norms = [shape.new_norm(shape.dim) if config.norm and k >= 1 else nn.Identity() for k in range(count)]
-        if config.norm_embedding:
-            norms[0] = shape.new_norm(shape.dim)
-        self.norms = nn.ModuleList(norms)
+        normed = [config.norm_embedding] + [config.norm] * shape.num_layers
+        self.norms = nn.ModuleList(shape.new_norm(shape.dim) if has_norm else nn.Identity() for has_norm in normed)
         self.norms_outputs = shape.norm == "pre"
 
     def begin(self) -> DlclHistory:
-        return DlclHistory(self._effective(), self._norms_of_outputs(), self.window)
+        return DlclHistory(self.effective(), self._norms_of_outputs(), self.window)
 
-    def write(self, history: History, output: Tensor) -> None:
-        assert isinstance(history, DlclHistory)
+    def write(self, history: Any, output: Tensor) -> None:
         history.append(history.tape.enter(output))
 
-    def read(self, history: History) -> Tensor:
-        assert isinstance(history, DlclHistory)
+    def read(self, history: Any) -> Tensor:
         row = len(history) - 1
         mixed = history.tape.mix(history, row)
         if not self.norms_outputs:
@@ -107,18 +104,17 @@ class Dlcl(Connection):
             norm.load_state_dict(shallow.norms[k if k < count else k - added].state_dict())
 
     def matrix(self) -> Tensor:
-        return self._effective().detach().float().mean(2).cpu()
+        return self.effective().detach().float().mean(2).cpu()
 
     def step_mixture(self) -> StepMixture | None:
-        matrix = self._effective()
+        matrix = self.effective()
         return StepMixture(matrix[:, :, 0].contiguous(), list(self.norms)) if matrix.shape[2] == 1 else None
 
     def _norms_of_outputs(self) -> list[nn.Module]:
         return [norm if self.norms_outputs or k == 0 else nn.Identity() for k, norm in enumerate(self.norms)]
 
-    def _effective(self) -> Tensor:
-        """The effective W: zero where not connected, rows normalised if requested. (rows, columns, groups), fp32."""
-        connected = self.get_buffer("connected")
+    def effective(self) -> Tensor:
+        """W as it is used: zero where not connected, rows normalised if requested. (rows, columns, groups), fp32."""
         if self.softmax:
-            return self.weight.float().masked_fill(~connected, -torch.inf).softmax(1)
-        return self.weight.float() * connected
+            return self.weight.float().masked_fill(~self.connected, -torch.inf).softmax(1)
+        return self.weight.float() * self.connected

@@ -1,6 +1,6 @@
 """Dynamic dense connections: a weighted sum of all outputs so far, with weights that depend on the position."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -15,7 +15,7 @@ from deepnmt.settings import check_bounds
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicDenseConfig(ConnectionConfig):
-    kind: str = field(default="dynamic-dense", init=False)
+    kind = "dynamic-dense"
     dilation: int = 1  # a row reads every dilation-th output, counted back from the last
     period: int = 1  # mix after every period-th layer and after the last; elsewhere the stack is residual
 
@@ -76,8 +76,7 @@ class DynamicDense(Connection):
     def begin(self) -> TapedHistory:
         return TapedHistory([open_position_tape(*size, on_gpu=self.weight.is_cuda) for size in self.tape_sizes])
 
-    def write(self, history: History, output: Tensor) -> None:
-        assert isinstance(history, TapedHistory)
+    def write(self, history: TapedHistory, output: Tensor) -> None:
         history.depth += 1
         if history.depth in self.kept:
             tape, outputs = history.group
@@ -85,8 +84,7 @@ class DynamicDense(Connection):
             outputs.append(output)
         history.last = output
 
-    def read(self, history: History) -> Tensor:
-        assert isinstance(history, TapedHistory)
+    def read(self, history: TapedHistory) -> Tensor:
         return self.mix(history) if history.depth in self.rows else history.last
 
     def mix(self, history: TapedHistory) -> Tensor:

@@ -1,18 +1,15 @@
 """Dynamic DLCL: a part of the weights of the linear combination depends on the position."""
 
-from dataclasses import dataclass, field
-
 import torch
 from torch import Tensor, nn
 
-from deepnmt.model.connections.connection import ConnectionConfig, History, StackShape
+from deepnmt.model.connections.connection import ConnectionConfig, StackShape
 from deepnmt.model.connections.dynamic_dense import DynamicDense, DynamicDenseConfig, TapedHistory
 from deepnmt.model.kernels.mixture import mix
 
 
-@dataclass(frozen=True, kw_only=True)
 class DynamicDlclConfig(ConnectionConfig):
-    kind: str = field(default="dynamic-dlcl", init=False)
+    kind = "dynamic-dlcl"
 
 
 class DynamicDlcl(DynamicDense):
@@ -26,8 +23,8 @@ class DynamicDlcl(DynamicDense):
 
     def __init__(self, config: DynamicDlclConfig, shape: StackShape) -> None:
         super().__init__(DynamicDenseConfig(), shape)
-        new_norms = [shape.new_norm if k else nn.Identity for k in range(shape.num_layers + 1)]
-        self.norms = nn.ModuleList(new_norm(shape.dim) for new_norm in new_norms)
+        norms = (shape.new_norm(shape.dim) for _ in range(shape.num_layers))
+        self.norms = nn.ModuleList([nn.Identity(), *norms])
         self.norms_outputs = shape.norm == "pre"
 
     @staticmethod
@@ -35,12 +32,10 @@ class DynamicDlcl(DynamicDense):
         rows = torch.ones(count, count).tril()
         return rows / rows.sum(1, keepdim=True)
 
-    def write(self, history: History, output: Tensor) -> None:
-        assert isinstance(history, TapedHistory)
+    def write(self, history: TapedHistory, output: Tensor) -> None:
         super().write(history, self.norms[history.depth + 1](output) if self.norms_outputs else output)
 
-    def read(self, history: History) -> Tensor:
-        assert isinstance(history, TapedHistory)
+    def read(self, history: TapedHistory) -> Tensor:
         if history.depth == 0:
             return mix([history.last], self.weight[:1, :1].float())
         mixed = self.mix(history)

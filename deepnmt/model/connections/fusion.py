@@ -1,7 +1,5 @@
 """Multi-layer representation fusion: residual inside, one learned row on top."""
 
-from dataclasses import dataclass, field
-
 import torch
 from torch import Tensor, nn
 
@@ -9,9 +7,8 @@ from deepnmt.model.connections.connection import Connection, ConnectionConfig, H
 from deepnmt.model.kernels.mixture import mix
 
 
-@dataclass(frozen=True, kw_only=True)
 class FusionConfig(ConnectionConfig):
-    kind: str = field(default="fusion", init=False)
+    kind = "fusion"
 
 
 class Fusion(Connection):

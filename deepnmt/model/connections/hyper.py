@@ -1,12 +1,12 @@
 """Hyper-connections: several residual streams, which layers read, write and mix with learned weights."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deepnmt.model.connections.connection import Connection, ConnectionConfig, History, StackShape
+from deepnmt.model.connections.connection import Connection, ConnectionConfig, History, StackShape, contribution
 from deepnmt.model.kernels.mixture import mix, mix_streams
 from deepnmt.model.norms import inverse_rms
 from deepnmt.settings import check_bounds
@@ -14,7 +14,7 @@ from deepnmt.settings import check_bounds
 
 @dataclass(frozen=True, kw_only=True)
 class HyperConfig(ConnectionConfig):
-    kind: str = field(default="hyper", init=False)
+    kind = "hyper"
     streams: int = 4
     dynamic: bool = True  # add weights that depend on the streams
 
@@ -34,12 +34,10 @@ class StreamWeights:
 class StreamHistory(History):
     """The current streams H_1, ..., H_n."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.depth = -1  # layers written
-        self.streams: Tensor | None = None  # (n, ..., dim)
-        self.given: Tensor | None = None  # the input of the layer that writes next
-        self.weights: StreamWeights | None = None  # and how it uses the streams
+    depth = -1  # layers written
+    streams: Tensor  # (n, ..., dim)
+    given: Tensor  # the input of the layer that writes next
+    weights: StreamWeights  # and how it uses the streams
 
 
 class Streams(Connection):
@@ -63,22 +61,15 @@ class Streams(Connection):
     def begin(self) -> StreamHistory:
         return StreamHistory()
 
-    def write(self, history: History, output: Tensor) -> None:
-        assert isinstance(history, StreamHistory)
-        if history.weights is None:
+    def write(self, history: StreamHistory, output: Tensor) -> None:
+        history.depth += 1
+        if history.depth == 0:
             history.streams = output.expand(self.num_streams, *output.shape)
         else:
-            history.streams = self._advance(history, history.weights, output)
-        history.depth += 1
+            weights = torch.cat([history.weights.carry, history.weights.write.unsqueeze(-2)], -2)
+            history.streams = mix_streams(history.streams, contribution(output, history.given), weights)
 
-    def _advance(self, history: StreamHistory, weights: StreamWeights, output: Tensor) -> Tensor:
-        assert history.given is not None and history.streams is not None
-        wide = torch.promote_types(output.dtype, torch.float32)  # the difference cancels
-        branch = (output.to(wide) - history.given.to(wide)).to(output.dtype)
-        return mix_streams(history.streams, branch, torch.cat([weights.carry, weights.write.unsqueeze(-2)], -2))
-
-    def read(self, history: History) -> Tensor:
-        assert isinstance(history, StreamHistory) and history.streams is not None
+    def read(self, history: StreamHistory) -> Tensor:
         if history.depth == self.num_layers:
             return mix(history.streams.unbind(), history.streams.new_ones(self.num_streams, 1).float())
         history.weights = self.weights_of(history.depth, history.streams)

@@ -1,7 +1,7 @@
 """Manifold-constrained hyper-connections: the streams are mixed by doubly stochastic matrices, so none can explode."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ FAR = -8.0  # the logit of another stream at the start: its share is about exp(F
 
 @dataclass(frozen=True, kw_only=True)
 class ManifoldHyperConfig(ConnectionConfig):
-    kind: str = field(default="manifold-hyper", init=False)
+    kind = "manifold-hyper"
     streams: int = 4
 
     def __post_init__(self) -> None:

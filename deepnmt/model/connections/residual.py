@@ -1,13 +1,10 @@
 """The standard residual stack: the input of a layer is the output of the previous one."""
 
-from dataclasses import dataclass, field
-
 from deepnmt.model.connections.connection import Connection, ConnectionConfig, StepMixture
 
 
-@dataclass(frozen=True, kw_only=True)
 class ResidualConfig(ConnectionConfig):
-    kind: str = field(default="residual", init=False)
+    kind = "residual"
 
 
 class Residual(Connection):

@@ -1,19 +1,19 @@
 """Sparse DLCL: blocks of residual layers, and dynamic linear combination between the blocks."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from deepnmt.model.connections.connection import ConnectionConfig, History, StackShape, StepMixture
+from deepnmt.model.connections.connection import ConnectionConfig, StackShape, StepMixture
 from deepnmt.model.connections.dlcl import Dlcl, DlclConfig, DlclHistory
 from deepnmt.settings import check_bounds
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparseDlclConfig(ConnectionConfig):
-    kind: str = field(default="sparse-dlcl", init=False)
+    kind = "sparse-dlcl"
     block: int = 6  # layers
 
     def __post_init__(self) -> None:
@@ -49,17 +49,15 @@ class SparseDlcl(Dlcl):
         self.ends = ends
 
     def begin(self) -> SparseHistory:
-        return SparseHistory(self._effective(), self._norms_of_outputs())
+        return SparseHistory(self.effective(), self._norms_of_outputs())
 
-    def write(self, history: History, output: Tensor) -> None:
-        assert isinstance(history, SparseHistory)
+    def write(self, history: SparseHistory, output: Tensor) -> None:
         history.inside = None if history.depth in self.ends else output
         if history.inside is None:
             super().write(history, output)
         history.depth += 1
 
-    def read(self, history: History) -> Tensor:
-        assert isinstance(history, SparseHistory)
+    def read(self, history: SparseHistory) -> Tensor:
         return super().read(history) if history.inside is None else history.inside
 
     def matrix(self) -> Tensor:
@@ -73,5 +71,5 @@ class SparseDlcl(Dlcl):
         """With a row and a column for every layer."""
         whole = torch.eye(self.ends[-1] + 1, device=self.weight.device)
         ends = torch.tensor(self.ends, device=self.weight.device)
-        whole[ends[:, None], ends] = self._effective()[:, :, 0]
+        whole[ends[:, None], ends] = self.effective()[:, :, 0]
         return whole

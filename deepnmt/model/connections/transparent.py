@@ -1,6 +1,6 @@
 """Transparent attention: residual inside, and on top one learned mixture for each decoder layer."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from deepnmt.settings import check_bounds
 
 @dataclass(frozen=True, kw_only=True)
 class TransparentConfig(ConnectionConfig):
-    kind: str = field(default="transparent", init=False)
+    kind = "transparent"
     dropout: float = 0.1  # on the normalised weights
 
     def __post_init__(self) -> None:

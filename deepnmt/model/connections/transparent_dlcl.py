@@ -1,25 +1,20 @@
 """DLCL with an additional learned mixture for each decoder layer, as in transparent attention."""
 
-from dataclasses import dataclass, field
-
 from torch import Tensor, nn
 
 from deepnmt.model.connections.connection import (
-    Connection,
     ConnectionConfig,
-    History,
     LearnedWeights,
     StackShape,
     StepMixture,
     lower_triangle,
 )
-from deepnmt.model.connections.dlcl import DlclHistory
+from deepnmt.model.connections.dlcl import Dlcl, DlclConfig, DlclHistory
 from deepnmt.model.kernels.mixture import mix
 
 
-@dataclass(frozen=True, kw_only=True)
 class TransparentDlclConfig(ConnectionConfig):
-    kind: str = field(default="transparent-dlcl", init=False)
+    kind = "transparent-dlcl"
 
 
 class TransparentDlclHistory(DlclHistory):
@@ -30,7 +25,7 @@ class TransparentDlclHistory(DlclHistory):
         self.normed: list[Tensor] = []
 
 
-class TransparentDlcl(Connection):
+class TransparentDlcl(Dlcl):
     """Layers as in DLCL; reader j gets sum_k W[N+j,k] LN_k(y_k), under post-norm LN(sum_k W[N+j,k] y_k) with one LN for
     all readers. All rows are initialised as means.
 
@@ -38,56 +33,38 @@ class TransparentDlcl(Connection):
     """
 
     Config = TransparentDlclConfig
+    grows = False
 
     def __init__(self, config: TransparentDlclConfig, shape: StackShape) -> None:
-        super().__init__(config, shape)
+        super().__init__(DlclConfig(), shape)
         self.num_layers, self.num_readers = shape.num_layers, shape.num_readers
-        connected = lower_triangle(shape.num_layers + shape.num_readers)[:, : shape.num_layers + 1]
-        self.register_buffer("connected", connected, persistent=False)
-        self.weight = nn.Parameter(connected / connected.sum(1, keepdim=True))
-        # The norm of y_k (pre) or of row k (post), as in DLCL.
-        new_norms = [shape.new_norm if k else nn.Identity for k in range(shape.num_layers + 1)]
-        self.norms = nn.ModuleList(new_norm(shape.dim) for new_norm in new_norms)
-        self.norms_outputs = shape.norm == "pre"
+        self.connected = lower_triangle(shape.num_layers + shape.num_readers)[:, : shape.num_layers + 1]
+        self.weight = nn.Parameter(self.connected / self.connected.sum(1, keepdim=True))
 
     def begin(self) -> TransparentDlclHistory:
-        inside = self._effective()[: self.num_layers, : self.num_layers]
-        return TransparentDlclHistory(inside.unsqueeze(2))
+        return TransparentDlclHistory(self.effective()[: self.num_layers, : self.num_layers].unsqueeze(2))
 
-    def write(self, history: History, output: Tensor) -> None:
-        assert isinstance(history, TransparentDlclHistory)
+    def write(self, history: TransparentDlclHistory, output: Tensor) -> None:
         depth = len(history.normed)
         history.normed.append(self.norms[depth](output) if self.norms_outputs else output)
         if depth < self.num_layers:
-            history.append(history.tape.enter(history.normed[-1]))
+            super().write(history, history.normed[-1])
 
-    def read(self, history: History) -> Tensor:
-        assert isinstance(history, TransparentDlclHistory)
-        if len(history.normed) > self.num_layers:
-            return self.memories(history)[0]
-        row = len(history) - 1
-        mixed = history.tape.mix(history, row)
-        return mixed if self.norms_outputs else self.norms[row](mixed)
+    def read(self, history: TransparentDlclHistory) -> Tensor:
+        return self.memories(history)[0] if len(history.normed) > self.num_layers else super().read(history)
 
-    def memories(self, history: History) -> list[Tensor]:
-        assert isinstance(history, TransparentDlclHistory)
-        rows = self._effective()[self.num_layers :]
-        mixed = [mix(history.normed, row.unsqueeze(1)) for row in rows]
+    def memories(self, history: TransparentDlclHistory) -> list[Tensor]:
+        mixed = [mix(history.normed, row.unsqueeze(1)) for row in self.effective()[self.num_layers :]]
         return mixed if self.norms_outputs else [self.norms[-1](memory) for memory in mixed]
 
     def matrix(self) -> Tensor:
-        return self._effective().detach().cpu()
+        return self.effective().detach().cpu()
 
     def step_mixture(self) -> StepMixture | None:
-        return StepMixture(self._effective(), list(self.norms)) if self.num_readers == 1 else None
+        return StepMixture(self.effective(), list(self.norms)) if self.num_readers == 1 else None
 
     def learned_weights(self) -> LearnedWeights:
-        layers, readers = range(1, self.num_layers + 1), range(1, self.num_readers + 1)
+        layers, readers = range(1, self.num_layers + 1), [f"reader {j}" for j in range(1, self.num_readers + 1)]
         return LearnedWeights(
-            self.matrix(),
-            (*(f"x{row}" for row in layers), *(f"reader {j}" for j in readers)),
-            (*(f"layer {row}" for row in layers), *(f"reader {j}" for j in readers)),
+            self.matrix(), (*(f"x{row}" for row in layers), *readers), (*(f"layer {row}" for row in layers), *readers)
         )
-
-    def _effective(self) -> Tensor:
-        return self.weight.float() * self.get_buffer("connected")

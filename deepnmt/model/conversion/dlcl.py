@@ -5,13 +5,14 @@ from pathlib import Path
 
 from torch import Tensor
 
+from deepnmt.model.conversion.fairseq import with_names_of_today
 from deepnmt.model.conversion.reading import ForeignModel, read_npz, read_torch
 
 
 def read(path: Path) -> ForeignModel:
     """The model of a checkpoint of the authors' trainer, or of an .npz of its parameters."""
     foreign = read_npz(path) if path.suffix == ".npz" else read_torch(path)
-    return ForeignModel(path, _renumber_norms(foreign.state), foreign.settings)
+    return ForeignModel(path, with_names_of_today(_renumber_norms(foreign.state)), foreign.settings)
 
 
 def _renumber_norms(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,17 +1,19 @@
-"""Checkpoints of fairseq's `transformer` (0.9 and later, as long as they store `args` or `cfg`)."""
+"""Checkpoints of fairseq's `transformer`, as long as they store `args` or `cfg`."""
 
 import re
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from deepnmt.errors import InputError
 from deepnmt.model.conversion.reading import ForeignModel, read_torch
 
 _NORMS = {
-    "encoder": {"self_attn_layer_norm": 0, "final_layer_norm": 1},
-    "decoder": {"self_attn_layer_norm": 0, "encoder_attn_layer_norm": 1, "final_layer_norm": 2},
+    ("encoder", "0"): "self_attn",
+    ("encoder", "1"): "final",
+    ("decoder", "0"): "self_attn",
+    ("decoder", "1"): "encoder_attn",
+    ("decoder", "2"): "final",
 }
 
 
@@ -21,30 +23,20 @@ def read(path: Path) -> ForeignModel:
         if foreign.settings.get(name):
             raise InputError(f"{path} uses {name}, which deepnmt does not support")
     scaled = not foreign.settings.get("no_scale_embedding")
-    return ForeignModel(path, to_authors_names(foreign), foreign.settings, {"scale_embeddings": scaled})
+    return ForeignModel(path, with_names_of_today(foreign.state), foreign.settings, {"scale_embeddings": scaled})
 
 
-def to_authors_names(foreign: ForeignModel) -> dict[str, Tensor]:
-    """fairseq later split the packed projections, named the norms and stored the output projection separately."""
-    state: dict[str, Tensor] = {}
-    for name, tensor in foreign.state.items():
-        if match := re.fullmatch(r"(.+_attn)\.([qkv])_proj\.(weight|bias)", name):
-            if match[2] == "q":
-                parts = [foreign.tensor(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
-                state |= _packed(match[1], match[3], parts)
-        elif match := re.fullmatch(r"(encoder|decoder)\.(layers\.\d+)\.(\w+_layer_norm)\.(weight|bias)", name):
-            number = _NORMS[match[1]].get(match[3], match[3])
-            state[f"{match[1]}.{match[2]}.layer_norms.{number}.{match[4]}"] = tensor
-        elif name == "decoder.output_projection.weight":
-            if not torch.equal(tensor, foreign.tensor("decoder.embed_tokens.weight")):
-                state["decoder.embed_out"] = tensor
+def with_names_of_today(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """fairseq before 0.9, and the paper authors' code, packed the projections and counted the norms."""
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if (match := re.fullmatch(r"(.+_attn)\.in_proj_(weight|bias)", name)) and tensor.dim():
+            parts = zip("qkv", tensor.chunk(3), strict=False)
+            renamed |= {f"{match[1]}.{part}_proj.{match[2]}": chunk for part, chunk in parts}
+        elif (match := re.fullmatch(r"(encoder|decoder)\.(layers\.\d+)\.layer_norms\.(\d+)\.(\w+)", name)) and (
+            norm := _NORMS.get((match[1], match[3]))
+        ):
+            renamed[f"{match[1]}.{match[2]}.{norm}_layer_norm.{match[4]}"] = tensor
         else:
-            state[name] = tensor
-    return state
-
-
-def _packed(attention: str, kind: str, parts: list[Tensor]) -> dict[str, Tensor]:
-    """The projections of one attention as one tensor; as two where the source has another width."""
-    if len({part.shape for part in parts}) == 1:
-        return {f"{attention}.in_proj_{kind}": torch.cat(parts)}
-    return {f"{attention}.query_{kind}": parts[0], f"{attention}.key_value_{kind}": torch.cat(parts[1:])}
+            renamed["decoder.output_projection.weight" if name == "decoder.embed_out" else name] = tensor
+    return renamed

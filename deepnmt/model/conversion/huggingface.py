@@ -12,7 +12,6 @@ from torch import Tensor
 
 from deepnmt.errors import InputError
 from deepnmt.files import read_json
-from deepnmt.model.conversion.fairseq import to_authors_names
 from deepnmt.model.conversion.reading import ForeignModel, read_state_dict
 from deepnmt.model.embedding import SinusoidalPositions
 from deepnmt.model.storage import read_tensors
@@ -77,12 +76,11 @@ def _read(
     for name, table in state.items():
         if ".embed_positions." in name and not _are_sinusoids(table, reaches_last, first_position):
             raise InputError(f"{path}: {name} are not the sinusoids of its class")
-    foreign = ForeignModel(path, _with_tables(state), settings)
     changes["scale_embeddings"] = bool(config.get("scale_embedding", model_type != "marian"))
     norm, found = changes.pop("norm"), "pre" if "encoder.layer_norm.weight" in state else "post"
     if norm != found:
         raise InputError(f"{path} is {found}-norm, but {model_type} is {norm}-norm")
-    return ForeignModel(path, to_authors_names(foreign), settings, changes)
+    return ForeignModel(path, _with_tables(state), settings, changes)
 
 
 def _check_settings(folder: Path, config: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -104,8 +102,11 @@ def _weights(folder: Path) -> tuple[Path, dict[str, Tensor]]:
             return folder / name, read(folder / name)
         index = folder / f"{name}.index.json"
         if index.is_file():
-            files = sorted(set(read_json(index).get("weight_map", {}).values()))
-            return index, {name: tensor for file in files for name, tensor in read(folder / Path(file).name).items()}
+            listed = read_json(index).get("weight_map")
+            if not isinstance(listed, dict):
+                raise InputError(f"{index} has no weight_map")
+            files = sorted({Path(str(file)).name for file in listed.values()})
+            return index, {name: tensor for file in files for name, tensor in read(folder / file).items()}
     raise InputError(f"{folder} has no {' or '.join(WEIGHTS)}")
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from deepnmt.errors import InputError
 from deepnmt.flat_yaml import read_flat_yaml
 from deepnmt.model.conversion import huggingface
-from deepnmt.model.conversion.fairseq import to_authors_names
 from deepnmt.model.conversion.reading import ForeignModel, read_arrays
 
 SETTINGS = "special:model.yml"
@@ -34,7 +33,7 @@ KNOWN = {
     "ulr": {"false"},
     "factors-combine": {"sum"},
 }
-# What is done before a sub-layer, after it and on top (n: norm, a: add, d: dropout, left out here): post- and pre-norm.
+# The operations before a sub-layer, after it and on top (n: norm, a: add; d, dropout, is left out): post- and pre-norm.
 PLACEMENTS = (("", "an", ""), ("n", "a", "n"))
 LAYER = {
     r"self_W([qkvo])": "self_attn.{0}_proj.weight",
@@ -88,19 +87,18 @@ def _read_npz(path: Path) -> ForeignModel:
     if placement not in PLACEMENTS:
         made = ", ".join(f"transformer-{name} = {settings.get(f'transformer-{name}', '')!r}" for name in PROCESSES)
         raise InputError(f"{path} uses {made}, which is neither pre-norm nor post-norm")
-    heads = int(str(settings.get("transformer-heads", 8)))
+    heads = settings.get("transformer-heads", 8)
     state: dict[str, Tensor] = {}
     for name, array in arrays.items():
         if not name.startswith("special:"):
             state |= _renamed(path, name, array)
-    foreign = ForeignModel(path, state, {})
-    told = {
+    shape = {
         "encoder_attention_heads": heads,
         "decoder_attention_heads": heads,
         "activation_fn": settings.get("transformer-ffn-activation", "swish"),
     }
     changes: dict[str, Any] = {"first_position": 0, "start_id": 0}
-    return ForeignModel(path, to_authors_names(foreign), told, changes)
+    return ForeignModel(path, state, shape, changes)
 
 
 def _renamed(path: Path, name: str, array: npt.NDArray[Any]) -> dict[str, Tensor]:

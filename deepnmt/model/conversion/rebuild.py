@@ -1,4 +1,4 @@
-"""Rebuilds a model from a state dict with the names of the authors' code, a fork of fairseq."""
+"""Rebuilds a model from a state dict with the names of fairseq."""
 
 import re
 from dataclasses import replace
@@ -20,6 +20,7 @@ Numbering = tuple[list[int], list[int]]
 """For source and target: which of its rows each of our symbols has, or NEW."""
 NEW = -1
 SILENT = -100.0  # the bias of a symbol that is never predicted: small enough, yet label smoothing hardly notices
+OUTPUT = "decoder.output_projection.weight"
 START = 0  # the first symbol only starts a sentence
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "swish", "silu": "swish"}
 
@@ -29,7 +30,7 @@ def rebuild(foreign: ForeignModel, numbering: Numbering | None = None) -> Transf
         foreign = replace(foreign, state=_renumbered(foreign, numbering))
     try:
         model = Transformer(_config(foreign))
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise InputError(f"{foreign.path}: {error}") from error
     fill(weights(model), _rename(foreign, model.config), foreign.path)
     return model.eval()
@@ -38,26 +39,27 @@ def rebuild(foreign: ForeignModel, numbering: Numbering | None = None) -> Transf
 def _renumbered(foreign: ForeignModel, numbering: Numbering) -> dict[str, Tensor]:
     """Reorder the rows of the tables to our numbering. A new symbol gets a row of zeros and is never predicted."""
     state = dict(foreign.state)
-    sides = {"encoder.embed_tokens.weight": 0, "decoder.embed_tokens.weight": 1, "decoder.embed_out": 1}
+    sides = {"encoder.embed_tokens.weight": 0, "decoder.embed_tokens.weight": 1, OUTPUT: 1}
     for name, side in sides.items():
         if name in state:
-            state[name] = _rows(foreign, name, numbering[side])
+            state[name] = _rows(foreign, foreign.tensor(name), name, numbering[side])
     target = torch.tensor(numbering[1])
-    if "decoder.output_bias" not in state:
-        state["decoder.output_bias"] = torch.zeros(len(foreign.tensor("decoder.embed_tokens.weight")))
-        foreign = replace(foreign, state=state)
-    bias = _rows(foreign, "decoder.output_bias", numbering[1]).masked_fill_(target == NEW, SILENT)
+    name = "decoder.output_bias"
+    if name in state:
+        bias = foreign.tensor(name, rank=1)
+    else:
+        bias = torch.zeros(len(foreign.tensor("decoder.embed_tokens.weight")))
+    bias = _rows(foreign, bias, name, numbering[1]).masked_fill_(target == NEW, SILENT)
     bias[START] = SILENT
-    return state | {"decoder.output_bias": bias}
+    return state | {name: bias}
 
 
-def _rows(foreign: ForeignModel, name: str, rows: list[int]) -> Tensor:
-    table = foreign.tensor(name).float()
+def _rows(foreign: ForeignModel, table: Tensor, name: str, rows: list[int]) -> Tensor:
     if {*rows} - {NEW} != {*range(len(table))}:
         listed = len({*rows} - {NEW})
         raise InputError(f"{foreign.path}: {name} has {len(table):,} rows, but the vocabulary has {listed:,} symbols")
     index = torch.tensor(rows)
-    chosen = table[index.clamp(min=0)]
+    chosen = table[index.clamp(min=0)].float()
     chosen[index == NEW] = 0
     return chosen
 
@@ -71,8 +73,7 @@ def _config(foreign: ForeignModel) -> ModelConfig:
         raise InputError(
             f"{foreign.path} has pre-norm in one stack and post-norm in the other, which deepnmt does not support"
         )
-    told = foreign.settings
-    pad_id = int(told.get("pad", 1))
+    pad_id = int(foreign.number("pad", 1))
     settings: dict[str, Any] = {
         "source_vocab_size": source.shape[0],
         "target_vocab_size": target.shape[0],
@@ -80,12 +81,12 @@ def _config(foreign: ForeignModel) -> ModelConfig:
         "encoder": _stack_config(foreign, "encoder"),
         "decoder": _stack_config(foreign, "decoder"),
         "share_embeddings": shared,
-        "tie_output": "decoder.embed_out" not in state,
+        "tie_output": OUTPUT not in state or torch.equal(state[OUTPUT], target),
         "activation": _activation(foreign),
         "output_bias": "decoder.output_bias" in state,
-        "dropout": float(told.get("dropout", 0.1)),
-        "attention_dropout": float(told.get("attention_dropout", 0.0)),
-        "ffn_dropout": float(told.get("relu_dropout", 0.0) or told.get("activation_dropout", 0.0)),
+        "dropout": foreign.number("dropout", 0.1),
+        "attention_dropout": foreign.number("attention_dropout", 0),
+        "ffn_dropout": foreign.number("relu_dropout", 0) or foreign.number("activation_dropout", 0),
         "pad_id": pad_id,
     }
     if (table := state.get("encoder.embed_positions.weight")) is not None:
@@ -94,7 +95,7 @@ def _config(foreign: ForeignModel) -> ModelConfig:
 
 
 def _activation(foreign: ForeignModel) -> Any:
-    name = foreign.settings.get("activation_fn", "relu")
+    name = str(foreign.settings.get("activation_fn", "relu"))
     if name not in ACTIVATIONS:
         raise InputError(f"{foreign.path} uses activation_fn = {name}, which deepnmt does not support")
     return ACTIVATIONS[name]
@@ -108,72 +109,73 @@ def _stack_config(foreign: ForeignModel, side: str) -> StackConfig:
         num_layers=len(depths),
         dim=foreign.tensor(f"{side}.embed_tokens.weight").shape[1],
         ffn_dim=foreign.tensor(f"{side}.layers.0.fc1.weight").shape[0],
-        num_heads=int(foreign.setting(f"{side}_attention_heads")),
+        num_heads=int(foreign.number(f"{side}_attention_heads")),
         connection=_connection_config(foreign, side),
     )
 
 
 def _connection_config(foreign: ForeignModel, side: str) -> ConnectionConfig:
-    weight = foreign.state.get(f"{side}.history.weight")
-    if weight is None:
+    if f"{side}.history.weight" not in foreign.state:
         return ResidualConfig()
     settings = foreign.settings
     softmax = bool(settings.get("normalize_learned_weight", False))
-    window = int(settings.get("history_window_size", -1))
+    window = int(foreign.number("history_window_size", -1))
     return DlclConfig(
         learned=bool(settings.get(f"{side}_learnable", True)),
         start="one" if settings.get("init_value") == "one" else "average",
         norm_embedding=f"{side}.history.layer_norms.0.weight" in foreign.state,
         softmax=softmax,
-        groups=weight.shape[2],
+        groups=foreign.tensor(f"{side}.history.weight", rank=3).shape[2],
         # Without softmax their window is only where the weights start: what was learned outside of it counts.
         window=window if softmax and window > 0 else None,
-        dropout=float(settings.get("history_dropout", 0.0)),
+        dropout=foreign.number("history_dropout", 0),
     )
 
 
 _LAYER = r"((?:encoder|decoder)\.layers\.\d+)"
-# Their names and ours, up to `weight` or `bias`.
+# Their names and ours, up to `weight` or `bias`. We pack queries, keys and values.
 _NAMES = {
     r"(encoder|decoder)\.layer_norm\.": r"\1.final_norm.",
     r"encoder\.embed_(tokens|positions)\.(?=weight)": r"source_embedding.\1.",
     r"decoder\.embed_(tokens|positions)\.(?=weight)": r"target_embedding.\1.",
+    r"decoder\.output_projection\.(?=weight)": r"output.",
+    r"decoder\.output_(?=bias)": r"output_",
     r"(encoder|decoder)\.history\.(?=weight)": r"\1.connection.",
     r"(encoder|decoder)\.history\.layer_norms\.(\d+)\.": r"\1.connection.norms.\2.",
-    rf"{_LAYER}\.self_attn\.in_proj_": r"\1.attention.input.",
+    rf"{_LAYER}\.self_attn\.[qkv]_proj\.": r"\1.attention.input.",
     rf"{_LAYER}\.self_attn\.out_proj\.": r"\1.attention.output.",
-    rf"{_LAYER}\.encoder_attn\.query_": r"\1.cross_attention.query.",
-    rf"{_LAYER}\.encoder_attn\.key_value_": r"\1.cross_attention.key_value.",
+    rf"{_LAYER}\.encoder_attn\.q_proj\.": r"\1.cross_attention.query.",
+    rf"{_LAYER}\.encoder_attn\.[kv]_proj\.": r"\1.cross_attention.key_value.",
     rf"{_LAYER}\.encoder_attn\.out_proj\.": r"\1.cross_attention.output.",
     rf"{_LAYER}\.fc1\.": r"\1.feed_forward.expand.",
     rf"{_LAYER}\.fc2\.": r"\1.feed_forward.contract.",
-    rf"{_LAYER}\.layer_norms\.0\.": r"\1.around_attention.norm.",
-    r"(encoder\.layers\.\d+)\.layer_norms\.1\.": r"\1.around_feed_forward.norm.",
-    r"(decoder\.layers\.\d+)\.layer_norms\.1\.": r"\1.around_cross_attention.norm.",
-    r"(decoder\.layers\.\d+)\.layer_norms\.2\.": r"\1.around_feed_forward.norm.",
+    rf"{_LAYER}\.self_attn_layer_norm\.": r"\1.around_attention.norm.",
+    rf"{_LAYER}\.encoder_attn_layer_norm\.": r"\1.around_cross_attention.norm.",
+    rf"{_LAYER}\.final_layer_norm\.": r"\1.around_feed_forward.norm.",
 }
-_WHOLE_NAMES = {"decoder.embed_out": "output.weight", "decoder.output_bias": "output_bias"}
 _NO_PARAMETER = re.compile(r"(encoder|decoder)\.(version|embed_positions\.(_float_tensor|weights))")
 
 
 def _rename(foreign: ForeignModel, config: ModelConfig) -> dict[str, Tensor]:
-    """The tensors by our names; the packed projection of cross-attention becomes two."""
-    ours: dict[str, Tensor] = {}
+    """The tensors by our names."""
+    copies = {"decoder.embed_tokens.weight": config.share_embeddings, OUTPUT: config.tie_output}
+    parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in foreign.state.items():
-        if _NO_PARAMETER.fullmatch(name) or (name == "decoder.embed_tokens.weight" and config.share_embeddings):
-            continue
-        parts = {name: tensor}
-        if packed := re.fullmatch(r"(.+\.encoder_attn)\.in_proj_(weight|bias)", name):
-            sizes = len(tensor) // 3, len(tensor) - len(tensor) // 3
-            names = (f"{packed[1]}.{part}_{packed[2]}" for part in ("query", "key_value"))
-            parts = dict(zip(names, tensor.split(sizes), strict=True))
-        ours |= {_our_name(foreign, theirs): part for theirs, part in parts.items()}
-    return ours
+        if not _NO_PARAMETER.fullmatch(name) and not copies.get(name):
+            part = re.search(r"(?<=_attn\.)[qkv](?=_proj\.)", name)
+            parts.setdefault(_our_name(foreign, name), {})[part[0] if part else ""] = tensor
+    return {name: _packed(foreign, name, found) for name, found in parts.items()}
+
+
+def _packed(foreign: ForeignModel, name: str, parts: dict[str, Tensor]) -> Tensor:
+    if len(parts) == 1:
+        return next(iter(parts.values()))
+    if len({part.shape[1:] for part in parts.values()}) > 1 or not all(part.dim() for part in parts.values()):
+        raise InputError(f"{foreign.path}: the parts of {name} have different shapes")
+    return torch.cat([parts[part] for part in "qkv" if part in parts])
 
 
 def _our_name(foreign: ForeignModel, name: str) -> str:
-    if name in _WHOLE_NAMES:
-        return _WHOLE_NAMES[name]
     for theirs, ours in _NAMES.items():
         renamed, count = re.subn(rf"^{theirs}(?=(?:weight|bias)$)", ours, name)
         if count:

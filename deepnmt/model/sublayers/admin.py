@@ -1,17 +1,13 @@
 """Admin: post-norm with residual weights that are initialised in a pass over data."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
 import torch
 from torch import Tensor, nn
 
-from deepnmt.model.sublayers.sublayer import Function, Place, Sublayer, SublayerConfig
+from deepnmt.model.sublayers.sublayer import Branch, Function, Place, Sublayer, SublayerConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class AdminConfig(SublayerConfig):
-    kind: str = field(default="admin", init=False)
+    kind = "admin"
 
 
 class Admin(Sublayer):
@@ -34,8 +30,8 @@ class Admin(Sublayer):
         is_first = place.layer == 1 and not place.is_cross_attention and not place.ends_layer
         self.weight = nn.Parameter(torch.ones(place.dim), requires_grad=not is_first)
 
-    def forward(self, x: Tensor, function: Callable[[Tensor], Tensor], layer_input: Tensor) -> Tensor:
-        return self.norm((self.weight * x).to(x.dtype) + self.dropout(function(x)))
+    def forward(self, x: Tensor, function: Branch, layer_input: Tensor) -> Tensor:
+        return self.norm((self.weight * x).to(x.dtype) + self.branch(function, x))
 
     def start_from(self, variances_below: list[float]) -> None:
         if len(variances_below) > 1:

@@ -1,16 +1,12 @@
 """B2T (bottom to top): post-norm in which a layer's input also bypasses all norms but the last."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
 from torch import Tensor
 
-from deepnmt.model.sublayers.sublayer import Place, Sublayer, SublayerConfig
+from deepnmt.model.sublayers.sublayer import Branch, Place, Sublayer, SublayerConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class B2tConfig(SublayerConfig):
-    kind: str = field(default="b2t", init=False)
+    kind = "b2t"
 
 
 class B2t(Sublayer):
@@ -26,6 +22,6 @@ class B2t(Sublayer):
         super().__init__(config, place)
         self.ends_layer = place.ends_layer
 
-    def forward(self, x: Tensor, function: Callable[[Tensor], Tensor], layer_input: Tensor) -> Tensor:
-        added = x + self.dropout(function(x))
+    def forward(self, x: Tensor, function: Branch, layer_input: Tensor) -> Tensor:
+        added = x + self.branch(function, x)
         return self.norm(layer_input + added if self.ends_layer else added)

@@ -1,16 +1,20 @@
 """DeepNorm: post-norm with a depth-dependent weight on the residual."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
 from torch import Tensor
 
-from deepnmt.model.sublayers.sublayer import Function, Place, Sublayer, SublayerConfig, scale_branch, scale_result
+from deepnmt.model.sublayers.sublayer import (
+    Branch,
+    Function,
+    Place,
+    Sublayer,
+    SublayerConfig,
+    scale_branch,
+    scale_result,
+)
 
 
-@dataclass(frozen=True, kw_only=True)
 class DeepNormConfig(SublayerConfig):
-    kind: str = field(default="deepnorm", init=False)
+    kind = "deepnorm"
 
 
 def constants(place: Place) -> tuple[float, float]:
@@ -36,8 +40,8 @@ class DeepNorm(Sublayer):
         super().__init__(config, place)
         self.residual, self.gain = constants(place)
 
-    def forward(self, x: Tensor, function: Callable[[Tensor], Tensor], layer_input: Tensor) -> Tensor:
-        return self.norm(self.residual * x + self.dropout(function(x)))
+    def forward(self, x: Tensor, function: Branch, layer_input: Tensor) -> Tensor:
+        return self.norm(self.residual * x + self.branch(function, x))
 
     def initialize(self, function: Function) -> None:
         scale_branch(function, self.gain)

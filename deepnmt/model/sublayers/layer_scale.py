@@ -1,19 +1,18 @@
 """Layer scale: pre-norm with a learned factor per dimension, initialised near zero."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from deepnmt.model.norms import beside
-from deepnmt.model.sublayers.sublayer import Function, Place, Sublayer, SublayerConfig, scale_result
+from deepnmt.model.sublayers.sublayer import Branch, Function, Place, Sublayer, SublayerConfig, scale_result
 from deepnmt.settings import check_bounds
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerScaleConfig(SublayerConfig):
-    kind: str = field(default="layer-scale", init=False)
+    kind = "layer-scale"
     start: float | None = None  # None: by the depth of the stack, as in the paper
 
     def __post_init__(self) -> None:
@@ -38,9 +37,9 @@ class LayerScale(Sublayer):
         start = config.start or start_at(place.num_layers)
         self.weight = nn.Parameter(torch.full((place.dim,), start))
 
-    def forward(self, x: Tensor, function: Callable[[Tensor], Tensor], layer_input: Tensor) -> Tensor:
+    def forward(self, x: Tensor, function: Branch, layer_input: Tensor) -> Tensor:
         x, normed = beside(x, self.norm)
-        return x + self.dropout((self.weight * function(normed)).to(x.dtype))
+        return x + self.branch(lambda z: (self.weight * function(z)).to(x.dtype), normed)
 
     def fold_into(self, plain: Sublayer, function: Function, below: Sublayer | None) -> None:
         """The last matrix absorbs g."""

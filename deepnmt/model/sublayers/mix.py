@@ -1,18 +1,17 @@
 """Mix-LN: post-norm in the lowest layers, pre-norm above them."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from deepnmt.model.norms import beside
-from deepnmt.model.sublayers.sublayer import Place, Sublayer, SublayerConfig
+from deepnmt.model.sublayers.sublayer import Branch, Place, Sublayer, SublayerConfig
 from deepnmt.settings import check_bounds
 
 
 @dataclass(frozen=True, kw_only=True)
 class MixConfig(SublayerConfig):
-    kind: str = field(default="mix", init=False)
+    kind = "mix"
     post_share: float = 0.25  # of the layers, from below
 
     def __post_init__(self) -> None:
@@ -32,8 +31,8 @@ class Mix(Sublayer):
         super().__init__(config, place)
         self.is_post = place.layer <= int(config.post_share * place.num_layers)
 
-    def forward(self, x: Tensor, function: Callable[[Tensor], Tensor], layer_input: Tensor) -> Tensor:
+    def forward(self, x: Tensor, function: Branch, layer_input: Tensor) -> Tensor:
         if self.is_post:
-            return self.norm(x + self.dropout(function(x)))
+            return self.norm(x + self.branch(function, x))
         x, normed = beside(x, self.norm)
-        return x + self.dropout(function(normed))
+        return x + self.branch(function, normed)

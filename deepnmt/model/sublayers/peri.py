@@ -1,17 +1,13 @@
 """Peri-LN: a norm on both sides of the function, on the embedding and on the result."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
 from torch import Tensor
 
 from deepnmt.model.norms import beside
-from deepnmt.model.sublayers.sublayer import Place, Sublayer, SublayerConfig
+from deepnmt.model.sublayers.sublayer import Branch, Place, Sublayer, SublayerConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class PeriConfig(SublayerConfig):
-    kind: str = field(default="peri", init=False)
+    kind = "peri"
 
 
 class Peri(Sublayer):
@@ -25,6 +21,6 @@ class Peri(Sublayer):
         super().__init__(config, place)
         self.output_norm = place.new_norm(place.dim)
 
-    def forward(self, x: Tensor, function: Callable[[Tensor], Tensor], layer_input: Tensor) -> Tensor:
+    def forward(self, x: Tensor, function: Branch, layer_input: Tensor) -> Tensor:
         x, normed = beside(x, self.norm)
-        return x + self.dropout(self.output_norm(function(normed)))
+        return x + self.branch(lambda z: self.output_norm(function(z)), normed)

@@ -1,16 +1,12 @@
 """Post-norm: the norm is on the sum, as in the first Transformer."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
 from torch import Tensor
 
-from deepnmt.model.sublayers.sublayer import Sublayer, SublayerConfig
+from deepnmt.model.sublayers.sublayer import Branch, Sublayer, SublayerConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class PostNormConfig(SublayerConfig):
-    kind: str = field(default="post", init=False)
+    kind = "post"
 
 
 class PostNorm(Sublayer):
@@ -19,5 +15,5 @@ class PostNorm(Sublayer):
     Config = PostNormConfig
     placement = "post"
 
-    def forward(self, x: Tensor, function: Callable[[Tensor], Tensor], layer_input: Tensor) -> Tensor:
-        return self.norm(x + self.dropout(function(x)))
+    def forward(self, x: Tensor, function: Branch, layer_input: Tensor) -> Tensor:
+        return self.norm(x + self.branch(function, x))

@@ -1,17 +1,13 @@
 """Pre-norm: the norm is on the function's input, and the residual path is unnormalised."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
 from torch import Tensor
 
 from deepnmt.model.norms import beside
-from deepnmt.model.sublayers.sublayer import Sublayer, SublayerConfig
+from deepnmt.model.sublayers.sublayer import Branch, Sublayer, SublayerConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class PreNormConfig(SublayerConfig):
-    kind: str = field(default="pre", init=False)
+    kind = "pre"
 
 
 class PreNorm(Sublayer):
@@ -20,6 +16,6 @@ class PreNorm(Sublayer):
     Config = PreNormConfig
     placement = "pre"
 
-    def forward(self, x: Tensor, function: Callable[[Tensor], Tensor], layer_input: Tensor) -> Tensor:
+    def forward(self, x: Tensor, function: Branch, layer_input: Tensor) -> Tensor:
         x, normed = beside(x, self.norm)
-        return x + self.dropout(function(normed))
+        return x + self.branch(function, normed)

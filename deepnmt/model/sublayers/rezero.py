@@ -1,17 +1,13 @@
 """ReZero: no norm; every branch has a learned factor, initially zero."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
 import torch
 from torch import Tensor, nn
 
-from deepnmt.model.sublayers.sublayer import Place, Sublayer, SublayerConfig
+from deepnmt.model.sublayers.sublayer import Branch, Place, Sublayer, SublayerConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class ReZeroConfig(SublayerConfig):
-    kind: str = field(default="rezero", init=False)
+    kind = "rezero"
 
 
 class ReZero(Sublayer):
@@ -28,5 +24,5 @@ class ReZero(Sublayer):
         self.norm = nn.Identity()
         self.weight = nn.Parameter(torch.zeros(1))
 
-    def forward(self, x: Tensor, function: Callable[[Tensor], Tensor], layer_input: Tensor) -> Tensor:
-        return x + self.dropout((self.weight * function(x)).to(x.dtype))
+    def forward(self, x: Tensor, function: Branch, layer_input: Tensor) -> Tensor:
+        return x + self.branch(lambda z: (self.weight * function(z)).to(x.dtype), x)

@@ -1,18 +1,14 @@
 """Layer-norm scaling: pre-norm with smaller inputs in deeper layers, so that the variance grows slowly."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-
 import torch
 from torch import Tensor
 
 from deepnmt.model.norms import beside
-from deepnmt.model.sublayers.sublayer import Function, Place, Sublayer, SublayerConfig
+from deepnmt.model.sublayers.sublayer import Branch, Function, Place, Sublayer, SublayerConfig
 
 
-@dataclass(frozen=True, kw_only=True)
 class ScaledNormConfig(SublayerConfig):
-    kind: str = field(default="scaled", init=False)
+    kind = "scaled"
 
 
 class ScaledNorm(Sublayer):
@@ -28,9 +24,9 @@ class ScaledNorm(Sublayer):
         # A tensor, because a Python number would be compiled separately for every layer.
         self.register_buffer("layer", torch.tensor(float(place.layer)), persistent=False)
 
-    def forward(self, x: Tensor, function: Callable[[Tensor], Tensor], layer_input: Tensor) -> Tensor:
+    def forward(self, x: Tensor, function: Branch, layer_input: Tensor) -> Tensor:
         x, normed = beside(x, self.norm)
-        return x + self.dropout(function(normed / self.layer.sqrt()))
+        return x + self.branch(function, normed / self.layer.sqrt())
 
     def fold_into(self, plain: Sublayer, function: Function, below: Sublayer | None) -> None:
         """The norm absorbs 1 / sqrt(l)."""

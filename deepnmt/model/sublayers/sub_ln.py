@@ -1,18 +1,15 @@
 """Sub-LN: pre-norm with a second norm inside the function, before its last matrix."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from deepnmt.model.norms import beside
-from deepnmt.model.sublayers.sublayer import Function, Place, Sublayer, SublayerConfig, scale_branch
+from deepnmt.model.sublayers.sublayer import Branch, Function, Place, Sublayer, SublayerConfig, scale_branch
 
 
-@dataclass(frozen=True, kw_only=True)
 class SubLnConfig(SublayerConfig):
-    kind: str = field(default="sub-ln", init=False)
+    kind = "sub-ln"
 
 
 class SubLn(Sublayer):
@@ -34,9 +31,9 @@ class SubLn(Sublayer):
         if place.is_cross_attention:
             self.gain = 1.0
 
-    def forward(self, x: Tensor, function: Callable[[Tensor], Tensor], layer_input: Tensor) -> Tensor:
+    def forward(self, x: Tensor, function: Branch, layer_input: Tensor) -> Tensor:
         x, normed = beside(x, self.norm)
-        return x + self.dropout(function(normed))
+        return x + self.branch(function, normed)
 
     def initialize(self, function: Function) -> None:
         scale_branch(function, self.gain)

@@ -8,15 +8,17 @@ from torch import Tensor, nn
 
 from deepnmt.model.kernels.dropout import Dropout
 from deepnmt.model.norms import LayerNorm, NewNorm
+from deepnmt.model.skipping import Skip
 
 NormPlacement = Literal["pre", "post"]
+Branch = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SublayerConfig:
     """The options of a scheme. Each scheme has its own config, identified by `kind`."""
 
-    kind: str
+    kind: ClassVar[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,7 @@ class Place:
     is_decoder: bool = False
     is_cross_attention: bool = False
     ends_layer: bool = False  # it is the last sub-layer of its layer
+    skip: float = 0.0  # probability of leaving out its branch in training
     new_norm: NewNorm = LayerNorm
 
     @property
@@ -67,10 +70,16 @@ class Sublayer(nn.Module):
         super().__init__()
         self.norm = place.new_norm(place.dim)
         self.dropout = Dropout(place.dropout)
+        self.skip = Skip(place.skip)
 
-    def forward(self, x: Tensor, function: Callable[[Tensor], Tensor], layer_input: Tensor) -> Tensor:
+    def forward(self, x: Tensor, function: Branch, layer_input: Tensor) -> Tensor:
         """x: the input of the sub-layer; layer_input: that of its layer."""
         raise NotImplementedError
+
+    def branch(self, function: Branch, x: Tensor) -> Tensor:
+        """dropout(function(x)), which training may skip"""
+        branch: Tensor = self.dropout(self.skip(function, x))
+        return branch
 
     def initialize(self, function: Function) -> None:
         """Change the initialisation of the function, if that is part of the scheme."""

@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,12 +15,15 @@ from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.decoding import export as exporting
 from deepnmt.decoding.export import ctranslate2 as writing
 from deepnmt.decoding.export.argos import SUFFIX
-from deepnmt.decoding.export.comparison import random_sources
+from deepnmt.decoding.export.comparison import compare, random_sources
+from deepnmt.decoding.export.expressible import MIXED
 from deepnmt.decoding.translator import Translator
 from deepnmt.errors import RunError
 from deepnmt.model.connections import CONNECTIONS
+from deepnmt.model.folding import folded
 from deepnmt.model.storage import load_model
 from deepnmt.model.sublayers import SUBLAYERS
+from deepnmt.model.transformer import Transformer
 
 ctranslate2 = pytest.importorskip("ctranslate2", reason="pip install ctranslate2")
 
@@ -55,6 +59,24 @@ def test_a_scheme_around_sublayers_is_folded_or_refused(kind, tmp_path, capsys):
         assert (
             f"it has nothing for encoder.sublayer = {kind} (export it --to onnx, or train with pre or post)" in told.err
         )
+
+
+@pytest.mark.parametrize("to", ["ctranslate2", "huggingface"])
+def test_a_model_that_was_folded_before_is_exported_and_another_epsilon_refused(to, tmp_path, capsys):
+    model = random_model(sublayer=SUBLAYERS["deepnorm"].Config())
+    save(tmp_path / "MODEL", folded(model))
+    assert exporting.export(tmp_path / "MODEL", tmp_path / "OUT", to).max_difference < 1e-4
+    config = replace(model.config, decoder=replace(model.config.decoder, norm_eps=0.01))
+    save(tmp_path / "OTHER", Transformer(config))
+    assert main(["export", str(tmp_path / "OTHER"), "--to", to]) == 2
+    assert "it has nothing for decoder.norm_eps = 0.01" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("to", ["ctranslate2", "huggingface"])
+def test_sentences_to_check_may_be_longer_than_the_format_allows(to, tmp_path):
+    model = save(tmp_path / "MODEL", random_model(norm="post"))
+    agreement = exporting.export(model, tmp_path / "OUT", to, ["eins " * 1500])
+    assert agreement.positions > 800
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -93,11 +115,12 @@ def test_one_changed_weight_is_noticed(unsure, tmp_path):
     exporting.export(unsure("pre"), tmp_path / "OUT", "ctranslate2")
     model = load_model(unsure("pre"))
     tokenizers = TokenizerPair.load(unsure("pre"))
-    writing.compare(model, tokenizers, tmp_path / "OUT", random_sources(model.config))
+    runtime = writing.opened(tmp_path / "OUT", model.config, tokenizers)
+    compare(model, runtime, random_sources(model.config), "CTranslate2")
     with torch.no_grad():
         model.decoder.layers[0].feed_forward.expand.bias[5] += 0.05
-    with pytest.raises(RunError, match="a log probability of CTranslate2 differs from the model's by"):
-        writing.compare(model, tokenizers, tmp_path / "OUT", random_sources(model.config))
+    with pytest.raises(RunError, match=r"the log probabilities of CTranslate2 .* differ from the model's by"):
+        compare(model, runtime, random_sources(model.config), "CTranslate2")
 
 
 @pytest.mark.parametrize("kind", [kind for kind in CONNECTIONS if kind != "residual"])
@@ -105,10 +128,10 @@ def test_a_mixture_of_layers_is_refused_before_anything_is_written(kind, tmp_pat
     model = save(tmp_path / "MODEL", random_model(connections=(CONNECTIONS[kind].Config(), None)))
     with unchanged(tmp_path):
         assert main(["export", str(model), "--to", "ctranslate2"]) == 2
+    others = "--to onnx or --to huggingface" if kind in MIXED else "--to onnx"
     assert capsys.readouterr().err == (
         "deepnmt: this model cannot be exported to CTranslate2: it passes on the last layer's output only, and this "
-        f"model has encoder.connection = {kind} (export it --to onnx or --to huggingface, or train a model with "
-        "connection = residual)\n"
+        f"model has encoder.connection = {kind} (export it {others}, or train a model with connection = residual)\n"
     )
 
 

@@ -18,7 +18,8 @@ from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import EOS
 from deepnmt.decoding import export as exporting
 from deepnmt.decoding.export import huggingface as writing
-from deepnmt.decoding.export.comparison import random_sources
+from deepnmt.decoding.export.comparison import compare, random_sources
+from deepnmt.decoding.export.expressible import MIXED
 from deepnmt.decoding.translator import Translator
 from deepnmt.errors import RunError
 from deepnmt.model.connections import CONNECTIONS
@@ -43,7 +44,7 @@ SHAPES = [
     (OURS, {"norm": "pre", "connections": (DlclConfig(groups=4, norm_embedding=True), DlclConfig(softmax=True))}),
     (OURS, {"norm": "post", "connections": (DlclConfig(norm_embedding=True, window=2), DlclConfig(norm=False))}),
 ]
-MIXTURES = [(OURS, {"connections": (CONNECTIONS[kind].Config(), None)}) for kind in writing.MIXED if kind != "dlcl"]
+MIXTURES = [(OURS, {"connections": (CONNECTIONS[kind].Config(), None)}) for kind in MIXED if kind != "dlcl"]
 
 
 @pytest.mark.parametrize(("name", "shape"), [*SHAPES, *MIXTURES])
@@ -159,8 +160,9 @@ def test_one_changed_weight_is_noticed(unsure, tmp_path):
     model = load_model(unsure("post"))
     with torch.no_grad():
         model.encoder.layers[0].attention.input.bias[70] += 0.05
-    with pytest.raises(RunError, match="a logit of Hugging Face differs from the model's by"):
-        writing.compare(model, digit_tokenizers(), tmp_path / "OUT", random_sources(model.config))
+    runtime = writing.opened(tmp_path / "OUT", model.config, digit_tokenizers())
+    with pytest.raises(RunError, match=r"the logits of Hugging Face .* differ from the model's by"):
+        compare(model, runtime, random_sources(model.config), "Hugging Face")
 
 
 @pytest.mark.parametrize(

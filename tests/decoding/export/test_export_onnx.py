@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,7 @@ from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import EOS
 from deepnmt.decoding import export as exporting
 from deepnmt.decoding.export import onnx
-from deepnmt.decoding.export.comparison import random_sources, same_logits
-from deepnmt.decoding.export.onnx import ExportedModel
+from deepnmt.decoding.export.comparison import check_choices, compare, max_difference, random_sources
 from deepnmt.decoding.translator import Translator
 from deepnmt.errors import RunError
 from deepnmt.files import sha256
@@ -130,15 +130,13 @@ def test_steps_of_a_trained_model_are_the_whole_pass_too(exported, digits_model)
 
 @torch.no_grad()
 def check_steps(model, folder, tolerance=1e-5):
-    graphs = ExportedModel(folder)
+    runtime = onnx.opened(folder, model.config, None)
     for lengths in [(1,), (6,), (3, 8, 1), (2, 2, 7, 4, 5)]:
         source = padded([torch.randint(3, 14, (length,)).tolist() for length in lengths])
         target = torch.randint(3, 14, (len(lengths), 9))
-        memory, past = graphs.encode(source.numpy()), graphs.start(len(lengths))
-        for tokens, expected in zip(target.T, model(source, target).transpose(0, 1), strict=True):
-            logits, past = graphs.step(tokens.numpy(), memory, past)
-            torch.testing.assert_close(torch.from_numpy(logits), expected, rtol=0, atol=tolerance)
-    assert onnx.compare(model, None, folder, random_sources(model.config)).max_difference < tolerance
+        inputs = torch.cat([torch.full((len(lengths), 1), EOS), target[:, :-1]], 1)
+        torch.testing.assert_close(runtime(source, target), model(source, inputs), rtol=0, atol=tolerance)
+    assert compare(model, runtime, random_sources(model.config), "ONNX").max_difference < tolerance
 
 
 def test_the_operations_of_every_scheme_are_traced():
@@ -227,8 +225,8 @@ def test_a_graph_that_differs_by_one_number_is_not_kept(name, place, instead, di
     captured = capsys.readouterr()
     assert captured.out == ""
     assert re.fullmatch(
-        r"deepnmt: export failed: at step \d of a batch of \d sentences of up to \d tokens a logit of ONNX "
-        r"differs from the model's by \S+, which is more than 1e-04\n",
+        r"deepnmt: export failed: the logits of ONNX in a batch of \d sentences of up to \d tokens differ from the "
+        r"model's by up to \S+, which is more than 1e-04\n",
         captured.err.removeprefix(TOLD),
     )
     assert [path.name for path in tmp_path.iterdir()] == ["MODEL"]
@@ -268,11 +266,12 @@ def test_the_comparison_runs_every_sentence_in_several_batches(digits_model, exp
     sources = random_sources(model.config)
     assert {len(ids) for ids in sources} >= {1, 2, 3} and max(map(len, sources)) > 15
     assert all(ids[-1] == EOS for ids in sources)
-    agreement = onnx.compare(model, None, exported, sources)
+    runtime = onnx.opened(exported, model.config, None)
+    agreement = compare(model, runtime, sources, "ONNX")
     assert agreement.sentences == len(sources)
     assert agreement.positions >= sum(map(len, sources))
-    with pytest.raises(RunError, match="differs from the model's"):
-        onnx.compare(tiny_model(digit_tokenizers(), seed=2).eval(), None, exported, sources)
+    with pytest.raises(RunError, match="differ from the model's"):
+        compare(tiny_model(digit_tokenizers(), seed=2).eval(), runtime, sources, "ONNX")
 
 
 @pytest.mark.parametrize(
@@ -280,22 +279,20 @@ def test_the_comparison_runs_every_sentence_in_several_batches(digits_model, exp
     [
         ([2.00003, 2.00001], None),
         ([1.99999, 2.000005], "chooses a different token"),
-        ([2.0002, 1.99998], "differs from the model's by 1.7e-04"),
-        ([float("nan"), 1.0], "by nan"),
-        ([2.0], "has logits"),
+        ([2.0002, 1.99998], "differ from the model's by up to 1.7e-04"),
+        ([float("nan"), 1.0], "by up to nan"),
+        ([2.0], "have the shape"),
     ],
 )
 def test_a_difference_is_a_logit_or_a_choice(found, message):
-    expected = torch.tensor([[2.00003, 1.99998]])
-    if message is None:
-        assert same_logits(expected, torch.tensor([found]), "ONNX", "here") < 1e-4
-    else:
-        with pytest.raises(RunError, match=message):
-            same_logits(expected, torch.tensor([found]), "ONNX", "here")
+    expected, logits = torch.tensor([[2.00003, 1.99998]]), torch.tensor([found])
+    with pytest.raises(RunError, match=message) if message else nullcontext():
+        assert max_difference(expected, logits, "ONNX") < 1e-4
+        check_choices(expected, logits, "ONNX")
 
 
 def test_a_tie_of_the_model_is_no_difference():
-    assert same_logits(torch.tensor([[2.0, 2.000001]]), torch.tensor([[2.000002, 2.0]]), "ONNX", "here") < 1e-5
+    check_choices(torch.tensor([[2.0, 2.000001]]), torch.tensor([[2.000002, 2.0]]), "ONNX")
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,11 @@
 import random
 
 import numpy as np
-from pytest import approx
+from pytest import approx, mark
 
-from deepnmt.evaluation.metrics import Languages
+from deepnmt.evaluation.metrics import Languages, build
+from deepnmt.evaluation.paired_tests import bootstrap_p, resample, surviving
 from deepnmt.evaluation.scores import compare, score
-from deepnmt.evaluation.seeds import bootstrap_bleu, p_value, surviving
 
 WORDS = [f"word{i}" for i in range(50)]
 REFERENCES = [" ".join(random.Random(i).choices(WORDS, k=12)) for i in range(150)]
@@ -20,12 +20,14 @@ def translations(errors, seed):
 
 
 def scores(seeds, test=0):
-    found = [bootstrap_bleu(lines, [REFERENCES], Languages("en", "de"), test, 1_000) for lines in seeds]
+    bleu = build(["bleu"], Languages("en", "de"))["bleu"]
+    found = [resample(bleu, lines, [REFERENCES], test, 1_000) for lines in seeds]
     return np.mean(found, axis=0)
 
 
 def p_of(baseline, system):
-    return p_value(scores(system) - scores(baseline))
+    observed, *drawn = scores(system) - scores(baseline)
+    return bootstrap_p(observed, np.array(drawn))
 
 
 def test_with_one_seed_it_is_the_paired_bootstrap_of_sacrebleu():
@@ -35,10 +37,12 @@ def test_with_one_seed_it_is_the_paired_bootstrap_of_sacrebleu():
     assert p_of([one], [other]) == approx(theirs["bleu"].p_value, abs=0.05)
 
 
-def test_the_bleu_is_that_of_sacrebleu():
+@mark.parametrize("name", ["bleu", "chrf", "compound_bleu"])
+def test_the_score_is_that_of_sacrebleu(name):
+    metric = build([name], Languages("en", "de"))[name]
     for lines in (translations(0.2, 1), translations(0.97, 1), ["x"] * len(REFERENCES)):
-        first = bootstrap_bleu(lines, [REFERENCES], Languages("en", "de"), samples=1)[0]
-        assert first == approx(score(lines, REFERENCES, metrics=["bleu"]).bleu.value, abs=1e-9)
+        first = resample(metric, lines, [REFERENCES], 0, samples=1)[0]
+        assert first == approx(score(lines, REFERENCES, "en", "de", metrics=[name])[name].value, abs=1e-9)
 
 
 def test_the_same_translations_do_not_differ():
