@@ -53,7 +53,7 @@ function panel(side, stack) {
     section.append(made("p", "This connection scheme has no learned weights to show."));
     return section;
   }
-  const readout = made("p", "Point at a square, or move with the arrow keys.");
+  const readout = made("p", "Point at a square or use the arrow keys.");
   readout.className = "readout";
   readout.setAttribute("aria-live", "polite");
   section.append(readout, table(side, stack, readout));
