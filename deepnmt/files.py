@@ -31,12 +31,12 @@ def replacing(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield aside
-        _sync(aside)
+        _sync(aside, *aside.rglob("*"))  # or the rename could reach the disk before the content
         if path.is_dir():
             _exchange(aside, path)  # the old content is now aside, and is removed below
         else:
             aside.replace(path)
-        _sync_folder(path.parent)
+        _sync(path.parent)
     except BaseException:
         _remove(aside)
         for folder in missing:
@@ -107,20 +107,15 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _sync(path: Path) -> None:
-    """Flush a file, or every file of a folder, to disk, so that the rename cannot be durable before the content."""
-    for file in [path] if path.is_file() else path.rglob("*"):
-        if file.is_file():
-            with file.open("rb") as opened:
-                os.fsync(opened.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _sync(*paths: Path) -> None:
+    """Flush files and folders to disk."""
+    for path in paths:
+        if not path.is_symlink():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
 
 
 def check_out(out: Path, overwrite: bool, kind: str, *files: str) -> None:

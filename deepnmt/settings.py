@@ -97,12 +97,16 @@ def parse_override(override: str) -> tuple[str, Any]:
 
 
 def overlay(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge tables; `above` wins. A table with a `kind` replaces the one below, which may be of another kind."""
+    """Merge tables; `above` wins. A table with a `kind` replaces the one below, which may be of another kind.
+
+    A string below options is a kind: `connection = "dlcl"`, and above it `connection.groups = 4`.
+    """
     merged = dict(below)
     for name, value in above.items():
         old = merged.get(name)
-        both = isinstance(old, dict) and isinstance(value, Mapping)
-        merged[name] = overlay(old, value) if both and "kind" not in value else value  # type: ignore[arg-type]
+        if isinstance(value, Mapping) and "kind" not in value and isinstance(old, dict | str):
+            value = overlay({"kind": old} if isinstance(old, str) else old, value)
+        merged[name] = value
     return merged
 
 

@@ -183,7 +183,7 @@ class TestOverrides:
             ("model.encoder=3", "model.encoder is a section, not a value: 3"),
             ("model.encoder.dim.x=3", "model.encoder.dim must be a whole number, not {'x': 3}"),
             ("decoding.beam=0", "decoding: beam = 0 must be at least 1"),
-            ("decoding.length_penalty=nan", "decoding: length_penalty = nan must be above -inf and below inf"),
+            ("decoding.length_penalty=nan", "decoding: length_penalty = nan must be above -10 and below 10"),
         ],
         ids=lambda value: value[:50],
     )

@@ -138,6 +138,7 @@ def test_overlaid_tables_merge_and_a_kind_drops_the_options_of_the_kind_before()
     above = {"a": {"b": 5, "d": {"e": 4}}, "shape": {"kind": "round"}}
     assert overlay(below, above) == {"a": {"b": 5, "c": 2, "d": {"e": 4}}, "shape": {"kind": "round"}}
     assert below["a"] == {"b": 1, "c": 2}
+    assert overlay({"shape": "square"}, {"shape": {"side": 3}}) == {"shape": {"kind": "square", "side": 3}}
 
 
 def test_toml_of_every_value_is_read_back():

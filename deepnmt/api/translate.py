@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from deepnmt.decoding.config import TranslationConfig
+from deepnmt.decoding.glossary import Glossary, read_terms
 from deepnmt.decoding.jobs import ResumableFile, chunk_lines, count_lines, file_chunks, fingerprint, pipe_chunks
 from deepnmt.decoding.lines import LineWarnings, decoded, one_line
 from deepnmt.decoding.translator import Hypothesis, Translator, default_settings
@@ -61,6 +62,7 @@ def translate_file(
     out: str | Path | None = None,
     *,
     prefixes: str | Path | None = None,
+    terms: str | Path | None = None,
     scores: bool = False,
     as_json: bool = False,
     chunk: int | None = None,
@@ -74,15 +76,15 @@ def translate_file(
     """Translate a text file (plain, .gz, .xz, .bz2, .zst) with a MODEL or an ensemble; return the number of lines.
 
     `source` and `out` default to standard input and output, like "-". An output file appears when it is complete; after
-    an interruption the same call resumes. `prefixes` is a file of forced beginnings, one per line. `scores` adds a
-    column, `as_json` writes one object per line. `settings` are the fields of `TranslationConfig`: with `nbest` the
-    output is line number, score and text; with `alignments` the last column has word links. `chunk` lines are sorted by
-    length and translated together. `shortlist` uses the model's lexical shortlist. `source_lang` and `target_lang` are
-    for multilingual models.
+    an interruption the same call resumes. `prefixes` is a file of forced beginnings, one per line; `terms` a glossary,
+    lines of a source term, a tab and its translation. `scores` adds a column, `as_json` writes one object per line.
+    `settings` are the fields of `TranslationConfig`: with `nbest` the output is line number, score and text; with
+    `alignments` the last column has word links. `chunk` lines are sorted by length and translated together. `shortlist`
+    uses the model's lexical shortlist. `source_lang` and `target_lang` are for multilingual models.
     """
     given, target = (None if path is None or str(path) == "-" else Path(path) for path in (source, out))
     folders = [Path(folder) for folder in ([model] if isinstance(model, str | Path) else model)]
-    files = [Path(path) for path in (given, prefixes) if path is not None]
+    files = [Path(path) for path in (given, prefixes, terms) if path is not None]
     for path in files:
         if not path.is_file():  # it is read more than once
             reason = "is not a file; for a pipe, use standard input" if path.exists() else "does not exist"
@@ -92,9 +94,11 @@ def translate_file(
     total = None if given is None else count_lines(given)
     if total is not None and prefixes is not None and (count := count_lines(Path(prefixes))) != total:
         raise InputError(f"{prefixes} has {count:,} lines but {given} has {total:,}; it needs one for each")
+    wanted = read_terms(terms) if terms else {}
     if folders:
         from_table(TranslationConfig, default_settings(folders[0]) | settings)
     translator = Translator(folders, device, precision, shortlist).for_languages(source_lang, target_lang)
+    glossary = translator.glossary(wanted) if wanted else None
     size = chunk_lines(chunk, translator.device.type)
     form = LineFormat(
         number="nbest" in settings, scores=scores, alignments=settings.get("alignments", False), as_json=as_json
@@ -112,7 +116,9 @@ def translate_file(
             name, chunks, left = "standard input", pipe_chunks(sys.stdin.buffer, size), None
         else:
             name, chunks, left = str(given), file_chunks(given, size, done), total - done
-        return translate_chunks(translator, name, chunks, destination, form, prefixes=prefixes, total=left, **settings)
+        return translate_chunks(
+            translator, name, chunks, destination, form, prefixes=prefixes, terms=glossary, total=left, **settings
+        )
 
 
 class _Stream:
@@ -153,6 +159,7 @@ def translate_chunks(
     *,
     title: str = "translate",
     prefixes: str | Path | None = None,
+    terms: Glossary | None = None,
     total: int | None = None,
     **settings: Any,
 ) -> int:
@@ -169,7 +176,9 @@ def translate_chunks(
                 if len(forced) < len(texts):
                     raise InputError(f"{prefixes} has only {first + len(forced):,} lines, fewer than the input")
             before = shown.done
-            found = translator.translate_nbest(texts, prefixes=forced, warn=warn, done=shown.advance, **settings)
+            found = translator.translate_nbest(
+                texts, prefixes=forced, terms=terms, warn=warn, done=shown.advance, **settings
+            )
             shown.advance(before + len(texts) - shown.done)  # empty lines
             done = first + len(texts)
             rows = zip(range(first + 1, done + 1), texts, found, strict=True)

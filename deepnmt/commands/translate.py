@@ -12,6 +12,7 @@ OPTIONS = {
     "--input FILE": "raw text, one sentence per line (default: standard input)",
     "--output FILE": "file to write (default: standard output)",
     "--prefixes FILE": "forced beginnings of the translations, one per line",
+    "--terms FILE": "glossary: lines of a source term, a tab and the translation it must get",
 }
 OUTPUT = {
     "--scores": "write the score and a tab before each translation",

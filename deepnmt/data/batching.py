@@ -237,7 +237,9 @@ class BatchStream:
             for (name, corpus), draws in zip(corpora.items(), self.mixture.draws, strict=True)
         }
         settings = {name: getattr(self.config, name) for name in DECIDING}
-        return {"seed": self.seed, "batches_per_update": self.batches_per_update, **settings, "corpora": described}
+        content = [[name, corpus.checksum] for name, corpus in corpora.items()]  # whose order numbers the sentences
+        counts = {"seed": self.seed, "batches_per_update": self.batches_per_update}
+        return {**counts, **settings, "corpora": described, "content": content}
 
     def seek(self, state: StreamState | None) -> None:
         """Continue from this position, or from the beginning; the position of a different stream is an error."""
@@ -246,7 +248,7 @@ class BatchStream:
             return
         for name, now in self._made_from.items():
             before = state["made_from"].get(name)
-            if before != now:
+            if before != now and (name, before) != ("content", None):  # which earlier versions did not store
                 raise InputError(
                     f"cannot resume: the training data has changed ({name} was {before} and is now {now}); "
                     "restore it, or start a new run"

@@ -8,7 +8,7 @@ Training corpora are stored under `train_file_name`, so that a user may call one
 
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -151,6 +151,7 @@ class Corpus:
 
     source: Side
     target: Side
+    checksum: int | None = field(default=None, kw_only=True)  # of the ids, as stored; None in memory
 
     @classmethod
     def open(cls, folder: Path, name: str) -> "Corpus":
@@ -162,11 +163,12 @@ class Corpus:
                 Side.open(f"{folder / name}.{side}", pairs, int(described[side]["tokens"]), described[side]["dtype"])
                 for side in SIDES
             )
+            checksum = described["source"]["ids_crc32"] << 32 | described["target"]["ids_crc32"]
         except FileNotFoundError as error:
             raise InputError(f"{error.filename} does not exist; {AGAIN}") from error
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path} is damaged: it does not describe a corpus; {AGAIN}") from error
-        return cls(source, target)
+        return cls(source, target, checksum=checksum)
 
     @classmethod
     def of(cls, source: Iterable[Sequence[int]], target: Iterable[Sequence[int]]) -> "Corpus":

@@ -15,7 +15,6 @@ from deepnmt.data.vocabulary import SPECIAL_PIECES, UNK
 from deepnmt.errors import InputError
 
 SPACE = "\u2581"
-_BPE = 2  # the type of a model in SentencePiece's message format
 _WORD = re.compile(f"{SPACE}?[^{SPACE}]+|{SPACE}")
 
 
@@ -84,9 +83,10 @@ class SentencePieces(_SentencePieceModel):
     @cached_property
     def _merges(self) -> PieceMerges:
         message = message_of(self.model)
-        if message.trainer_spec.model_type != _BPE:
+        kind = message.trainer_spec.ModelType.Name(message.trainer_spec.model_type).lower()
+        if kind != "bpe":
             raise InputError(
-                "BPE-dropout needs a BPE tokeniser; this one is a unigram model (prepare with --subwords bpe)"
+                f"BPE-dropout needs a BPE tokeniser; this one is a {kind} model (prepare with --subwords bpe)"
             )
         pieces = [(piece.piece, piece.score, piece.type) for piece in message.pieces]
         return PieceMerges(pieces, {piece: number for number, piece in enumerate(self.pieces)})
@@ -124,12 +124,6 @@ class ListedPieces(_SentencePieceModel):
     def _encode(self, words: list[str]) -> Iterable[Iterable[int]]:
         segmented = self._processor.encode(words, out_type=str, num_threads=1)
         return ([self._ids.get(piece, UNK) for piece in pieces] for pieces in segmented)
-
-    def merge(self, word: str, skips: Iterable[int]) -> tuple[list[int], int]:
-        raise InputError("BPE-dropout needs subwords learnt by deepnmt prepare; set batching.bpe_dropout = 0")
-
-    def _words(self, ids: Sequence[int]) -> list[str]:
-        return [self.decode(ids)]
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._processor.decode_pieces([self.pieces[number] for number in ids]))

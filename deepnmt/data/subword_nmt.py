@@ -24,26 +24,19 @@ class Codes:
 
     def __init__(self, lines: Sequence[str], where: str = "the codes") -> None:
         self.lines = tuple(line.rstrip("\r\n ") for line in lines)
-        first = self.lines[0] if self.lines else ""
-        self._end_is_a_symbol = True  # in version 0.1, which has no header
-        merges = self.lines
-        if first.startswith("#version:"):
-            version = first.partition(":")[2].strip()
-            if version not in ("0.1", "0.2"):
-                raise InputError(
-                    f"{where}: version {version!r} of subword-nmt codes is not supported (0.1 and 0.2 are)"
-                )
-            self._end_is_a_symbol = version == "0.1"
-            merges = self.lines[1:]
+        header = next((line for line in self.lines[:1] if line.startswith("#version:")), None)
+        version = header.partition(":")[2].strip() if header else "0.1"
+        if version not in ("0.1", "0.2"):
+            raise InputError(f"{where}: version {version!r} of subword-nmt codes is not supported (0.1 and 0.2 are)")
+        self._end_is_a_symbol = version == "0.1"
         self._ranks: dict[tuple[str, str], int] = {}
-        for rank, line in enumerate(merges):
-            left, space, right = line.partition(" ")
-            if not (left and space and right) or " " in right:
-                number = rank + 1 + (len(self.lines) - len(merges))
+        for number, line in enumerate(self.lines[1:] if header else self.lines, start=2 if header else 1):
+            left, _, right = line.partition(" ")
+            if not (left and right) or " " in right:
                 raise InputError(
                     f"{where}, line {number}: {line[:80]!r} is not a merge of two symbols (subword-nmt codes)"
                 )
-            self._ranks.setdefault((left, right), rank)
+            self._ranks.setdefault((left, right), number)
         if not self._ranks:
             raise InputError(f"{where}: no merge operations; is this a subword-nmt codes file?")
 
@@ -125,9 +118,6 @@ class SubwordNmt(Subwords):
     def merge(self, word: str, skips: Iterable[int] = ()) -> tuple[list[int], int]:
         symbols, merges = self.codes.segment(word, skips)
         return [self._ids.get(symbol, UNK) for symbol in symbols], merges
-
-    def _words(self, ids: Sequence[int]) -> list[str]:
-        return self.decode(ids).split()
 
     def decode(self, ids: Sequence[int]) -> str:
         text = " ".join(self.pieces[number] for number in ids) + " "

@@ -7,6 +7,7 @@ from sys import getsizeof
 from typing import Any, ClassVar, Self
 
 from deepnmt.data.bpe_dropout import BpeDropout, Keys
+from deepnmt.errors import InputError
 
 MAX_CACHED_BYTES = 32 << 20
 ENTRY_BYTES = 60  # what a word in the cache takes besides its text and its ids
@@ -47,13 +48,13 @@ class Subwords(ABC):
     @abstractmethod
     def _encode(self, words: list[str]) -> Iterable[Iterable[int]]: ...
 
-    @abstractmethod
     def merge(self, word: str, skips: Iterable[int]) -> tuple[list[int], int]:
         """Segment a word without some of its merges; see `bpe_dropout.Merge`."""
+        raise InputError("BPE-dropout needs subwords learned by deepnmt prepare; set batching.bpe_dropout = 0")
 
-    @abstractmethod
     def _words(self, ids: Sequence[int]) -> list[str]:
         """The words of a sentence, as `merge` takes them."""
+        return self.decode(ids).split()
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str: ...

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, fields
-from math import inf
 from typing import Literal
 
 from deepnmt.settings import check_bounds
@@ -18,7 +17,7 @@ class DecodingConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self, "beam", least=1)
-        check_bounds(self, "length_penalty", above=-inf, below=inf)
+        check_bounds(self, "length_penalty", above=-10, below=10)  # powers of lengths stay finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +34,6 @@ class SearchConfig(DecodingConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_bounds(self, "patience", above=0)
-        check_bounds(self, "length_penalty", above=-10, below=10)  # powers of lengths stay finite
         check_bounds(self, "nbest", least=1)
         if self.nbest > self.beam and not self.sampling:
             raise ValueError(f"nbest must be between 1 and the beam ({self.beam}), not {self.nbest}")

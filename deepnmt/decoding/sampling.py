@@ -59,7 +59,11 @@ class Paths(Growing):
         logits[:, self.rules.eos, None] = end
         if self.numbers is None:
             return top_symbols(logits, 1)
-        values, symbols = self._ranked(logits / self.config.temperature)
+        values, symbols = logits / self.config.temperature, None
+        if self.config.top_k:
+            values, symbols = top_symbols(values, self.config.top_k)
+        elif self.config.top_p < 1:
+            values, symbols = values.sort(dim=1, descending=True, stable=True)
         mass = values.double().softmax(1)
         cumulative = mass.cumsum(1)
         total = cumulative[:, -1:]
@@ -70,14 +74,6 @@ class Paths(Growing):
         place = torch.searchsorted(cumulative, number * total, right=True).clamp(max=values.shape[1] - 1)
         chosen = place if symbols is None else symbols.gather(1, place)
         return logits.gather(1, chosen), chosen
-
-    def _ranked(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        if self.config.top_k:
-            return top_symbols(logits, self.config.top_k)
-        if self.config.top_p < 1:
-            ranked = logits.sort(dim=1, descending=True, stable=True)
-            return ranked.values, ranked.indices
-        return logits, None
 
     def best(self) -> list[list[Found]]:
         lengths = (self.symbols != self.rules.eos).sum(2)

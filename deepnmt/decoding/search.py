@@ -193,8 +193,8 @@ class Beams(Growing):
     holds for the numbers as computed, provided no log probability is rounded above zero: hence the clamp.
     """
 
-    def __init__(self, rules: Rules, config: SearchConfig) -> None:
-        super().__init__(rules, config, config.beam)
+    def __init__(self, rules: Rules, config: SearchConfig, width: int | None = None) -> None:
+        super().__init__(rules, config, width or config.beam)
         self.config = config
         sentences, _, length = self.symbols.shape
         # All rows start equal: only the first one counts until their extensions differ.
@@ -205,29 +205,35 @@ class Beams(Growing):
         self.ended_symbols = self.symbols.new_full((sentences, config.nbest, length), rules.eos)
 
     def advance(self, logits: Tensor) -> Tensor:
-        sentences, width = self.log_probs.shape
-        extensions = self.extensions(logits, lambda logits, end: top_symbols(logits, width))
-        values, symbols, end = (part.view(sentences, width, -1) for part in extensions)
-        values = values.masked_fill(~self.rules.may_continue(self.position)[:, None, None], -torch.inf)
+        values, symbols, end = self._by_hypothesis(logits, lambda logits, end: top_symbols(logits, self.last.shape[1]))
         # The K most probable extensions by a symbol other than the end.
-        best = (self.log_probs[:, :, None] + values).flatten(1).topk(width, dim=1)
-        parents = best.indices // values.shape[2]
-        self._finish(self.log_probs + end.squeeze(2), best.values)
+        best = (self.log_probs[:, :, None] + values).flatten(1).topk(self.last.shape[1], dim=1)
+        self._finish(self.log_probs + end, best.values)
+        last = symbols.flatten(1).gather(1, best.indices)
+        return self._continue(best.values, best.indices // values.shape[2], last)
 
-        self.log_probs = best.values
-        self.last = symbols.flatten(1).gather(1, best.indices)
+    def _by_hypothesis(self, logits: Tensor, choose: Choose) -> tuple[Tensor, Tensor, Tensor]:
+        """The extensions (B, K, C) as the rules allow them, their symbols, and the log probability (B, K) of ending."""
+        sentences, width = self.log_probs.shape
+        values, symbols, end = (part.view(sentences, width, -1) for part in self.extensions(logits, choose))
+        values = values.masked_fill(~self.rules.may_continue(self.position)[:, None, None], -torch.inf)
+        return values, symbols, end.squeeze(2)
+
+    def _continue(self, log_probs: Tensor, parents: Tensor, last: Tensor) -> Tensor:
+        """Extend each of these parents by its last symbol, all (B, K)."""
+        self.log_probs, self.last = log_probs, last
         self.symbols = self.symbols.gather(1, parents[:, :, None].expand_as(self.symbols))
         self.symbols.index_copy_(2, self.position, self.last[:, :, None])
         self.position += 1
         self.done |= self._settled()
-        first = torch.arange(0, parents.numel(), width, device=parents.device)
+        first = torch.arange(0, parents.numel(), parents.shape[1], device=parents.device)
         return (first[:, None] + parents).flatten()
 
     def _finish(self, ended: Tensor, live: Tensor) -> None:
         """Merge the hypotheses that end here into the N best of each sentence; log probabilities (B, K) of these and of
         those that live on."""
-        width, nbest = self.config.beam, self.config.nbest
-        threshold = torch.cat([live, ended], dim=1).topk(width, dim=1).values[:, -1:]
+        nbest = self.config.nbest
+        threshold = torch.cat([live, ended], dim=1).topk(ended.shape[1], dim=1).values[:, -1:]
         ends = (ended >= threshold) & (ended > -torch.inf) & ~self.done[:, None]
         ended = ended.masked_fill(~ends, -torch.inf)
         scores = torch.cat([self.ended_scores, ended / self.penalties[self.position + 1]], dim=1)

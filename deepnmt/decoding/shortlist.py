@@ -54,11 +54,9 @@ class Shortlist:
             raise InputError(f"{path} was made for other vocabularies than the model's; {AGAIN}")
         return cls(**tensors)
 
-    def of_batch(self, sources: Sequence[Sequence[int]], rules: Rules) -> "BatchShortlist":
+    def of_batch(self, sources: Sequence[Sequence[int]], rules: Rules, vocab_size: int) -> "BatchShortlist":
         """For these source sentences, and any prefixes of their translations."""
-        allowed = torch.zeros(
-            len(sources), int(max(self.translations.max(), self.frequent.max())) + 1, dtype=torch.bool
-        )
+        allowed = torch.zeros(len(sources), vocab_size, dtype=torch.bool)
         allowed[:, : len(SPECIAL_PIECES)] = True
         allowed[:, self.frequent.long()] = True
         for row, source in zip(allowed, sources, strict=True):
@@ -66,8 +64,6 @@ class Shortlist:
             row[found[found != NONE]] = True
         prefix = rules.prefix
         if prefix is not None:
-            missing = int(prefix.max()) + 1 - allowed.shape[1]
-            allowed = torch.nn.functional.pad(allowed, (0, max(missing, 0)))
             allowed.scatter_(1, prefix.clamp(min=0), True)  # a free place stands for <s>, which is always there
         symbols = allowed.any(0).nonzero().squeeze(1)
         mask = torch.zeros(len(sources), len(symbols)).masked_fill(~allowed[:, symbols], -torch.inf)

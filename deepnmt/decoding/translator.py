@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
 from deepnmt.decoding.config import TranslationConfig
 from deepnmt.decoding.continuous import CannotFuseError, ContinuousSearches, can_fuse
+from deepnmt.decoding.glossary import Glossary
 from deepnmt.decoding.likelihood import Likelihood, likelihoods
 from deepnmt.decoding.lines import Warn
 from deepnmt.decoding.pieces import Hypothesis as Hypothesis
@@ -23,6 +24,7 @@ from deepnmt.decoding.rules import Rules, prefix_table
 from deepnmt.decoding.sampling import Paths, random_numbers
 from deepnmt.decoding.search import Beams, EnsembleState, Found, Growing, ensemble_step, search
 from deepnmt.decoding.shortlist import Shortlist
+from deepnmt.decoding.term_search import TermBeams
 from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
 from deepnmt.model.config import ModelConfig
@@ -116,23 +118,35 @@ class Translator:
         texts: Iterable[str],
         *,
         prefixes: Iterable[str] | None = None,
+        terms: Mapping[str, str] | Glossary | None = None,
         warn: Warn | None = None,
         done: Callable[[int], None] | None = None,
         **settings: Any,
     ) -> list[list[Hypothesis]]:
         """The hypotheses of each text, best first, never none; all different, unless they are drawn.
 
-        `settings` are the fields of `TranslationConfig`; `prefixes` are what the translations must begin with;
-        `done` is called with the number of texts of each batch. A text of spaces only has one empty translation.
+        `settings` are the fields of `TranslationConfig`; `prefixes` are what the translations must begin with; `terms`
+        of the source language, wherever they occur, must be translated as given; `done` is called with the number of
+        texts of each batch. A text of spaces only has one empty translation.
         """
         config = from_table(TranslationConfig, self.defaults | settings)
         warn = warn or _warn
         texts, prefixes = _strings("texts", texts), None if prefixes is None else _strings("prefixes", prefixes)
+        if terms and config.sampling:
+            raise InputError("terms need a beam search: omit them, or sampling")
         pieces = cut_texts(texts, prefixes, self.tokenizers, self.max_positions, config.max_source_length, warn)
+        if terms:
+            glossary = terms if isinstance(terms, Glossary) else self.glossary(terms)
+            for piece in pieces:
+                piece.terms = glossary.in_text(piece.source)
         for batch in self._translated(pieces, config):
             if done is not None:
                 done(sum(piece.is_first for piece in batch))
         return join_pieces(len(texts), pieces, self.tokenizers[0].target.language, config, warn)
+
+    def glossary(self, terms: Mapping[str, str]) -> Glossary:
+        """Terms of the source language and their translations, encoded once for many calls of `translate`."""
+        return Glossary(terms, self.tokenizers[0])
 
     def likelihoods(
         self, texts: Iterable[str], translations: Iterable[str], *, done: Callable[[int], None] = lambda number: None
@@ -148,15 +162,21 @@ class Translator:
     def _translated(self, pieces: list[Piece], config: TranslationConfig) -> Iterator[list[Piece]]:
         """Translate the pieces, and yield some when they are done."""
         opening = self.tokenizers[0].target.opening()
+        with_terms = [piece for piece in pieces if piece.terms]
+        pieces = [piece for piece in pieces if not piece.terms]
         free = not config.sampling and all(piece.prefix == opening for piece in pieces)
         if self.continuous is not None and free and ContinuousSearches.suits(config, config.no_repeat_ngram):
             yield from self._translated_in_slots(self.continuous, pieces, config)
             pieces = [piece for piece in pieces if not piece.is_done]
-        # The longest first, so that running out of memory shows at once.
+        yield from self._translated_in_batches(
+            [*self._batches(pieces, config), *self._batches(with_terms, config)], config
+        )
+
+    def _batches(self, pieces: list[Piece], config: TranslationConfig) -> Iterator[list[Piece]]:
+        """The longest first, so that running out of memory shows at once."""
         budget, most = (of.get(self.device.type, of["cpu"]) for of in (BATCH_TOKENS, BATCH_SENTENCES))
         longest_first = sorted(pieces, key=lambda piece: -piece.length)
-        batches = batched(longest_first, lambda piece: piece.length, config.batch_tokens or budget, most)
-        yield from self._translated_in_batches(list(batches), config)
+        return batched(longest_first, lambda piece: piece.length, config.batch_tokens or budget, most)
 
     def _translated_in_slots(
         self, searches: ContinuousSearches, pieces: list[Piece], config: TranslationConfig
@@ -217,29 +237,34 @@ class Translator:
         keep_found(batch, found, config, self.models[0], self.tokenizers[0])
 
     def _search(self, batch: list[Piece], config: TranslationConfig) -> list[list[Found]]:
-        rules = self._rules(batch, config, self.device)
-        count = config.nbest if config.sampling else config.beam
-        sources = [padded(part, device=self.device) for part in zip(*(piece.sources for piece in batch), strict=True)]
-        parts: list[Any] = [model.start(ids, count) for model, ids in zip(self.prepared, sources, strict=True)]
+        rules, listed = self._rules(batch, config, self.device), None
         steps: list[Any] = [model.step for model in self.prepared]
-        listed = None
-        if self.shortlist is not None:
-            listed = self.shortlist.of_batch([piece.sources[0] for piece in batch], rules)
-            rules, parts = listed.rules, [listed.state(part) for part in parts]
+        if self.shortlist is not None and not batch[0].terms:
+            vocab_size = self.models[0].config.target_vocab_size
+            listed = self.shortlist.of_batch([piece.sources[0] for piece in batch], rules, vocab_size)
+            rules = listed.rules
             steps = [listed.step(model.restricted(listed.symbols).step) for model in self.prepared]
+        growing = self._growing(batch, rules, config)
+        sources = [padded(part, device=self.device) for part in zip(*(piece.sources for piece in batch), strict=True)]
+        count = growing.last.shape[1]
+        parts: list[Any] = [model.start(ids, count) for model, ids in zip(self.prepared, sources, strict=True)]
+        if listed is not None:
+            parts = [listed.state(part) for part in parts]
         step = steps[0] if len(parts) == 1 else partial(ensemble_step, steps)
         state = parts[0] if len(parts) == 1 else EnsembleState(parts)
         shrink_every = 1 if self.device.type == "cpu" else 4
-        found = search(step, state, self._growing(batch, rules, config, count), shrink_every)
+        found = search(step, state, growing, shrink_every)
         return found if listed is None else listed.as_ids(found)
 
-    def _growing(self, batch: list[Piece], rules: Rules, config: TranslationConfig, count: int) -> Growing:
-        if count > 1 and not config.sampling:
+    def _growing(self, batch: list[Piece], rules: Rules, config: TranslationConfig) -> Growing:
+        if batch[0].terms:
+            return TermBeams(rules, config, [piece.terms for piece in batch])
+        if config.beam > 1 and not config.sampling:
             return Beams(rules, config)
         numbers = None
         if config.sampling:
-            numbers = random_numbers([piece.sources[0] for piece in batch], config.seed, count, rules.total + 1)
-            numbers = numbers.to(self.device)
+            sentences = [piece.sources[0] for piece in batch]
+            numbers = random_numbers(sentences, config.seed, config.nbest, rules.total + 1).to(self.device)
         return Paths(rules, config, numbers)
 
     def _rules(self, batch: list[Piece], config: TranslationConfig, device: torch.device) -> Rules:
@@ -247,9 +272,12 @@ class Translator:
             config.max_length or int(config.max_length_ratio * (piece.length - 1)) + config.max_length_extra
             for piece in batch
         ]
+        needed = [len(piece.prefix) + sum(map(len, piece.terms)) if piece.terms else 0 for piece in batch]
         most = self.max_positions - 1  # the start is a position too
         return Rules(
-            max_lengths=torch.tensor([min(length, most) for length in longest], device=device),
+            max_lengths=torch.tensor(
+                [min(max(pair), most) for pair in zip(longest, needed, strict=True)], device=device
+            ),
             eos=EOS,
             banned=(BOS, PAD) if config.allow_unknown else (BOS, PAD, UNK),
             min_length=min(config.min_length, most),

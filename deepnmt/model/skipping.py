@@ -51,6 +51,8 @@ def nothing_skipped(model: nn.Module) -> Iterator[None]:
     skips = {module: module.p for module in model.modules() if isinstance(module, LayerDrop)}
     for module in skips:
         module.p = 0.0
-    yield
-    for module, p in skips.items():
-        module.p = p
+    try:
+        yield
+    finally:
+        for module, p in skips.items():
+            module.p = p

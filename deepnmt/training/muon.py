@@ -15,7 +15,7 @@ ADAM_RMS = 0.2  # of Adam's usual update
 
 
 def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """U V^T of every matrix U S V^T, nearly: its singular values become about one. (..., rows, columns), in `dtype`.
+    """U V^T of every matrix U S V^T, nearly: its singular values become about one. (N, rows, columns), in `dtype`.
 
     Newton-Schulz: an odd polynomial of a matrix acts on its singular values and leaves U and V alone.
     """
@@ -23,12 +23,10 @@ def orthogonalize(matrices: Tensor, dtype: torch.dtype = torch.float32) -> Tenso
     tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.mT if tall else matrices
     x = (x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-30)).to(dtype)
-    flat = x.flatten(0, -3) if x.ndim > 2 else x.unsqueeze(0)
     for _ in range(ROUNDS):
-        square = flat @ flat.mT
+        square = x @ x.mT
         polynomial = torch.baddbmm(square, square, square, beta=b, alpha=c)
-        flat = torch.baddbmm(flat, polynomial, flat, beta=a)
-    x = flat.view_as(x)
+        x = torch.baddbmm(x, polynomial, x, beta=a)
     return x.mT if tall else x
 
 

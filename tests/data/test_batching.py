@@ -2,6 +2,7 @@ import dataclasses
 import itertools
 import json
 from collections import Counter
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -13,7 +14,7 @@ from streams import EOS, PAD, epoch_of, make_corpus, rows_of, same, sentences_of
 
 from deepnmt.data.batching import BatchingConfig, BatchStream, held_out_batches
 from deepnmt.data.collate import Batch, PackedBatch
-from deepnmt.data.dataset import Corpus
+from deepnmt.data.dataset import Corpus, CorpusWriter
 from deepnmt.errors import InputError
 from deepnmt.settings import from_table
 
@@ -251,6 +252,23 @@ def test_resuming_with_other_settings_is_refused(change: dict[str, Any], name: s
 def test_resuming_with_other_data_is_refused() -> None:
     with pytest.raises(InputError, match="corpora was"):
         make_stream(make_corpus(51), state=make_stream(make_corpus(50)).state())
+    corpora, config = {"one": make_corpus(20), "two": make_corpus(30)}, BatchingConfig(tokens_per_batch=64)
+    state = BatchStream(corpora, config, seed=1).state()
+    with pytest.raises(InputError, match="content was"):  # sentences are numbered in the order of the corpora
+        BatchStream(dict(reversed(corpora.items())), config, seed=1, state=state)
+    del state["made_from"]["content"]  # as earlier versions stored it
+    BatchStream(corpora, config, seed=1, state=state)
+
+
+def test_resuming_with_the_same_text_in_another_order_is_refused(tmp_path: Path) -> None:
+    states = []
+    for order in (slice(None), slice(None, None, -1)):
+        with CorpusWriter(tmp_path, "text", (60_000, 60_000)) as writer:
+            writer.append(*(side.take(order) for side in make_corpus(50).sides))
+        states.append(make_stream(Corpus.open(tmp_path, "text")).state())
+    with pytest.raises(InputError, match="the training data has changed"):
+        make_stream(Corpus.open(tmp_path, "text"), state=states[0])
+    make_stream(Corpus.open(tmp_path, "text"), state=states[1])
 
 
 def test_a_position_outside_the_epoch_is_refused() -> None:

@@ -20,7 +20,7 @@ from deepnmt.data import bpe_dropout, learning
 from deepnmt.data.bpe_dropout import BpeDropout, Merge, sentence_keys
 from deepnmt.data.learning import cut, learn, piece_counts
 from deepnmt.data.prepare_settings import SubwordSettings
-from deepnmt.data.sentence_pieces import SentencePieces
+from deepnmt.data.sentence_pieces import ListedPieces, SentencePieces
 from deepnmt.data.subword_nmt import Codes, SubwordNmt, count_symbols, vocabulary
 from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.errors import InputError
@@ -31,9 +31,9 @@ KEYS = sentence_keys(7, np.arange(len(SENTENCES)))
 
 
 def train(**options: object) -> SentencePieces:
-    model = io.BytesIO()
+    model, options = io.BytesIO(), {"model_type": "bpe", **options}
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(SENTENCES), model_writer=model, model_type="bpe", minloglevel=2, **options
+        sentence_iterator=iter(SENTENCES), model_writer=model, minloglevel=2, **options
     )
     return SentencePieces(model.getvalue())
 
@@ -123,12 +123,15 @@ def test_tags_stay_and_sentences_with_unknown_symbols_are_left_alone(tokenizers:
     assert resampled[4] == [5, 3, 6]
 
 
-def test_a_unigram_model_is_refused_by_name() -> None:
-    unigram = Tokenizer(
-        learn((WORDS, {}), SubwordSettings(subwords="unigram", vocab_size=(420,)))[0], Preprocessor("en")
-    )
-    with pytest.raises(InputError, match="unigram model"):
-        unigram.resample([[5]], KEYS[:1], 0.1)
+def test_other_models_are_refused_by_name() -> None:
+    theirs = MODELS["theirs"]
+    for subwords, message in (
+        (learn((WORDS, {}), SubwordSettings(subwords="unigram", vocab_size=(420,)))[0], "this one is a unigram model"),
+        (train(vocab_size=60, model_type="char"), "this one is a char model"),
+        (ListedPieces(theirs.model, theirs.pieces[4:]), "needs subwords learned by deepnmt prepare"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Tokenizer(subwords, Preprocessor("en")).resample([[5]], KEYS[:1], 0.1)
 
 
 def distribution(merge: Merge, word: str, p: float) -> dict[tuple[int, ...], float]:

@@ -117,7 +117,8 @@ def test_the_logits_of_some_symbols_are_those_of_the_whole_projection(digits_mod
 
 def test_what_a_batch_needs_is_the_union_of_its_sentences():
     shortlist = Shortlist(torch.tensor([[-1, -1]] * 4 + [[10, 11], [11, -1]]), torch.tensor([6]))
-    batch = shortlist.of_batch([[4, 2], [5, 2]], Rules(torch.tensor([3, 3]), EOS, prefix=torch.tensor([[20], [-1]])))
+    rules = Rules(torch.tensor([3, 3]), EOS, prefix=torch.tensor([[20], [-1]]))
+    batch = shortlist.of_batch([[4, 2], [5, 2]], rules, vocab_size=30)
     assert batch.symbols.tolist() == [0, 1, 2, 3, 6, 10, 11, 20]
     assert (batch.mask == 0).int().tolist() == [[1, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0, 1, 0]]
     assert batch.rules.prefix.tolist() == [[7], [-1]]

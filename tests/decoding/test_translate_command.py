@@ -195,7 +195,7 @@ def test_a_notebook_has_no_binary_standard_output(digits_model, source, monkeypa
     assert deepnmt.translate_file(digits_model, source) == len(text.getvalue().splitlines()) == len(SOURCES) + 3
 
 
-def test_rubbish_is_translated_with_a_warning_that_names_the_line(digits_model, feed, capsysbinary):
+def test_invalid_input_is_translated_with_a_warning_that_names_the_line(digits_model, feed, capsysbinary):
     feed(b"eins\n\xff\xfe\x00zwei\n" + b"drei. " * 200 + b"\nvier\r\n\xe2\x80\xa8\n")
     assert run("translate", digits_model, "--max-source-length", 20) == 0
     output, errors = capsysbinary.readouterr()

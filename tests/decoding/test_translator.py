@@ -248,7 +248,7 @@ def test_an_ensemble_of_a_model_with_itself_is_the_model(digits_model, translato
     assert both[0][0].score == pytest.approx(alone[0][0].score, abs=1e-4)
 
 
-def test_an_ensemble_listens_to_both(digits_model, random_model, translator):
+def test_an_ensemble_uses_both_models(digits_model, random_model, translator):
     both = Translator([digits_model, random_model]).translate_nbest(SOURCES[:8])
     assert all(
         a[0].log_prob < b[0].log_prob for a, b in zip(both, translator.translate_nbest(SOURCES[:8]), strict=True)

@@ -1,4 +1,4 @@
-"""What is kept, what is refused, and what an average of checkpoints is."""
+"""Which checkpoints are kept, which are refused, and how they are averaged."""
 
 import json
 import threading
@@ -52,7 +52,7 @@ def test_last_best_and_epochs_are_kept_and_nothing_else(finished):
 
 
 def test_what_is_saved_is_what_was_there_although_it_is_written_later(tmp_path, monkeypatch):
-    """Training goes on while a checkpoint is written, and what it changes is not in it."""
+    """Training continues while a checkpoint is written, and its changes are not in it."""
     with open_job(tmp_path, TRAINING) as (run, job):
         may_write, write = threading.Event(), deepnmt.model.storage.save_file
 
@@ -81,7 +81,7 @@ def test_what_is_saved_is_what_was_there_although_it_is_written_later(tmp_path, 
     assert json.loads((path / "state.json").read_text())["run"]["best_scores"] == []
 
 
-def test_a_checkpoint_that_could_not_be_written_is_told_of_at_the_next(tmp_path, monkeypatch):
+def test_a_checkpoint_that_could_not_be_written_is_reported_at_the_next(tmp_path, monkeypatch):
     with open_job(tmp_path, TRAINING) as (run, job):
 
         def full(tensors, path):
@@ -91,7 +91,7 @@ def test_a_checkpoint_that_could_not_be_written_is_told_of_at_the_next(tmp_path,
         job.checkpoints.save(run)
         with pytest.raises(RunError, match="No space left"):
             job.checkpoints.save(run)
-        job.checkpoints.finish()  # told once
+        job.checkpoints.finish()  # reported once
     assert not (tmp_path / "checkpoints").exists()
 
 
@@ -101,8 +101,8 @@ def test_pointers_name_the_best_and_the_last(finished):
     assert last == {"checkpoint": "checkpoints/step-00000020"}
 
 
-def test_the_last_step_is_saved_with_its_score_and_looked_at_once(tmp_path):
-    """Also where it was saved before it was looked at."""
+def test_the_last_step_is_validated_once_and_saved_with_its_score(tmp_path):
+    """Also where it was saved before it was validated."""
     config = replace(TRAINING, max_steps=12, validate_every=5, save_every=4, save_epochs=False, keep_best=1)
     scores = iter([1.0, 2.0, 3.0])
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Any number of ranks trains like one: same losses, same checkpoints, and failures are told once."""
+"""Any number of ranks trains like one: same losses, same checkpoints, and one report of a failure."""
 
 import json
 import os
@@ -32,7 +32,7 @@ SHARDED = replace(FEW, max_steps=12, parallel="fsdp")
 
 
 def train_rank(folder, config, model_config=CONFIG_MODEL, **changes):
-    """What every rank does: join, go on from the newest checkpoint, train."""
+    """What every rank does: join, resume from the newest checkpoint, train."""
     with join_world("cpu", 120) as world:
         with open_job(folder, config, world=world, model_config=model_config, **changes) as (run, job):
             train(run, job)
@@ -129,7 +129,7 @@ def test_sharded_ranks_give_the_losses_of_one(sharded, one_rank):
     assert logged(sharded, "loss") == pytest.approx(logged(one_rank, "loss")[:12], abs=1e-5)
 
 
-def test_sharded_run_goes_on_with_any_number_of_ranks_sharded_or_not(sharded, tmp_path, one_rank):
+def test_sharded_run_resumes_with_any_number_of_ranks_sharded_or_not(sharded, tmp_path, one_rank):
     for size, parallel in ((1, "ddp"), (2, "fsdp"), (2, "ddp")):
         folder = tmp_path / f"{size}-{parallel}"
         shutil.copytree(sharded, folder)
@@ -176,7 +176,7 @@ def test_optimizer_in_shards_is_still_read(sharded, tmp_path):
     assert losses(tmp_path / "run") == losses(whole)
 
 
-def test_run_goes_on_with_another_number_of_ranks(tmp_path, one_rank):
+def test_run_resumes_with_another_number_of_ranks(tmp_path, one_rank):
     """What an elastic restart does after a lost worker."""
     train_ranks(2, tmp_path, replace(FEW, max_steps=8))
     train_alone(tmp_path, replace(FEW, max_steps=15))

@@ -1,4 +1,4 @@
-"""Growing the encoder while training: when, from what, with which rate, and what is refused."""
+"""Growing the encoder while training: when, from which weights, with which rate, and refusals."""
 
 import json
 from dataclasses import replace

@@ -37,7 +37,7 @@ CASES = [(PACKED, EagerEngine), (PACKED, ENGINES["graph"]), (BATCHING, EagerEngi
 
 
 class Device:
-    """Has room for so many cells; counts the passes that did not fit. Fails in the forward or the backward pass."""
+    """Has room for a number of cells; counts the passes that did not fit. Fails in the forward or the backward pass."""
 
     def __init__(self, cells, fails="forward"):
         self.cells, self.fails, self.failures = cells, fails, 0
@@ -71,7 +71,7 @@ def fit_device(monkeypatch, cells, fails="forward"):
 
 @pytest.mark.parametrize("fails", ["forward", "backward"])
 @pytest.mark.parametrize(("batching", "engine"), CASES, ids=["packed", "recorded", "padded"])
-def test_updates_are_the_same_in_pieces_and_the_run_goes_on(tmp_path, monkeypatch, capsys, batching, engine, fails):
+def test_updates_are_the_same_in_pieces_and_the_run_continues(tmp_path, monkeypatch, capsys, batching, engine, fails):
     settings = {"model_config": without_dropout(), "batching": batching, "engine": engine}
     run_to_end(tmp_path / "roomy", CONFIG, **settings)
     device = fit_device(monkeypatch, 100 if batching is PACKED else 40, fails)

@@ -1,4 +1,4 @@
-"""The small parts: optimiser step, loss scale, memory plan, diagnosis, the run's folder, what is displayed."""
+"""The small parts: optimiser step, loss scale, memory plan, diagnosis, the run's folder, the display."""
 
 import io
 import math

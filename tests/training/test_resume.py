@@ -149,7 +149,7 @@ def test_resumed_equals_uninterrupted_wherever_it_was_killed(case, tmp_path, uni
     assert not [path for path in (tmp_path / "checkpoints").iterdir() if path.name.startswith(".")]
 
 
-def test_going_on_after_the_end_with_more_steps_equals_one_long_run(tmp_path, uninterrupted):
+def test_resuming_after_the_end_with_more_steps_equals_one_long_run(tmp_path, uninterrupted):
     run_to_end(tmp_path, replace(CONFIG, max_steps=10, validate_every=5))
     run_to_end(tmp_path, CONFIG)
     last = "checkpoints/step-00000016/optimizer.safetensors"

@@ -110,7 +110,7 @@ def wait_for_step(run, step, process):
             return
         assert process.status is None, process.output
         time.sleep(0.02)
-    raise AssertionError("it does not get on")
+    raise AssertionError(f"step {step} was not reached")
 
 
 def kill_after(place, run, step, *more):
@@ -353,7 +353,7 @@ def children(pid):
     return [int(number) for number in found.stdout.split()]
 
 
-def test_lost_worker_is_replaced_and_the_run_goes_on_from_its_checkpoint(place):
+def test_lost_worker_is_replaced_and_the_run_resumes_from_its_checkpoint(place):
     run = place / "elastic"
     options = ["--nproc-per-node=2", "--max-restarts=1", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
     options.append(f"--log-dir={place}")

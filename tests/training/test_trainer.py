@@ -119,7 +119,7 @@ def test_non_finite_loss_stops_before_the_optimiser_moves(tmp_path):
     assert [path.name for path in job.checkpoints.all()] == ["step-00000005"]
 
 
-def test_rollback_goes_on_from_the_last_checkpoint_with_a_lower_rate(tmp_path):
+def test_rollback_resumes_from_the_last_checkpoint_with_a_lower_rate(tmp_path):
     config = replace(TRAINING, rollbacks=1, rollback_factor=0.25)
     with exploding_job(tmp_path, config, after=13) as (run, job):
         explodes = job.engine.objective
@@ -289,7 +289,7 @@ def test_moving_average_is_validated_and_the_parameters_are_not_touched(tmp_path
     assert torch.equal(flat(run.model), flat(plain.model))
 
 
-def test_model_is_looked_at_without_dropout_and_trained_with_it(tmp_path):
+def test_model_is_validated_without_dropout_and_trained_with_it(tmp_path):
     with open_job(tmp_path, replace(TRAINING, max_steps=9)) as (run, job):
         modes, validate = [], job.validate
 

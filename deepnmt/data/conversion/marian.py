@@ -20,6 +20,7 @@ from deepnmt.data.conversion.text import (
     read_pieces,
     read_vocabulary,
 )
+from deepnmt.data.dataset import SIDES
 from deepnmt.data.sentence_pieces import ListedPieces
 from deepnmt.data.tokenizer import AS_IT_IS, LanguageTags, Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.errors import InputError
@@ -35,15 +36,14 @@ def read(folder: Path, source_lang: str | None, target_lang: str | None) -> Fore
     for name in ("source.bpe", "target.bpe"):
         if (folder / name).is_file():
             raise InputError(f"{folder / name}: a Marian model with subword-nmt codes is not supported")
-    config = read_optional(folder / "tokenizer_config.json")
-    named = config.get("source_lang"), config.get("target_lang")
-    languages = chosen_languages(folder, named, source_lang, target_lang)
+    files, languages = _described(folder, source_lang, target_lang)
     if (folder / "config.json").is_file():
-        vocabularies, decoding = _of_huggingface(folder, config), decoding_defaults(folder)
+        vocabularies = [(read_vocabulary(vocabulary), model) for vocabulary, model in files]
+        decoding = decoding_defaults(folder)
     else:
         vocabularies, decoding = _of_marian(folder)
     sides, numbering = [], []
-    for side, (vocabulary, model), language in zip(("source", "target"), vocabularies, languages, strict=True):
+    for side, (vocabulary, model), language in zip(SIDES, vocabularies, languages, strict=True):
         pieces, tags, rows = _numbered(vocabulary, folder)
         preprocessor = Preprocessor(language, normalization=AS_IT_IS)
         announced = LanguageTags("target", {tag[2:-2]: tag for tag in tags}) if tags and side == "source" else None
@@ -61,15 +61,20 @@ def is_exported(folder: Path) -> bool:
 
 def read_exported(folder: Path, source_lang: str | None, target_lang: str | None) -> ForeignText:
     """The SentencePiece models contain the normalisation."""
-    config = read_optional(folder / "tokenizer_config.json")
-    named = config.get("source_lang"), config.get("target_lang")
-    names = ("vocab.json", "target_vocab.json" if config.get("separate_vocabs") else "vocab.json")
-    languages = chosen_languages(folder, named, source_lang, target_lang)
-    sides = []
-    for side, name, language in zip(("source", "target"), names, languages, strict=True):
-        subwords = ListedPieces.read(folder / f"{side}.spm", read_numbered(folder / name))
-        sides.append(Tokenizer(subwords, Preprocessor(language, normalization=AS_IT_IS)))
+    files, languages = _described(folder, source_lang, target_lang)
+    sides = (
+        Tokenizer(ListedPieces.read(model, read_numbered(vocabulary)), Preprocessor(language, normalization=AS_IT_IS))
+        for (vocabulary, model), language in zip(files, languages, strict=True)
+    )
     return ForeignText(TokenizerPair(*sides), decoding=decoding_defaults(folder))
+
+
+def _described(folder: Path, *asked: str | None) -> tuple[list[tuple[Path, Path]], tuple[str, str]]:
+    """The vocabulary and the SentencePiece model of each side in Hugging Face's format, and the languages."""
+    config = read_optional(folder / "tokenizer_config.json")
+    languages = chosen_languages(folder, (config.get("source_lang"), config.get("target_lang")), *asked)
+    names = ("vocab.json", "target_vocab.json" if config.get("separate_vocabs") else "vocab.json")
+    return [(folder / name, folder / f"{side}.spm") for name, side in zip(names, SIDES, strict=True)], languages
 
 
 def _numbered(vocabulary: dict[str, int], folder: Path) -> tuple[list[str], list[str], list[int]]:
@@ -83,12 +88,6 @@ def _numbered(vocabulary: dict[str, int], folder: Path) -> tuple[list[str], list
     pieces = [piece for piece in listed if not _TAG.fullmatch(piece)]
     special = [padding, padding, vocabulary[_END], vocabulary[_UNKNOWN]]
     return pieces, tags, special + [vocabulary[piece] for piece in (*pieces, *tags)]
-
-
-def _of_huggingface(folder: Path, config: dict[str, Any]) -> list[tuple[dict[str, int], Path]]:
-    source = read_vocabulary(folder / "vocab.json")
-    target = read_vocabulary(folder / "target_vocab.json") if config.get("separate_vocabs") else source
-    return [(source, folder / "source.spm"), (target, folder / "target.spm")]
 
 
 def _of_marian(folder: Path) -> tuple[list[tuple[dict[str, int], Path]], dict[str, Any]]:

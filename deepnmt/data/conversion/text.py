@@ -31,7 +31,6 @@ def chosen_languages(folder: Path, named: Sequence[str | None], *asked: str | No
 
 
 def read_vocabulary(path: Path) -> dict[str, int]:
-    """Symbols and their numbers, all different."""
     return checked_vocabulary(read_json(path), path)
 
 

@@ -18,7 +18,7 @@ from deepnmt.data.sentencepiece_rules import SENTENCEPIECE, normalising_model
 from deepnmt.data.tokenizer import Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import BOS, EOS, UNK
 from deepnmt.decoding.export.comparison import Runtime, Tell, start_symbol
-from deepnmt.decoding.export.expressible import odd_sublayers, other_settings, refuse
+from deepnmt.decoding.export.expressible import MIXED, odd_sublayers, other_settings, refuse
 from deepnmt.files import write_json
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.embedding import Embedding
@@ -39,12 +39,12 @@ Variables = dict[str, np.ndarray | str]  # an alias is the name of another varia
 
 
 def check(config: ModelConfig, tokenizers: TokenizerPair) -> None:
-    mixed = [
-        f"{s}.connection = {c.connection.kind}" for s, c in config.stacks.items() if c.connection.kind != "residual"
-    ]
+    kinds = {side: stack.connection.kind for side, stack in config.stacks.items()}
+    mixed = [f"{side}.connection = {kind}" for side, kind in kinds.items() if kind != "residual"]
+    others = "--to onnx or --to huggingface" if {*kinds.values()} <= {"residual", *MIXED} else "--to onnx"
     obstacles = [
-        f"it passes on the last layer's output only, and this model has {' and '.join(mixed)} (export it --to onnx or "
-        "--to huggingface, or train a model with connection = residual)"
+        f"it passes on the last layer's output only, and this model has {' and '.join(mixed)} (export it {others}, or "
+        "train a model with connection = residual)"
     ]
     refuse(NAME, obstacles if mixed else [], odd_sublayers(folded_config(config)), other_settings(config))
 

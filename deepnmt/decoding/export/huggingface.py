@@ -19,7 +19,7 @@ from deepnmt.data.tokenizer import Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
 from deepnmt.decoding.config import DecodingConfig
 from deepnmt.decoding.export.comparison import Runtime, Tell, start_symbol
-from deepnmt.decoding.export.expressible import odd_sublayers, other_settings, refuse, unlike_sentencepiece
+from deepnmt.decoding.export.expressible import MIXED, odd_sublayers, other_settings, refuse, unlike_sentencepiece
 from deepnmt.files import write_json
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections.average import Average
@@ -34,7 +34,6 @@ NAME, RUNS_IN = "Hugging Face", "transformers"
 NEEDS: tuple[str, ...] = ()
 MODELING = Path(__file__).with_name("modeling_deepnmt.py")
 MAX_POSITIONS = 1024  # of sinusoids in Marian, which stores a table; longer text is an error there
-MIXED = ("dlcl", "dense", "average", "fusion")
 
 Tensors = dict[str, Tensor]
 

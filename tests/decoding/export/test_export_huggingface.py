@@ -19,6 +19,7 @@ from deepnmt.data.vocabulary import EOS
 from deepnmt.decoding import export as exporting
 from deepnmt.decoding.export import huggingface as writing
 from deepnmt.decoding.export.comparison import compare, random_sources
+from deepnmt.decoding.export.expressible import MIXED
 from deepnmt.decoding.translator import Translator
 from deepnmt.errors import RunError
 from deepnmt.model.connections import CONNECTIONS
@@ -43,7 +44,7 @@ SHAPES = [
     (OURS, {"norm": "pre", "connections": (DlclConfig(groups=4, norm_embedding=True), DlclConfig(softmax=True))}),
     (OURS, {"norm": "post", "connections": (DlclConfig(norm_embedding=True, window=2), DlclConfig(norm=False))}),
 ]
-MIXTURES = [(OURS, {"connections": (CONNECTIONS[kind].Config(), None)}) for kind in writing.MIXED if kind != "dlcl"]
+MIXTURES = [(OURS, {"connections": (CONNECTIONS[kind].Config(), None)}) for kind in MIXED if kind != "dlcl"]
 
 
 @pytest.mark.parametrize(("name", "shape"), [*SHAPES, *MIXTURES])

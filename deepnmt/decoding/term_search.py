@@ -1,0 +1,160 @@
+"""Beam search for translations that contain given terms."""
+
+from collections.abc import Sequence
+from itertools import chain, zip_longest
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from deepnmt.decoding.candidates import top_symbols
+from deepnmt.decoding.config import SearchConfig
+from deepnmt.decoding.rules import Rules
+from deepnmt.decoding.search import Beams
+
+Phrase = tuple[int, ...]
+
+
+class Progress(NamedTuple):
+    """The terms that a hypothesis contains, by number, and the symbols of another that it ends with."""
+
+    complete: frozenset[int] = frozenset()
+    begun: Phrase = ()
+
+
+class Wanted:
+    """The terms of a sentence. Each needs an occurrence of its own, in any order."""
+
+    def __init__(self, phrases: Sequence[Phrase]) -> None:
+        self.phrases = phrases
+        self.total = sum(map(len, phrases))
+
+    def after(self, progress: Progress, symbol: int) -> Progress:
+        """The progress of a hypothesis that takes this symbol. A term that it breaks off may begin again later."""
+        said = (*progress.begun, symbol)
+        for begun in (said[start:] for start in range(len(said))):
+            for number, phrase in self._open(progress):
+                if phrase == begun:
+                    return Progress(progress.complete | {number})
+            if any(phrase[: len(begun)] == begun for _, phrase in self._open(progress)):
+                return Progress(progress.complete, begun)
+        return Progress(progress.complete)
+
+    def next_symbols(self, progress: Progress) -> set[int]:
+        """The symbols that continue the term at the end of a hypothesis, or begin another."""
+        begun = progress.begun
+        return {
+            phrase[size]
+            for _, phrase in self._open(progress)
+            for size in {0, len(begun)}
+            if phrase[:size] == begun[:size]
+        }
+
+    def count(self, progress: Progress) -> int:
+        """The number of symbols of terms in a hypothesis."""
+        return sum(len(self.phrases[number]) for number in progress.complete) + len(progress.begun)
+
+    def is_complete(self, progress: Progress) -> bool:
+        return len(progress.complete) == len(self.phrases)
+
+    def _open(self, progress: Progress) -> list[tuple[int, Phrase]]:
+        return [(number, phrase) for number, phrase in enumerate(self.phrases) if number not in progress.complete]
+
+
+class Extension(NamedTuple):
+    log_prob: float
+    parent: int
+    symbol: int
+    progress: Progress
+
+
+class TermBeams(Beams):
+    """Dynamic beam allocation (Post and Vilar 2018, https://arxiv.org/abs/1804.06609).
+
+    Besides its most probable extensions, a hypothesis may take any symbol that continues or begins a term. Extensions
+    are grouped by how many symbols of terms they contain, and the groups take turns in keeping their best one, so that
+    neither the complete nor the most probable hypotheses crowd out the others. Only a complete one may end, if that is
+    among the best extensions of its group. The beam of a sentence is wider by the number of its terms' symbols.
+    """
+
+    def __init__(self, rules: Rules, config: SearchConfig, terms: Sequence[Sequence[Phrase]]) -> None:
+        self.wanted = [Wanted(phrases) for phrases in terms]
+        self.widths = [config.beam + wanted.total for wanted in self.wanted]
+        super().__init__(rules, config, max(self.widths))
+        self.progress = [[Progress()] * self.last.shape[1] for _ in terms]
+
+    def advance(self, logits: Tensor) -> Tensor:
+        more = self._next_symbols()
+
+        def choose(logits: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+            values, symbols = top_symbols(logits, self.last.shape[1])
+            return torch.cat([values, logits.gather(1, more)], dim=1), torch.cat([symbols, more], dim=1)
+
+        values, symbols, end = self._by_hypothesis(logits, choose)
+        totals, most_probable = self.log_probs[:, :, None] + values, values.shape[2] - more.shape[1]
+        kept = [
+            self._kept(sentence, rows, choices, most_probable)
+            for sentence, (rows, choices) in enumerate(zip(totals.tolist(), symbols.tolist(), strict=True))
+        ]
+        self._finish(self._ended(end), self._rivals(kept))
+        empty = Extension(-torch.inf, 0, self.rules.eos, Progress())
+        kept = [row + [empty] * (self.last.shape[1] - len(row)) for row in kept]
+        self.progress = [[extension.progress for extension in row] for row in kept]
+        log_probs, parents, last = (
+            torch.tensor([[extension[field] for extension in row] for row in kept], device=logits.device)
+            for field in range(3)
+        )
+        return self._continue(log_probs, parents, last)
+
+    def _next_symbols(self) -> Tensor:
+        """(B * K, E) symbols that continue or begin a term, filled up with the end, which is no extension."""
+        rows = [
+            sorted(wanted.next_symbols(progress))
+            for wanted, states in zip(self.wanted, self.progress, strict=True)
+            for progress in states
+        ]
+        most = max(map(len, rows))
+        table = [row + [self.rules.eos] * (most - len(row)) for row in rows]
+        return torch.tensor(table, dtype=torch.long, device=self.last.device).view(len(rows), most)
+
+    def _kept(
+        self, sentence: int, totals: list[list[float]], symbols: list[list[int]], most_probable: int
+    ) -> list[Extension]:
+        """The extensions of a sentence that live on. Each row of symbols has the most probable ones, best first, of
+        which only so many count as if the sentence were alone, and then those of the terms."""
+        wanted, width = self.wanted[sentence], self.widths[sentence]
+        groups: dict[int, set[Extension]] = {}
+        for parent, (row, choices) in enumerate(zip(totals, symbols, strict=True)):
+            for place in chain(range(min(width, most_probable)), range(most_probable, len(row))):
+                if row[place] > -torch.inf:
+                    progress = wanted.after(self.progress[sentence][parent], choices[place])
+                    extension = Extension(row[place], parent, choices[place], progress)
+                    groups.setdefault(wanted.count(progress), set()).add(extension)
+        best_first = [
+            sorted(groups[count], key=lambda each: (-each.log_prob, each.parent, each.symbol))
+            for count in sorted(groups, reverse=True)
+        ]
+        turns = chain.from_iterable(zip_longest(*best_first))
+        return [extension for extension in turns if extension is not None][:width]
+
+    def _ended(self, end: Tensor) -> Tensor:
+        complete = [
+            [wanted.is_complete(progress) for progress in states]
+            for wanted, states in zip(self.wanted, self.progress, strict=True)
+        ]
+        return (self.log_probs + end).masked_fill(~torch.tensor(complete, device=end.device), -torch.inf)
+
+    def _rivals(self, kept: list[list[Extension]]) -> Tensor:
+        """(B, K): what an end must be as probable as. Only complete extensions compete with it, for the places that
+        they take, or for one if they take none; the other places are taken by infinity."""
+        rivals = []
+        for wanted, row in zip(self.wanted, kept, strict=True):
+            complete = [extension.log_prob for extension in row if wanted.is_complete(extension.progress)]
+            complete = complete or [-torch.inf] * (1 if row else self.last.shape[1])
+            rivals.append(complete + [torch.inf] * (self.last.shape[1] - len(complete)))
+        return torch.tensor(rivals, device=self.last.device)
+
+    def select(self, sentences: Tensor) -> None:
+        super().select(sentences)
+        for name in ("wanted", "widths", "progress"):
+            setattr(self, name, [getattr(self, name)[i] for i in sentences.tolist()])

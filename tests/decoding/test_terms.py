@@ -1,0 +1,182 @@
+"""Translations with terms: every one of them, at the best place, whatever else is in the batch."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from digits import digit_tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tables import EOS, Table
+
+import deepnmt
+from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
+from deepnmt.decoding.config import SearchConfig
+from deepnmt.decoding.glossary import Glossary, read_terms
+from deepnmt.decoding.rules import Rules, prefix_table
+from deepnmt.decoding.search import Found, search
+from deepnmt.decoding.term_search import Phrase, Progress, TermBeams, Wanted
+from deepnmt.decoding.translator import Translator
+from deepnmt.errors import InputError
+
+words = st.integers(3, 5)
+phrases = st.lists(st.lists(words, min_size=1, max_size=2).map(tuple), min_size=1, max_size=2, unique=True)
+
+
+def run(
+    table: Table, terms: list[list[Phrase]], config: SearchConfig, sentences: list[int] | None = None, **more
+) -> list[list[Found]]:
+    numbers = list(range(len(terms))) if sentences is None else sentences
+    limits = torch.full((len(terms),), more.pop("max_length", 5))
+    growing = TermBeams(Rules(max_lengths=limits, eos=EOS, banned=(0, 1), **more), config, terms)
+    return search(table.step, table.start(numbers, growing.last.shape[1]), growing)
+
+
+def contains(symbols: list[int], terms: list[Phrase]) -> bool:
+    """By the definition: in some order, each term has an occurrence of its own."""
+    if not terms:
+        return True
+    for i, term in enumerate(terms):
+        rest = terms[:i] + terms[i + 1 :]
+        for start in range(len(symbols) - len(term) + 1):
+            if tuple(symbols[start : start + len(term)]) == term and contains(symbols[start + len(term) :], rest):
+                return True
+    return False
+
+
+@settings(deadline=None, max_examples=60)
+@given(terms=phrases, symbols=st.lists(words, max_size=7))
+def test_progress_is_complete_only_where_the_terms_occur(terms: list[Phrase], symbols: list[int]) -> None:
+    wanted, progress = Wanted(terms), Progress()
+    for symbol in symbols:
+        is_next = symbol in wanted.next_symbols(progress)
+        before, progress = wanted.count(progress), wanted.after(progress, symbol)
+        assert wanted.count(progress) <= before + 1
+        assert is_next or wanted.count(progress) <= before
+    assert not wanted.is_complete(progress) or contains(symbols, terms)
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 10**6), terms=st.lists(phrases, min_size=1, max_size=3), beam=st.integers(1, 4))
+def test_every_hypothesis_contains_its_terms_and_has_its_own_score(
+    seed: int, terms: list[list[Phrase]], beam: int
+) -> None:
+    table, config = Table(seed, 3), SearchConfig(beam=beam, nbest=beam)
+    for sentence, (found, wanted) in enumerate(zip(run(table, terms, config), terms, strict=True)):
+        assert found
+        assert len({tuple(hypothesis.symbols) for hypothesis in found}) == len(found)
+        for hypothesis in found:
+            assert contains(hypothesis.symbols, wanted)
+            assert hypothesis.log_prob == pytest.approx(table.log_prob(sentence, hypothesis.symbols), abs=1e-4)
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 10**6), terms=phrases, alpha=st.sampled_from([0.0, 0.6, 1.0]))
+def test_a_wide_beam_finds_the_best_translation_that_contains_them(
+    seed: int, terms: list[Phrase], alpha: float
+) -> None:
+    table, config = Table(seed, 3), SearchConfig(beam=400, length_penalty=alpha, patience=math.inf)
+    ((found,),) = run(table, [terms], config, max_length=4)
+
+    def complete(symbols: list[int]) -> bool:  # as the search understands it: without overlaps, greedily
+        wanted, progress = Wanted(terms), Progress()
+        for symbol in symbols:
+            progress = wanted.after(progress, symbol)
+        return wanted.is_complete(progress)
+
+    best = max(
+        table.log_prob(0, symbols) / (len(symbols) + 1) ** alpha for symbols in table.sequences(4) if complete(symbols)
+    )
+    assert found.score == pytest.approx(best, abs=1e-5)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    seed=st.integers(0, 10**6), terms=st.lists(phrases, min_size=2, max_size=4), patience=st.sampled_from([1.0, 9.0])
+)
+def test_company_and_stopping_early_change_nothing(seed: int, terms: list[list[Phrase]], patience: float) -> None:
+    table, config = Table(seed, 3), SearchConfig(beam=3, nbest=2, patience=patience)
+    together = run(table, terms, config)
+    assert together == [run(table, [wanted], config, sentences=[i])[0] for i, wanted in enumerate(terms)]
+    assert together == run(table, terms, SearchConfig(beam=3, nbest=2, patience=patience, stop_early=False))
+
+
+def test_a_forced_prefix_may_contain_a_term() -> None:
+    prefix = prefix_table([[3, 4], [5]])
+    first, second = run(Table(1, 3), [[(3, 4)], [(3, 4)]], SearchConfig(beam=2), prefix=prefix)
+    assert first[0].symbols[:2] == [3, 4]
+    assert second[0].symbols[0] == 5
+    assert contains(second[0].symbols[1:], [(3, 4)])
+
+
+def glossary(terms: dict[str, str], source: str = "de") -> Glossary:
+    pair = digit_tokenizers()
+    return Glossary(terms, TokenizerPair(Tokenizer(pair.source.subwords, Preprocessor(source)), pair.target))
+
+
+def test_terms_are_whole_words_in_any_case_and_the_longest_counts() -> None:
+    found = glossary({"eins": "zwei", "eins zwei": "drei", "vier.": "acht"})
+    spelled = {name: tuple(found.target.encode(name)) for name in ("zwei", "drei", "acht")}
+    assert found.in_text("Eins, zwei.") == [spelled["zwei"]]
+    assert found.in_text("eins zwei, EINS!") == [spelled["drei"], spelled["zwei"]]
+    assert found.in_text("eins eins") == [spelled["zwei"]]
+    assert found.in_text("vier.") == [spelled["acht"]]
+    assert found.in_text("einst keins eins2 zwei eins") == [spelled["zwei"]]
+    assert found.in_text("") == []
+
+
+def test_languages_without_spaces_have_no_whole_words() -> None:
+    assert glossary({"eins": "zwei"}, source="ja").in_text("keinst")
+
+
+def test_a_term_that_the_model_cannot_spell_is_refused() -> None:
+    with pytest.raises(InputError, match="cannot spell 'Ω', the translation of the term 'eins'"):
+        glossary({"eins": "Ω"})
+    with pytest.raises(InputError, match="must not be empty"):
+        glossary({"eins": " "})
+
+
+def test_translations_contain_the_terms_of_their_text_alone(digits_model: Path) -> None:
+    translator = Translator(digits_model)
+    texts = ["eins zwei drei", "vier fünf", "zwei sechs", ""]
+    plain = translator.translate(texts)
+    assert translator.translate(texts, terms={"neun": "acht"}) == plain
+    found = translator.translate(texts, terms={"zwei": "null"})
+    assert "null" in found[0] and "null" in found[2]
+    assert found[1] == plain[1] and found[3] == ""
+    assert found == [translator.translate([text], terms={"zwei": "null"})[0] for text in texts]
+    assert translator.translate(texts, terms={"zwei": "zwei"}) == plain  # what it says anyway
+    assert translator.translate(texts, terms={"zwei": "null"}, max_length=3)[0].split() != plain[0].split()
+    assert "null" in translator.translate(texts, terms={"zwei": "null"}, beam=1)[0]
+    with pytest.raises(InputError, match="terms need a beam search"):
+        translator.translate(texts, terms={"zwei": "null"}, sampling=True)
+
+
+def test_an_ensemble_uses_terms_too(digits_model: Path, random_model: Path) -> None:
+    translator = Translator([digits_model, random_model])
+    assert "null" in translator.translate(["eins zwei"], terms={"zwei": "null"})[0]
+
+
+def test_terms_from_a_file(digits_model: Path, tmp_path: Path) -> None:
+    terms, source, out = tmp_path / "terms.tsv", tmp_path / "source", tmp_path / "out"
+    terms.write_text("# digits\n\nzwei\tnull\nzwei\tnull\n", encoding="utf-8")
+    source.write_text("eins zwei\ndrei\n", encoding="utf-8")
+    assert read_terms(terms) == {"zwei": "null"}
+    deepnmt.translate_file(digits_model, source, out, terms=terms, device="cpu")
+    assert "null" in out.read_text(encoding="utf-8").splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("zwei\n", "line 1: expected a source term, a tab and its translation"),
+        ("eins\tzwei\n\tzwei\n", "line 2: expected a source term"),
+        ("eins\tzwei\tdrei\n", "line 1: expected a source term"),
+        ("eins\tzwei\neins\tdrei\n", "line 2: 'eins' has another translation"),
+    ],
+)
+def test_a_file_of_terms_is_refused_by_line(content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "terms.tsv").write_text(content, encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        read_terms(tmp_path / "terms.tsv")
