@@ -208,7 +208,7 @@ def test_invalid_input_is_translated_with_a_warning_that_names_the_line(digits_m
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["/nowhere"], "/nowhere is not a MODEL folder"),
+        (["/nowhere"], "the model folder /nowhere does not exist"),
         (["MODEL", "--input", "/nowhere.txt"], "/nowhere.txt does not exist"),
         (["MODEL", "--beam", "0"], "beam = 0 must be at least 1"),
         (["MODEL", "--beam", "x"], "argument --beam: invalid int value"),

@@ -298,7 +298,7 @@ def test_a_tie_of_the_model_is_no_difference():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "nowhere is not a MODEL folder: it has no meta.json"),
+        (["nowhere"], "the model folder nowhere does not exist"),
         (["nowhere", "--to", "tflite"], "argument --to: invalid choice: 'tflite'"),
         (["nowhere", "--check", "missing.txt"], "missing.txt does not exist"),
         (["nowhere", "--check", "."], ". is a folder, not a text file"),
