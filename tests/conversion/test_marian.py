@@ -77,7 +77,7 @@ def test_five_commands_from_a_download_to_a_served_model(folder, tmp_path, monke
         Path(name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         Path(name.replace("mine", "valid")).write_text("".join(f"{line}\n" for line in lines[:3]), encoding="utf-8")
     Path("news.en").write_text("the small house\n\ngreen tree\n", encoding="utf-8")
-    commands = re.search(r"```\n(deepnmt convert.*?)```", GUIDE, re.DOTALL)[1].strip().split("\n")
+    commands = re.search(r"```\n(deepnmt convert.*?)```", GUIDE, re.DOTALL)[1].replace("\\\n", "").strip().split("\n")
     assert len(commands) == 5
     quick = {
         "prepare": ["--keep", "overlap", "--workers", "1"],
