@@ -249,9 +249,11 @@ class BatchStream:
         for name, now in self._made_from.items():
             before = state["made_from"].get(name)
             if before != now and (name, before) != ("content", None):  # which earlier versions did not store
+                changed = (
+                    "other sentences, or another order" if name == "content" else f"{name} was {before}, now {now}"
+                )
                 raise InputError(
-                    f"cannot resume: the training data has changed ({name} was {before} and is now {now}); "
-                    "restore it, or start a new run"
+                    f"cannot resume: the training data has changed ({changed}); restore it, or start a new run"
                 )
         epoch, position = self._next
         if not 0 <= position < self.updates_per_epoch():

@@ -79,7 +79,6 @@ def open_run(
         if stored is not None:
             folder.check_recipe(out, stored, recipe)
             folder.check_tokenizers(out, dataset)
-            folder.check_data(out, dataset)
             start = folder.initial_model(out, start)
         elif start is not None:
             check_start(start, first_model(recipe), dataset)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from deepnmt.training.lock import LOCK
 
 RECIPE, ABOUT, CHECKPOINTS, MODEL = "recipe.toml", "run.json", "checkpoints", "model"
 TOKENIZERS = "tokenizer.*.json"
-CHECKED = 1 << 16  # elements of an array
 
 # Settings of [training] that may change when a run is resumed: its length, validation and storage, not the computation.
 MAY_CHANGE = {
@@ -67,21 +65,6 @@ def check_tokenizers(folder: Path, dataset: Dataset) -> None:
         raise InputError(f"{dataset.folder} has other subwords than {folder}: prepare it with --tokenizer {folder}")
 
 
-def check_data(folder: Path, dataset: Dataset) -> None:
-    """Refuse training data other than the run's, even if it is of the same size."""
-    if read_about(folder).get("checksums", now := checksums(dataset)) != now:
-        raise InputError(
-            f"cannot resume {folder}: the training data in {dataset.folder} has changed; restore it, or start a new "
-            "run in another folder"
-        )
-
-
-def checksums(dataset: Dataset) -> list[int]:
-    """Of ids and offsets at regular distances in all training data: quick, and different for any other text."""
-    arrays = [array for corpus in dataset.train.values() for side in corpus.sides for array in (side.ids, side.offsets)]
-    return [zlib.crc32(array[:: len(array) // CHECKED + 1].tobytes()) for array in arrays]
-
-
 def initial_model(folder: Path, given: Path | None) -> Path | None:
     """The MODEL whose weights a run started with, or None; refuses another one."""
     stored = read_about(folder).get("from")
@@ -100,7 +83,7 @@ def write_folder(folder: Path, recipe: Recipe, dataset: Dataset, start: Path | N
     """
     if not (folder / RECIPE).exists():
         copy_tokenizers(dataset.folder, folder)
-    about = {"deepnmt": __version__, "data": str(dataset.folder.resolve()), "checksums": checksums(dataset)}
+    about = {"deepnmt": __version__, "data": str(dataset.folder.resolve())}
     write_json(folder / ABOUT, about | ({} if start is None else {"from": str(start.resolve())}))
     write_text(folder / RECIPE, to_toml(to_table(recipe)))
     # What a kill left half-written: only the holder of the lock may remove it.

@@ -245,7 +245,7 @@ def test_nothing_to_train_on_is_refused() -> None:
 )
 def test_resuming_with_other_settings_is_refused(change: dict[str, Any], name: str) -> None:
     corpus = make_corpus(50)
-    with pytest.raises(InputError, match=f"{name} was .* and is now"):
+    with pytest.raises(InputError, match=f"{name} was .*, now"):
         make_stream(corpus, **{"state": make_stream(corpus).state(), **change})
 
 
@@ -254,7 +254,9 @@ def test_resuming_with_other_data_is_refused() -> None:
         make_stream(make_corpus(51), state=make_stream(make_corpus(50)).state())
     corpora, config = {"one": make_corpus(20), "two": make_corpus(30)}, BatchingConfig(tokens_per_batch=64)
     state = BatchStream(corpora, config, seed=1).state()
-    with pytest.raises(InputError, match="content was"):  # sentences are numbered in the order of the corpora
+    with pytest.raises(
+        InputError, match="other sentences, or another order"
+    ):  # sentences are numbered in the order of the corpora
         BatchStream(dict(reversed(corpora.items())), config, seed=1, state=state)
     del state["made_from"]["content"]  # as earlier versions stored it
     BatchStream(corpora, config, seed=1, state=state)

@@ -17,7 +17,6 @@ from small import ALONE, BATCHING, CONFIG_MODEL, TRAINING, corpus, dataset, open
 import deepnmt.model.storage
 import deepnmt.training.lock
 from deepnmt.config import Recipe
-from deepnmt.data.dataset import Corpus
 from deepnmt.errors import InputError
 from deepnmt.training import assembly
 from deepnmt.training.averaging import choose_checkpoints, export_model
@@ -132,9 +131,6 @@ def test_a_run_from_before_a_setting_existed_is_resumed(tmp_path, unchanged):
     run_to_end(tmp_path, replace(SHORT, max_steps=3))
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(recipe.read_text().replace("sampled_softmax = 0\n", ""))
-    about = json.loads((tmp_path / "run.json").read_text())
-    del about["checksums"]
-    (tmp_path / "run.json").write_text(json.dumps(about))
     assert "sampled_softmax" not in recipe.read_text()
     assert run_to_end(tmp_path, SHORT).step == 6
     recipe.write_text(recipe.read_text().replace("sampled_softmax = 0\n", "sample = 0\n"))
@@ -144,11 +140,8 @@ def test_a_run_from_before_a_setting_existed_is_resumed(tmp_path, unchanged):
 
 def test_resuming_with_changed_data_is_refused(tmp_path, unchanged):
     run_to_end(tmp_path, replace(SHORT, max_steps=3))
-    for data in (corpus(119), Corpus(corpus().target, corpus().source)):  # fewer pairs; others of the same size
-        with (
-            unchanged(tmp_path),
-            pytest.raises(InputError, match=r"cannot resume .*the training data in .* has changed"),
-        ):
+    for data in (corpus(119), replace(corpus(), checksum=4711)):  # fewer pairs; others of the same size
+        with unchanged(tmp_path), pytest.raises(InputError, match="cannot resume: the training data has changed"):
             run_to_end(tmp_path, SHORT, data=dataset(data))
     other = dataset()
     other.tokenizers.target.subwords.pieces[7] = "other"
