@@ -16,7 +16,7 @@ from deepnmt.decoding.lines import Warn
 from deepnmt.decoding.placeholders import lacks_placeholders, restore_placeholders
 from deepnmt.decoding.search import Found, penalty_table
 from deepnmt.decoding.splitting import join_translations, split_long
-from deepnmt.decoding.term_search import Phrase
+from deepnmt.decoding.term_search import Term
 from deepnmt.errors import InputError
 from deepnmt.model.transformer import Transformer
 
@@ -43,7 +43,8 @@ class Piece:
     sources: list[list[int]]  # ids with the end, for each model
     prefix: list[int]
     is_first: bool
-    terms: list[Phrase] = field(default_factory=list)  # that the translation must contain
+    terms: list[Term] = field(default_factory=list)  # for a second search
+    symbols: list[int] = field(default_factory=list)  # of the best hypothesis
     hypotheses: list[Hypothesis] = field(default_factory=list)
     is_done: bool = False
 

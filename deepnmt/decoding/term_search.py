@@ -1,5 +1,6 @@
 """Beam search for translations that contain given terms."""
 
+import sys
 from collections.abc import Sequence
 from itertools import chain, zip_longest
 from typing import NamedTuple
@@ -15,6 +16,14 @@ from deepnmt.decoding.search import Beams
 Phrase = tuple[int, ...]
 
 
+class Term(NamedTuple):
+    """What a translation must contain; a search may begin it only from position `first` to position `last`."""
+
+    symbols: Phrase
+    first: int = 0
+    last: int = sys.maxsize
+
+
 class Progress(NamedTuple):
     """The terms that a hypothesis contains, by number, and the symbols of another that it ends with."""
 
@@ -25,40 +34,44 @@ class Progress(NamedTuple):
 class Wanted:
     """The terms of a sentence. Each needs an occurrence of its own, in any order."""
 
-    def __init__(self, phrases: Sequence[Phrase]) -> None:
-        self.phrases = phrases
-        self.total = sum(map(len, phrases))
+    def __init__(self, terms: Sequence[Term]) -> None:
+        self.terms = terms
+        self.total = sum(len(term.symbols) for term in terms)
 
     def after(self, progress: Progress, symbol: int) -> Progress:
         """The progress of a hypothesis that takes this symbol. A term that it breaks off may begin again later."""
         said = (*progress.begun, symbol)
         for begun in (said[start:] for start in range(len(said))):
-            for number, phrase in self._open(progress):
-                if phrase == begun:
+            for number, term in self._open(progress):
+                if term.symbols == begun:
                     return Progress(progress.complete | {number})
-            if any(phrase[: len(begun)] == begun for _, phrase in self._open(progress)):
+            if any(term.symbols[: len(begun)] == begun for _, term in self._open(progress)):
                 return Progress(progress.complete, begun)
         return Progress(progress.complete)
 
-    def next_symbols(self, progress: Progress) -> set[int]:
-        """The symbols that continue the term at the end of a hypothesis, or begin another."""
+    def next_symbols(self, progress: Progress, position: int) -> set[int]:
+        """The symbols that continue the term at the end of a hypothesis, or begin one that may begin here."""
+        begun, left = progress.begun, [term for _, term in self._open(progress)]
+        continuing = {term.symbols[len(begun)] for term in left if begun and term.symbols[: len(begun)] == begun}
+        return continuing | {term.symbols[0] for term in left if term.first <= position <= term.last}
+
+    def is_late(self, progress: Progress, position: int) -> bool:
+        """Is there a term that is not begun and may not begin any more?"""
         begun = progress.begun
-        return {
-            phrase[size]
-            for _, phrase in self._open(progress)
-            for size in {0, len(begun)}
-            if phrase[:size] == begun[:size]
-        }
+        return any(
+            (position - len(begun) if term.symbols[: len(begun)] == begun else position) > term.last
+            for _, term in self._open(progress)
+        )
 
     def count(self, progress: Progress) -> int:
         """The number of symbols of terms in a hypothesis."""
-        return sum(len(self.phrases[number]) for number in progress.complete) + len(progress.begun)
+        return sum(len(self.terms[number].symbols) for number in progress.complete) + len(progress.begun)
 
     def is_complete(self, progress: Progress) -> bool:
-        return len(progress.complete) == len(self.phrases)
+        return len(progress.complete) == len(self.terms)
 
-    def _open(self, progress: Progress) -> list[tuple[int, Phrase]]:
-        return [(number, phrase) for number, phrase in enumerate(self.phrases) if number not in progress.complete]
+    def _open(self, progress: Progress) -> list[tuple[int, Term]]:
+        return [(number, term) for number, term in enumerate(self.terms) if number not in progress.complete]
 
 
 class Extension(NamedTuple):
@@ -74,11 +87,13 @@ class TermBeams(Beams):
     Besides its most probable extensions, a hypothesis may take any symbol that continues or begins a term. Extensions
     are grouped by how many symbols of terms they contain, and the groups take turns in keeping their best one, so that
     neither the complete nor the most probable hypotheses crowd out the others. Only a complete one may end, if that is
-    among the best extensions of its group. The beam of a sentence is wider by the number of its terms' symbols.
+    among the best extensions of its group; one that is too late for a term is dropped. The beam of a sentence is wider
+    by the number of its terms' symbols.
     """
 
-    def __init__(self, rules: Rules, config: SearchConfig, terms: Sequence[Sequence[Phrase]]) -> None:
-        self.wanted = [Wanted(phrases) for phrases in terms]
+    def __init__(self, rules: Rules, config: SearchConfig, terms: Sequence[Sequence[Term]]) -> None:
+        """terms: of each sentence"""
+        self.wanted = [Wanted(of_sentence) for of_sentence in terms]
         self.widths = [config.beam + wanted.total for wanted in self.wanted]
         super().__init__(rules, config, max(self.widths))
         self.progress = [[Progress()] * self.last.shape[1] for _ in terms]
@@ -108,8 +123,9 @@ class TermBeams(Beams):
 
     def _next_symbols(self) -> Tensor:
         """(B * K, E) symbols that continue or begin a term, filled up with the end, which is no extension."""
+        position = int(self.position)
         rows = [
-            sorted(wanted.next_symbols(progress))
+            sorted(wanted.next_symbols(progress, position))
             for wanted, states in zip(self.wanted, self.progress, strict=True)
             for progress in states
         ]
@@ -122,14 +138,15 @@ class TermBeams(Beams):
     ) -> list[Extension]:
         """The extensions of a sentence that live on. Each row of symbols has the most probable ones, best first, of
         which only so many count as if the sentence were alone, and then those of the terms."""
-        wanted, width = self.wanted[sentence], self.widths[sentence]
+        wanted, width, position = self.wanted[sentence], self.widths[sentence], int(self.position)
         groups: dict[int, set[Extension]] = {}
         for parent, (row, choices) in enumerate(zip(totals, symbols, strict=True)):
             for place in chain(range(min(width, most_probable)), range(most_probable, len(row))):
                 if row[place] > -torch.inf:
                     progress = wanted.after(self.progress[sentence][parent], choices[place])
-                    extension = Extension(row[place], parent, choices[place], progress)
-                    groups.setdefault(wanted.count(progress), set()).add(extension)
+                    if not wanted.is_late(progress, position + 1):
+                        extension = Extension(row[place], parent, choices[place], progress)
+                        groups.setdefault(wanted.count(progress), set()).add(extension)
         best_first = [
             sorted(groups[count], key=lambda each: (-each.log_prob, each.parent, each.symbol))
             for count in sorted(groups, reverse=True)

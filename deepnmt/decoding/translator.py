@@ -12,9 +12,10 @@ import torch
 
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
+from deepnmt.decoding.alignment import attention
 from deepnmt.decoding.config import TranslationConfig
 from deepnmt.decoding.continuous import CannotFuseError, ContinuousSearches, can_fuse
-from deepnmt.decoding.glossary import Glossary
+from deepnmt.decoding.glossary import Glossary, lacks_terms, windows
 from deepnmt.decoding.likelihood import Likelihood, likelihoods
 from deepnmt.decoding.lines import Warn
 from deepnmt.decoding.pieces import Hypothesis as Hypothesis
@@ -24,7 +25,7 @@ from deepnmt.decoding.rules import Rules, prefix_table
 from deepnmt.decoding.sampling import Paths, random_numbers
 from deepnmt.decoding.search import Beams, EnsembleState, Found, Growing, ensemble_step, search
 from deepnmt.decoding.shortlist import Shortlist
-from deepnmt.decoding.term_search import TermBeams
+from deepnmt.decoding.term_search import Term, TermBeams
 from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
 from deepnmt.model.config import ModelConfig
@@ -135,11 +136,10 @@ class Translator:
         if terms and config.sampling:
             raise InputError("terms need a beam search: omit them, or sampling")
         pieces = cut_texts(texts, prefixes, self.tokenizers, self.max_positions, config.max_source_length, warn)
-        if terms:
-            glossary = terms if isinstance(terms, Glossary) else self.glossary(terms)
-            for piece in pieces:
-                piece.terms = glossary.in_text(piece.source)
+        glossary = terms if isinstance(terms, Glossary) else self.glossary(terms) if terms else None
         for batch in self._translated(pieces, config):
+            if glossary:
+                self._use_terms(glossary, batch, config)
             if done is not None:
                 done(sum(piece.is_first for piece in batch))
         return join_pieces(len(texts), pieces, self.tokenizers[0].target.language, config, warn)
@@ -162,21 +162,37 @@ class Translator:
     def _translated(self, pieces: list[Piece], config: TranslationConfig) -> Iterator[list[Piece]]:
         """Translate the pieces, and yield some when they are done."""
         opening = self.tokenizers[0].target.opening()
-        with_terms = [piece for piece in pieces if piece.terms]
-        pieces = [piece for piece in pieces if not piece.terms]
         free = not config.sampling and all(piece.prefix == opening for piece in pieces)
         if self.continuous is not None and free and ContinuousSearches.suits(config, config.no_repeat_ngram):
             yield from self._translated_in_slots(self.continuous, pieces, config)
             pieces = [piece for piece in pieces if not piece.is_done]
-        yield from self._translated_in_batches(
-            [*self._batches(pieces, config), *self._batches(with_terms, config)], config
-        )
-
-    def _batches(self, pieces: list[Piece], config: TranslationConfig) -> Iterator[list[Piece]]:
-        """The longest first, so that running out of memory shows at once."""
+        # The longest first, so that running out of memory shows at once.
         budget, most = (of.get(self.device.type, of["cpu"]) for of in (BATCH_TOKENS, BATCH_SENTENCES))
         longest_first = sorted(pieces, key=lambda piece: -piece.length)
-        return batched(longest_first, lambda piece: piece.length, config.batch_tokens or budget, most)
+        batches = batched(longest_first, lambda piece: piece.length, config.batch_tokens or budget, most)
+        yield from self._translated_in_batches(list(batches), config)
+
+    def _use_terms(self, glossary: Glossary, batch: list[Piece], config: TranslationConfig) -> None:
+        """Translate pieces again whose best hypothesis lacks the rendering of a term: with it near the symbols that are
+        aligned with the term, or, if the rules forbid that, anywhere. Else they stay as they are."""
+        found = [(piece, glossary.in_text(piece.source)) for piece in batch if piece.hypotheses]
+        found = [(piece, terms) for piece, terms in found if lacks_terms(piece.hypotheses[0].text, terms)]
+        if not found:
+            return
+        source = padded([piece.sources[0] for piece, _ in found], device=self.device)
+        matrices = attention(self.models[0], source, [piece.symbols for piece, _ in found], EOS)
+        for (piece, terms), matrix in zip(found, matrices, strict=True):
+            piece.terms = windows(terms, matrix)
+        for _ in range(2):
+            again = [piece for piece, _ in found if piece.terms]
+            before = [piece.hypotheses for piece in again]
+            if again:
+                self._translate_batch(again, config)
+            for piece, hypotheses in zip(again, before, strict=True):
+                piece.terms = [] if piece.hypotheses else [Term(term.symbols) for term in piece.terms]
+                piece.hypotheses = piece.hypotheses or hypotheses
+        for piece, _ in found:
+            piece.terms = []
 
     def _translated_in_slots(
         self, searches: ContinuousSearches, pieces: list[Piece], config: TranslationConfig
@@ -234,6 +250,8 @@ class Translator:
         self._keep(batch, found, config)
 
     def _keep(self, batch: list[Piece], found: list[list[Found]], config: TranslationConfig) -> None:
+        for piece, candidates in zip(batch, found, strict=True):
+            piece.symbols = candidates[0].symbols if candidates else []
         keep_found(batch, found, config, self.models[0], self.tokenizers[0])
 
     def _search(self, batch: list[Piece], config: TranslationConfig) -> list[list[Found]]:
@@ -272,7 +290,7 @@ class Translator:
             config.max_length or int(config.max_length_ratio * (piece.length - 1)) + config.max_length_extra
             for piece in batch
         ]
-        needed = [len(piece.prefix) + sum(map(len, piece.terms)) if piece.terms else 0 for piece in batch]
+        needed = [len(piece.prefix) + sum(len(term.symbols) for term in piece.terms) for piece in batch]
         most = self.max_positions - 1  # the start is a position too
         return Rules(
             max_lengths=torch.tensor(

@@ -16,7 +16,7 @@ from deepnmt.decoding.config import SearchConfig
 from deepnmt.decoding.glossary import Glossary, read_terms
 from deepnmt.decoding.rules import Rules, prefix_table
 from deepnmt.decoding.search import Found, search
-from deepnmt.decoding.term_search import Phrase, Progress, TermBeams, Wanted
+from deepnmt.decoding.term_search import Phrase, Progress, Term, TermBeams, Wanted
 from deepnmt.decoding.translator import Translator
 from deepnmt.errors import InputError
 
@@ -29,7 +29,8 @@ def run(
 ) -> list[list[Found]]:
     numbers = list(range(len(terms))) if sentences is None else sentences
     limits = torch.full((len(terms),), more.pop("max_length", 5))
-    growing = TermBeams(Rules(max_lengths=limits, eos=EOS, banned=(0, 1), **more), config, terms)
+    wanted = [[term if isinstance(term, Term) else Term(term) for term in of_sentence] for of_sentence in terms]
+    growing = TermBeams(Rules(max_lengths=limits, eos=EOS, banned=(0, 1), **more), config, wanted)
     return search(table.step, table.start(numbers, growing.last.shape[1]), growing)
 
 
@@ -48,9 +49,9 @@ def contains(symbols: list[int], terms: list[Phrase]) -> bool:
 @settings(deadline=None, max_examples=60)
 @given(terms=phrases, symbols=st.lists(words, max_size=7))
 def test_progress_is_complete_only_where_the_terms_occur(terms: list[Phrase], symbols: list[int]) -> None:
-    wanted, progress = Wanted(terms), Progress()
+    wanted, progress = Wanted([Term(term) for term in terms]), Progress()
     for symbol in symbols:
-        is_next = symbol in wanted.next_symbols(progress)
+        is_next = symbol in wanted.next_symbols(progress, 0)
         before, progress = wanted.count(progress), wanted.after(progress, symbol)
         assert wanted.count(progress) <= before + 1
         assert is_next or wanted.count(progress) <= before
@@ -80,7 +81,7 @@ def test_a_wide_beam_finds_the_best_translation_that_contains_them(
     ((found,),) = run(table, [terms], config, max_length=4)
 
     def complete(symbols: list[int]) -> bool:  # as the search understands it: without overlaps, greedily
-        wanted, progress = Wanted(terms), Progress()
+        wanted, progress = Wanted([Term(term) for term in terms]), Progress()
         for symbol in symbols:
             progress = wanted.after(progress, symbol)
         return wanted.is_complete(progress)
@@ -102,6 +103,17 @@ def test_company_and_stopping_early_change_nothing(seed: int, terms: list[list[P
     assert together == run(table, terms, SearchConfig(beam=3, nbest=2, patience=patience, stop_early=False))
 
 
+@settings(deadline=None, max_examples=40)
+@given(seed=st.integers(0, 10**6), symbols=st.lists(words, min_size=1, max_size=2), first=st.integers(0, 3))
+def test_a_term_begins_in_its_window_unless_the_model_says_it_earlier(
+    seed: int, symbols: list[int], first: int
+) -> None:
+    phrase, last = tuple(symbols), first + 1
+    ((found, *_),) = run(Table(seed, 3), [[Term(phrase, first, last)]], SearchConfig(beam=3), max_length=7)
+    places = [i for i in range(8) if tuple(found.symbols[i : i + len(phrase)]) == phrase]
+    assert places and places[0] <= last
+
+
 def test_a_forced_prefix_may_contain_a_term() -> None:
     prefix = prefix_table([[3, 4], [5]])
     first, second = run(Table(1, 3), [[(3, 4)], [(3, 4)]], SearchConfig(beam=2), prefix=prefix)
@@ -116,14 +128,22 @@ def glossary(terms: dict[str, str], source: str = "de") -> Glossary:
 
 
 def test_terms_are_whole_words_in_any_case_and_the_longest_counts() -> None:
-    found = glossary({"eins": "zwei", "eins zwei": "drei", "vier.": "acht"})
-    spelled = {name: tuple(found.target.encode(name)) for name in ("zwei", "drei", "acht")}
-    assert found.in_text("Eins, zwei.") == [spelled["zwei"]]
-    assert found.in_text("eins zwei, EINS!") == [spelled["drei"], spelled["zwei"]]
-    assert found.in_text("eins eins") == [spelled["zwei"]]
-    assert found.in_text("vier.") == [spelled["acht"]]
-    assert found.in_text("einst keins eins2 zwei eins") == [spelled["zwei"]]
-    assert found.in_text("") == []
+    terms = glossary({"eins": "zwei", "eins zwei": "drei", "vier.": "acht"})
+
+    def found(text: str) -> list[str]:
+        renderings = terms.in_text(text)
+        assert [each.symbols for each in renderings] == [tuple(terms.target.encode(each.text)) for each in renderings]
+        return [each.text for each in renderings]
+
+    assert found("Eins, zwei.") == ["zwei"]
+    assert found("eins zwei, EINS!") == ["drei", "zwei"]
+    assert found("eins eins") == ["zwei"]
+    assert found("vier.") == ["acht"]
+    assert found("einst keins eins2 zwei eins") == ["zwei"]
+    assert found("") == []
+    (rendering,) = terms.in_text("sieben eins neun")
+    ids = terms.source.encode("sieben eins neun")
+    assert terms.source.decode(ids[rendering.source]) == "eins"
 
 
 def test_languages_without_spaces_have_no_whole_words() -> None:
@@ -147,6 +167,8 @@ def test_translations_contain_the_terms_of_their_text_alone(digits_model: Path) 
     assert found[1] == plain[1] and found[3] == ""
     assert found == [translator.translate([text], terms={"zwei": "null"})[0] for text in texts]
     assert translator.translate(texts, terms={"zwei": "zwei"}) == plain  # what it says anyway
+    # The model reverses digits: the term stands where it would have put "zwei".
+    assert translator.translate(["eins zwei drei vier"], terms={"zwei": "null"})[0].split()[1:3].count("null") == 1
     assert translator.translate(texts, terms={"zwei": "null"}, max_length=3)[0].split() != plain[0].split()
     assert "null" in translator.translate(texts, terms={"zwei": "null"}, beam=1)[0]
     with pytest.raises(InputError, match="terms need a beam search"):
