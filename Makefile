@@ -21,7 +21,7 @@ LAWS = tests/test_architecture.py tests/test_settings.py tests/test_recipes.py t
 NUMERICS = tests/model tests/decoding tests/training/test_loss.py tests/training/test_trainer.py \
 	tests/training/test_resume.py tests/training/test_muon.py tests/serving/test_batch_queue.py
 
-.PHONY: demo test check numerics soak lint format clean installed install constraints
+.PHONY: demo test check numerics kernels soak lint format clean installed install constraints
 
 demo: installed
 	$(BIN)/python -m deepnmt demo $${TARGET:+--target "$$TARGET"} $${MINUTES:+--minutes "$$MINUTES"}
@@ -34,6 +34,11 @@ check: lint
 
 numerics: installed
 	$(PYTEST) $(NUMERICS)
+
+# Compares the Triton kernels with their plain twins without a GPU, in Triton's interpreter, which is slow.
+kernels: installed
+	test -d .venv/triton || $(PIP) install --no-deps --target .venv/triton triton==3.7.1
+	PYTHONPATH=.venv/triton TRITON_INTERPRET=1 $(PYTEST) tests/model/kernels tests/decoding/test_continuous.py
 
 lint: installed
 	$(BIN)/python -m ruff format --check .
