@@ -35,7 +35,7 @@ check: lint
 numerics: installed
 	$(PYTEST) $(NUMERICS)
 
-# Compares the Triton kernels with their plain twins without a GPU, in Triton's interpreter, which is slow.
+# Compares the Triton kernels with their plain twins without a GPU, in Triton's interpreter: a quarter of an hour.
 kernels: installed
 	test -d .venv/triton || $(PIP) install --no-deps --target .venv/triton triton==3.7.1
 	PYTHONPATH=.venv/triton TRITON_INTERPRET=1 $(PYTEST) tests/model/kernels tests/decoding/test_continuous.py
