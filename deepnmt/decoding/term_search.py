@@ -136,8 +136,8 @@ class TermBeams(Beams):
     def _kept(
         self, sentence: int, totals: list[list[float]], symbols: list[list[int]], most_probable: int
     ) -> list[Extension]:
-        """The extensions of a sentence that live on. Each row of symbols has the most probable ones, best first, and then
-        those of the terms. Of the first, the sentence's own beam width counts, not that of its batch."""
+        """The extensions of a sentence that live on. Each row of symbols has the most probable ones, best first, and
+        then those of the terms. Of the first, the sentence's own beam width counts, not that of its batch."""
         wanted, width, position = self.wanted[sentence], self.widths[sentence], int(self.position)
         groups: dict[int, set[Extension]] = {}
         for parent, (row, choices) in enumerate(zip(totals, symbols, strict=True)):
