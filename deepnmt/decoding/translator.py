@@ -138,8 +138,8 @@ class Translator:
         pieces = cut_texts(texts, prefixes, self.tokenizers, self.max_positions, config.max_source_length, warn)
         glossary = terms if isinstance(terms, Glossary) else self.glossary(terms) if terms else None
         for batch in self._translated(pieces, config):
-            if glossary:
-                self._use_terms(glossary, batch, config)
+            for piece in self._use_terms(glossary, batch, config) if glossary else []:
+                warn(piece.text, "has no translation with all its terms that the settings allow; it is without them")
             if done is not None:
                 done(sum(piece.is_first for piece in batch))
         return join_pieces(len(texts), pieces, self.tokenizers[0].target.language, config, warn)
@@ -172,13 +172,13 @@ class Translator:
         batches = batched(longest_first, lambda piece: piece.length, config.batch_tokens or budget, most)
         yield from self._translated_in_batches(list(batches), config)
 
-    def _use_terms(self, glossary: Glossary, batch: list[Piece], config: TranslationConfig) -> None:
+    def _use_terms(self, glossary: Glossary, batch: list[Piece], config: TranslationConfig) -> list[Piece]:
         """Translate pieces again whose best hypothesis lacks the rendering of a term: with it near the symbols that are
-        aligned with the term, or, if the rules forbid that, anywhere. Else they stay as they are."""
+        aligned with the term, or, if the rules forbid that, anywhere. Returns those for which the rules forbid both."""
         found = [(piece, glossary.in_text(piece.source)) for piece in batch if piece.hypotheses]
         found = [(piece, terms) for piece, terms in found if lacks_terms(piece.hypotheses[0].text, terms)]
         if not found:
-            return
+            return []
         source = padded([piece.sources[0] for piece, _ in found], device=self.device)
         matrices = attention(self.models[0], source, [piece.symbols for piece, _ in found], EOS)
         for (piece, terms), matrix in zip(found, matrices, strict=True):
@@ -191,8 +191,10 @@ class Translator:
             for piece, hypotheses in zip(again, before, strict=True):
                 piece.terms = [] if piece.hypotheses else [Term(term.symbols) for term in piece.terms]
                 piece.hypotheses = piece.hypotheses or hypotheses
-        for piece, _ in found:
+        failed = [piece for piece, _ in found if piece.terms]
+        for piece in failed:
             piece.terms = []
+        return failed
 
     def _translated_in_slots(
         self, searches: ContinuousSearches, pieces: list[Piece], config: TranslationConfig

@@ -175,6 +175,16 @@ def test_translations_contain_the_terms_of_their_text_alone(digits_model: Path) 
         translator.translate(texts, terms={"zwei": "null"}, sampling=True)
 
 
+def test_terms_that_the_rules_forbid_are_left_out_with_a_warning(digits_model: Path) -> None:
+    translator, told = Translator(digits_model), []
+    texts, settings = ["vier", "eins zwei"], {"no_repeat_ngram": 1}
+    terms = {"zwei": "null null"}
+    found = translator.translate(texts, terms=terms, warn=lambda *message: told.append(message), **settings)
+    assert found == translator.translate(texts, **settings)
+    assert [number for number, _ in told] == [1]
+    assert "no translation with all its terms" in told[0][1]
+
+
 def test_an_ensemble_uses_terms_too(digits_model: Path, random_model: Path) -> None:
     translator = Translator([digits_model, random_model])
     assert "null" in translator.translate(["eins zwei"], terms={"zwei": "null"})[0]
