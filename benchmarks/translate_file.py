@@ -105,6 +105,7 @@ class NumberTokenizer:
     vocab_size = SHAPE["vocab_size"]
     language = None
     begin: tuple[int, ...] = ()
+    ending = (EOS,)
 
     def opening(self) -> list[int]:
         return []

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from deepnmt.api.bench import bench_generation as bench_generation
     from deepnmt.api.bench import bench_training as bench_training
     from deepnmt.api.convert import convert as convert
+    from deepnmt.api.distill import distill as distill
     from deepnmt.api.evaluate import evaluate as evaluate
     from deepnmt.api.export import export as export
     from deepnmt.api.inspect import inspect_curves as inspect_curves
@@ -48,6 +49,7 @@ _HOMES = {
     "bench_training": "api.bench",
     "compare": "evaluation.scores",
     "convert": "api.convert",
+    "distill": "api.distill",
     "evaluate": "api.evaluate",
     "export": "api.export",
     "inspect_curves": "api.inspect",

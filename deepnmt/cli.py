@@ -6,6 +6,7 @@ Such a file has `EXAMPLE`, `add_arguments` and `run`; only `run` may import torc
 import argparse
 import os
 import platform
+import re
 import sys
 from importlib import import_module, metadata
 from io import TextIOWrapper
@@ -26,6 +27,7 @@ COMMANDS = {
     "shortlist": "learn which words translate which, for faster translation on a CPU",
     "translate": "translate raw text, from standard input or file to file",
     "backtranslate": "make synthetic parallel text from monolingual text, by sampling or beam search",
+    "distill": "translate training text with a teacher, to train a smaller student on",
     "evaluate": "translate a test set and score it",
     "score": "score translations with BLEU, chrF and TER, each with its signature",
     "likelihood": "score given translations by their probability under a model (forced decoding)",
@@ -53,8 +55,12 @@ def main(argv: list[str] | None = None) -> int:
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")  # like the text files, in any locale
     try:
-        arguments, command = _parse(argv)
-        command.run(arguments)
+        parser, arguments, command = _parse(argv)
+        given = {name for name, value in vars(arguments).items() if value not in (None, [])}
+        try:
+            command.run(arguments)
+        except InputError as error:
+            raise InputError(_with_options(str(error), parser, given)) from error
         sys.stdout.flush()
     except (InputError, RunError) as error:
         print(f"deepnmt: {error}", file=sys.stderr)
@@ -72,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _parse(argv: list[str]) -> tuple[argparse.Namespace, ModuleType]:
+def _parse(argv: list[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace, ModuleType]:
     about = "Train, study and serve translation models with very deep Transformers."
     commands = "\n".join(f"  {name:<15}{summary}" for name, summary in COMMANDS.items())
     parser = _Parser(
@@ -106,7 +112,23 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, ModuleType]:
     if unknown:
         options = (option for action in own._actions for option in action.option_strings)
         own.error(f"unknown argument {unknown[0]}{did_you_mean(unknown[0], options)}")
-    return arguments, command
+    return own, arguments, command
+
+
+def _with_options(message: str, parser: argparse.ArgumentParser, given: set[str]) -> str:
+    """An error of the Python API in the terms of the command line: `hold_out = 5` is `--hold-out 5`.
+
+    A name alone is replaced if no English word looks like it, and a name with a value if the option was given: others
+    are settings of a recipe or of a model.
+    """
+    for action in parser._actions:
+        if action.option_strings and action.const is not False:
+            flag, name = action.option_strings[-1], rf"(?<![\w./'-]){action.dest}"
+            if action.dest in given:
+                message = re.sub(f"{name} (?:= (?!true|false)|(?=must be ))", f"{flag} ", message)
+            if "_" in action.dest:
+                message = re.sub(rf"{name}(?![\w./'-]| = )", flag, message)
+    return message
 
 
 def _versions() -> str:

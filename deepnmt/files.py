@@ -4,11 +4,15 @@ import ctypes
 import hashlib
 import json
 import os
+import re
 import shutil
+import socket
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from deepnmt.errors import InputError
@@ -25,8 +29,7 @@ def replacing(path: Path) -> Iterator[Path]:
     path = path.resolve()
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise InputError(f"{path} is a device or a pipe and cannot be replaced; choose a file")
-    aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    _remove(aside)
+    aside = path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{token_hex(2)}.partial")
     missing = [folder for folder in path.parents if not folder.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -44,6 +47,26 @@ def replacing(path: Path) -> Iterator[Path]:
                 folder.rmdir()
         raise
     _remove(aside)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what killed processes of this host left next to `path`, but nothing of a running process."""
+    for aside in path.parent.glob(f".{escape(path.name)}.*.partial"):
+        # Host, process and a random part; earlier versions wrote the process alone.
+        match = re.fullmatch(r"(?:(\w+)-)?(\d+)(?:-\w+)?", aside.name.split(".")[-2])
+        if match and match[1] in (None, _host()):
+            try:
+                os.kill(int(match[2]), 0)
+            except ProcessLookupError:
+                with suppress(OSError):  # another process may be removing it too
+                    _remove(aside)
+            except PermissionError:  # it runs, for another user
+                continue
+
+
+def _host() -> str:
+    """A short name of this host: others may write to the same volume, with the same process numbers."""
+    return hashlib.blake2b(socket.gethostname().encode(), digest_size=3).hexdigest()
 
 
 def _exchange(one: Path, other: Path) -> None:

@@ -1,5 +1,7 @@
 """Language codes and the English names of languages."""
 
+from collections.abc import Iterable
+
 NAMES = {
     "ar": "Arabic", "bg": "Bulgarian", "bn": "Bengali", "ca": "Catalan", "cs": "Czech", "da": "Danish",
     "de": "German", "el": "Greek", "en": "English", "eo": "Esperanto", "es": "Spanish", "et": "Estonian",
@@ -25,6 +27,12 @@ TWO_LETTERS = {
 }  # fmt: skip
 
 
+SCRIPTS = {
+    "Arab": "Arabic", "Cyrl": "Cyrillic", "Deva": "Devanagari", "Hans": "Simplified", "Hant": "Traditional",
+    "Latn": "Latin",
+}  # fmt: skip
+
+
 def base_language(code: str) -> str:
     """de for de, de-AT, de_CH, DE and deu_Latn."""
     base = code.replace("_", "-").partition("-")[0].lower()
@@ -34,3 +42,17 @@ def base_language(code: str) -> str:
 def language_name(code: str) -> str:
     """German for de and de-AT; an unknown code stays as it is."""
     return NAMES.get(base_language(code), code)
+
+
+def language_names(codes: Iterable[str]) -> dict[str, str]:
+    """A different name for each code: those of one language say the script, or else the code, too."""
+    names = {code: language_name(code) for code in codes}
+    same: dict[str, list[str]] = {}
+    for code, name in names.items():
+        same.setdefault(name, []).append(code)
+    for name, group in same.items():
+        scripts = [SCRIPTS.get(code.replace("_", "-").split("-")[-1].title()) for code in group]
+        are_different = None not in scripts and len({*scripts}) == len(group)
+        if len(group) > 1:
+            names |= {code: f"{name} ({scripts[i] if are_different else code})" for i, code in enumerate(group)}
+    return names

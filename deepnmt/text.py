@@ -44,13 +44,13 @@ def _name(path: Path) -> str:
     return "standard input" if str(path) == "-" else str(path)
 
 
-def iterate_lines(path: Path) -> Iterator[bytes]:
+def iterate_lines(path: Path, *, may_be_empty: bool = False) -> Iterator[bytes]:
     """The lines of a text file, decompressed, without line ends or byte order mark.
 
     Only a line feed ends a line (a carriage return before it is removed). `str.splitlines` would also split at U+2028
     and a dozen other characters that occur in crawled text, and misalign all following lines.
     """
-    return chain.from_iterable(_line_blocks(path))
+    return chain.from_iterable(_line_blocks(path, may_be_empty))
 
 
 def iterate_blocks(path: Path) -> Iterator[bytes]:
@@ -67,11 +67,13 @@ def check_readable(path: Path) -> None:
         raise InputError(f"{path} does not exist")
 
 
-def _line_blocks(path: Path) -> Iterator[list[bytes]]:
+def _line_blocks(path: Path, may_be_empty: bool) -> Iterator[list[bytes]]:
     name = _name(path)
     with _refusing_damage(name):
         blocks = _blocks(path)
         rest = _checked_start(name, next(blocks, b""))
+        if not (rest or may_be_empty):
+            raise InputError(f"{name} is empty")
         number = 1
         for block in chain(blocks, [None]):
             *lines, rest = (rest + (block or b"")).split(b"\n")
@@ -88,8 +90,6 @@ def _line_blocks(path: Path) -> Iterator[list[bytes]]:
 
 
 def _checked_start(name: str, block: bytes) -> bytes:
-    if not block:
-        raise InputError(f"{name} is empty")
     if block.startswith((b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")):
         encoding = "UTF-32" if b"\x00\x00" in block[:4] else "UTF-16"
         raise InputError(f"{name} is {encoding}; convert it with `iconv -f {encoding} -t UTF-8`")

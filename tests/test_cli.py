@@ -33,6 +33,35 @@ def raising(error):
 
 
 @mark.parametrize(
+    ("message", "shown"),
+    [
+        ("hold_out = 5 is too much", "--hold-out 5 is too much"),
+        ("beam = 0 must be at least 1", "--beam 0 must be at least 1"),
+        ("beam must be at least 1, not 0", "--beam must be at least 1, not 0"),
+        ("omit it, or valid_source", "omit it, or --valid-source"),
+        ("decoding.beam = 0, training.hold_out", "decoding.beam = 0, training.hold_out"),
+        ("in/valid_source.txt and old_hold_out", "in/valid_source.txt and old_hold_out"),
+        (
+            "the setting valid_source = 3 of the model, tag = true",
+            "the setting valid_source = 3 of the model, tag = true",
+        ),
+        ("a beam of light and byte_fallback", "a beam of light and byte_fallback"),
+    ],
+)
+def test_an_error_names_the_options_of_the_command(monkeypatch, capsys, message, shown):
+    def add_arguments(parser):
+        for option in ("--hold-out", "--beam", "--valid-source", "--tag"):
+            parser.add_argument(option)
+        parser.add_argument("--no-byte-fallback", dest="byte_fallback", action="store_false")
+
+    probe = SimpleNamespace(EXAMPLE="", add_arguments=add_arguments, run=raising(InputError(message)))
+    monkeypatch.setitem(cli.COMMANDS, "probe", "does what a test wants")
+    monkeypatch.setitem(sys.modules, "deepnmt.commands.probe", probe)
+    assert cli.main(["probe", "--hold-out", "5", "--beam", "0", "--tag", "x"]) == 2
+    assert capsys.readouterr().err == f"deepnmt: {shown}\n"
+
+
+@mark.parametrize(
     ("error", "status", "message"),
     [
         (InputError("train.de, line 3: empty"), 2, "deepnmt: train.de, line 3: empty\n"),

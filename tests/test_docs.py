@@ -207,9 +207,3 @@ def test_the_walks_name_each_function_once(title):
     assert len(names) == len(set(names)), sorted(name for name in names if names.count(name) > 1)
     for name in names:
         pkgutil.resolve_name(f"deepnmt.{name}")  # AttributeError where there is no such function
-
-
-@mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
-def test_links_between_pages_lead_somewhere(page):
-    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-        assert (page.parent / link).exists(), f"{page.name} links to {link}"

@@ -4,14 +4,16 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+from contextlib import suppress
 
 from pytest import fixture, mark, raises
 
 from deepnmt.errors import InputError
-from deepnmt.files import replacing, sha256, write_json
+from deepnmt.files import remove_leftovers, replacing, sha256, write_json
 
 
 @fixture(params=["file", "folder"])
@@ -80,14 +82,40 @@ def test_a_device_or_a_pipe_is_never_replaced(tmp_path):
     assert (tmp_path / "pipe").is_fifo()
 
 
-def test_what_an_earlier_crash_left_aside_is_no_hindrance(tmp_path, write):
+def test_two_hosts_with_the_same_process_number_do_not_share_a_temporary_name(tmp_path, write, monkeypatch):
     path = tmp_path / "thing"
-    write(tmp_path / f".thing.{os.getpid()}.partial", "half")
-    with replacing(path) as aside:
-        assert not aside.exists()
-        write(aside, "whole")
-    assert read(path) == "whole"
+    with replacing(path) as ours:
+        write(ours, "ours")
+        monkeypatch.setattr(socket, "gethostname", lambda: "another")
+        with replacing(path) as theirs:
+            write(theirs, "theirs")
+        assert read(path) == "theirs"
+        with replacing(path) as again:  # nor do two threads
+            assert len({ours, theirs, again}) == 3
+            write(again, "again")
+    assert read(path) == "ours"
     assert names(tmp_path) == ["thing"]
+
+
+def test_leftovers_of_dead_processes_of_this_host_are_removed(tmp_path, write, monkeypatch):
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    number, path = dead.stdout.strip(), tmp_path / "th[1]"
+    for name in (f".th[1].{number}.partial", ".th[1].notes.partial", f".th1.{number}.partial"):
+        write(tmp_path / name, "half")
+    with replacing(path) as running:
+        here = running.name.replace(str(os.getpid()), number)
+        write(running, "whole")
+        write(tmp_path / here, "half")
+        monkeypatch.setattr(socket, "gethostname", lambda: "another")
+        with suppress(RuntimeError), replacing(path) as aside:
+            there = aside.name.replace(str(os.getpid()), number)
+            raise RuntimeError
+        write(tmp_path / there, "half")
+        monkeypatch.undo()
+        remove_leftovers(path)
+        assert sorted(names(tmp_path)) == sorted(
+            [running.name, there, ".th[1].notes.partial", f".th1.{number}.partial"]
+        )
 
 
 def replace_folder(path, content):

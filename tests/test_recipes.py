@@ -169,11 +169,12 @@ class TestOverrides:
             (
                 "model.source_vocab_size=100",
                 "model: share_embeddings = true needs one vocabulary, but source_vocab_size = 100 "
-                "and target_vocab_size = 34000",
+                "and target_vocab_size = 34000; set model.share_embeddings=false, or prepare the data with --joint",
             ),
             (
                 "model.encoder.dim=1024",
-                "model: share_embeddings = true needs one width, but encoder.dim = 1024 and decoder.dim = 512",
+                "model: share_embeddings = true needs one width, but encoder.dim = 1024 and decoder.dim = 512; "
+                "set both alike, or model.share_embeddings=false",
             ),
             (
                 "model.encoder.connection.kind=dlc",

@@ -76,12 +76,13 @@ def test_line_ends_and_byte_order_marks_are_understood(tmp_path: Path, content: 
     [
         (b"", "is empty"),
         (gzip.compress(b""), "is empty"),
+        (b"\xef\xbb\xbf", "is empty"),
         (bytes(range(256)) * 20, "is a binary file"),
         (b"\x00" * 100, "is a binary file"),
         ("text".encode("utf-16"), "is UTF-16"),
         ("text".encode("utf-32"), "is UTF-32"),
     ],
-    ids=["empty", "empty inside", "binary", "zeros", "utf-16", "utf-32"],
+    ids=["empty", "empty inside", "only a byte order mark", "binary", "zeros", "utf-16", "utf-32"],
 )
 def test_what_is_not_text_is_refused_by_name(tmp_path: Path, content: bytes, message: str) -> None:
     path = written(tmp_path, content)
@@ -109,7 +110,7 @@ def test_a_gigantic_file_without_line_ends_is_refused_before_it_is_all_in_memory
     with gzip.open(path, "wb", compresslevel=1) as file:
         for _ in range(4):
             file.write(b"x" * (1 << 20))
-    blocks = text._line_blocks(path)
+    blocks = text._line_blocks(path, may_be_empty=False)
     with pytest.raises(InputError, match="line 1 of"):
         list(blocks)
 

@@ -29,8 +29,8 @@ class Point:
     """A validation, and what training had taken until then; validation itself is not counted."""
 
     step: int
-    tokens: int
-    seconds: float
+    tokens: int | None  # None before the first line of the log about training
+    seconds: float | None
     nll: float  # nats per subword
     bleu: float | None
 
@@ -55,18 +55,20 @@ def read_points(folder: Path) -> list[Point]:
     steps = [0, *(line["step"] for line in trained)]
     tokens = np.cumsum([0, *(line["tokens"] for line in trained)])
     seconds = np.cumsum([0, *(line["tokens"] / rate for line, rate in zip(trained, rates, strict=True))])
-    found = [
-        Point(
-            line["step"],
-            round(np.interp(line["step"], steps, tokens)),
-            round(float(np.interp(line["step"], steps, seconds)), 2),
-            line["nll"],
-            line.get("bleu"),
-        )
+
+    def taken(step: int) -> tuple[int | None, float | None]:
+        """Target tokens and seconds until this step; after the last line, at the pace of that line."""
+        if not trained:
+            return None, None
+        ahead = max(step - steps[-1], 0) / max(steps[-1] - steps[-2], 1)
+        count, time = (float(np.interp(step, steps, v) + ahead * (v[-1] - v[-2])) for v in (tokens, seconds))
+        return round(count), round(time, 2)
+
+    return [
+        Point(line["step"], *taken(line["step"]), line["nll"], line.get("bleu"))
         for line in log
         if line["kind"] == "validation" and math.isfinite(line["nll"])
     ]
-    return found
 
 
 def read_curves(folders: Sequence[Path]) -> LearningCurves:
@@ -100,7 +102,7 @@ def charts(curves: LearningCurves) -> list[tuple[list[Series], Axes]]:
             if any(point.nll > highest for points in curves.runs.values() for point in points):
                 title += f" below {highest:.2f}"
         for x, units in UNITS.items():
-            most = max(getattr(points[-1], x) for points in curves.runs.values())
+            most = max(getattr(points[-1], x) or 0 for points in curves.runs.values())
             unit, size = next((unit for unit in units.items() if most >= unit[1]), [*units.items()][-1])
             series = [
                 Series(
@@ -108,7 +110,9 @@ def charts(curves: LearningCurves) -> list[tuple[list[Series], Axes]]:
                     [
                         (getattr(point, x) / size, value)
                         for point in points
-                        if (value := getattr(point, measure)) is not None and value <= highest
+                        if (value := getattr(point, measure)) is not None
+                        and value <= highest
+                        and getattr(point, x) is not None
                     ],
                 )
                 for name, points in curves.runs.items()
@@ -135,7 +139,8 @@ def _summary(curves: LearningCurves) -> str:
     rows[0] += ["best BLEU", "at"] if has_bleu else []
     for name, points in curves.runs.items():
         last, best = points[-1], min(points, key=lambda point: point.nll)
-        row = [name, f"{last.step:,}", f"{last.tokens:,}", f"{last.seconds:,.0f}"]
+        row = [name, f"{last.step:,}"]
+        row += ["?" if value is None else f"{value:,.0f}" for value in (last.tokens, last.seconds)]
         rows.append([*row, f"{last.nll:.3f}", f"{best.nll:.3f}", f"{best.step:,}"])
         if scored := [point for point in points if point.bleu is not None]:
             top = max(scored, key=lambda point: point.bleu or 0.0)

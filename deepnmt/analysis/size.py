@@ -108,8 +108,8 @@ def total(parts: Sequence[Part]) -> Part:
 def _part(config: ModelConfig, name: str, parameter: torch.Tensor) -> Part:
     size = parameter.numel()
     root, *path = name.split(".")
-    if root == "output":
-        return Part("output", "projection", size, 2 * size)
+    if root in ("output", "output_bias"):
+        return Part("output", "projection" if path else "bias", size, 2 * size if path else 0)
     if root not in ("encoder", "decoder"):
         side = "source and target" if config.share_embeddings else root.removesuffix("_embedding")
         used = side if path[0] == "tokens" else f"{path[0]}, {root.removesuffix('_embedding')}"

@@ -6,8 +6,9 @@ from pathlib import Path
 from deepnmt.analysis.config import TrainingTrial, Workload
 from deepnmt.analysis.generation_speed import GenerationSpeed, measure_generation, with_depth
 from deepnmt.analysis.training_speed import TrainingSpeed, measure_training, typical_lengths
-from deepnmt.config import load_recipe
+from deepnmt.config import Recipe, load_recipe
 from deepnmt.data.dataset import Dataset
+from deepnmt.data.vocabulary import SPECIAL_PIECES
 from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
 
@@ -25,7 +26,7 @@ def bench_training(
     if data is not None:
         corpus = next(iter(Dataset.open(Path(data)).train.values()))
         lengths = (corpus.source.lengths, corpus.target.lengths)
-    loaded = load_recipe(recipe, overrides)
+    loaded = _load(recipe, overrides)
     return measure_training(loaded.model, loaded.training, lengths, trial, device=choose_device(device))
 
 
@@ -40,9 +41,18 @@ def bench_generation(
     precision: str = "fp32",
 ) -> Iterator[GenerationSpeed]:
     """Time the search on random sentences, with the recipe's model or with each of these depths in turn."""
-    config, chosen = load_recipe(recipe, overrides).model, choose_device(device)
+    config, chosen = _load(recipe, overrides).model, choose_device(device)
     try:
         variants = with_depth(config, encoder_layers, decoder_layers)
     except ValueError as error:
         raise InputError(str(error)) from error
     return (measure_generation(variant, workload, device=chosen, precision=precision) for variant in variants)
+
+
+def _load(recipe: str, overrides: Sequence[str]) -> Recipe:
+    """The recipe, with vocabularies from which random sentences can be drawn."""
+    loaded = load_recipe(recipe, overrides)
+    for name in ("source_vocab_size", "target_vocab_size"):
+        if (size := getattr(loaded.model, name)) <= len(SPECIAL_PIECES):
+            raise InputError(f"model.{name} = {size} leaves no symbols to measure with; set that of your data")
+    return loaded

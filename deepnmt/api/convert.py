@@ -1,19 +1,23 @@
 """`deepnmt.convert`: another toolkit's model to a MODEL folder."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from deepnmt.data.conversion import TEXTS, read_text
+from deepnmt.data.conversion.given import read_given
 from deepnmt.data.conversion.marian import is_exported
-from deepnmt.data.conversion.text import ForeignText
-from deepnmt.data.subword_nmt import Codes, SubwordNmt, read_dictionary
-from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
+from deepnmt.data.conversion.text import ForeignText, numbered
+from deepnmt.data.subword_nmt import read_dictionary
+from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.errors import InputError, RunError
 from deepnmt.files import check_out, read_json, replacing, sha256
-from deepnmt.model.conversion import FORMATS, convert_model
+from deepnmt.model.conversion import FORMATS, WITH_VOCABULARIES, convert_model
+from deepnmt.model.conversion.reading import ForeignModel
+from deepnmt.model.conversion.rebuild import Numbering, rebuild
+from deepnmt.model.conversion.sockeye import PARAMETERS
 from deepnmt.model.folding import folded
 from deepnmt.model.storage import CONFIG, META, load_meta, load_model, save_model
 from deepnmt.model.sublayers import SUBLAYERS
@@ -34,7 +38,8 @@ def convert(
     source_dict: str | Path | None = None,
     target_dict: str | Path | None = None,
     codes: Sequence[str | Path] = (),
-    pretokenizer: Sequence[str] = ("moses",),
+    tokenizer: Sequence[str | Path] = (),
+    pretokenizer: Sequence[str] = (),
     lowercase: bool = False,
     overwrite: bool = False,
 ) -> Transformer:
@@ -42,42 +47,43 @@ def convert(
 
     `toolkit` is `marian` (Marian or Hugging Face folder), `m2m100`, `nllb` or `fsmt` (Hugging Face folders), `exported`
     (a folder of `deepnmt export --to huggingface`, perhaps trained further), `dlcl` (the authors' code, or an .npz of
-    its parameters) or `fairseq`. For a folder it is detected by default. A folder includes the tokenisers; for a
-    multilingual model, `source_lang` and `target_lang` set the default languages.
+    its parameters), `fairseq`, `opennmt-py` or `sockeye` (a model folder of Sockeye 3, or a file of parameters in it).
+    For a folder it is detected by default. A folder, except Sockeye's, includes the tokenisers; for a multilingual
+    model, `source_lang` and `target_lang` set the default languages.
 
-    For dlcl and fairseq, the languages, fairseq's dictionaries (the target's defaults to the source's) and
-    subword-nmt's `codes` are needed to translate text; without them the MODEL has no tokenisers. `codes` and
-    `pretokenizer` have one entry for both sides, or one per side.
+    For dlcl, fairseq, opennmt-py and sockeye, the languages and either subword-nmt's `codes` or SentencePiece models
+    (`tokenizer`) are needed to translate text, and fairseq's dictionaries for the first two (the target's defaults to
+    the source's); without them the MODEL has no tokenisers. `codes`, `tokenizer` and `pretokenizer` have one entry for
+    both sides, or one per side; `pretokenizer` defaults to moses with codes, and to none with SentencePiece.
     """
     checkpoint, out = Path(checkpoint), Path(out)
     toolkit = toolkit or recognise(checkpoint)
     if toolkit not in FORMATS:
         raise ValueError(f"toolkit = {toolkit!r} must be one of {', '.join(FORMATS)}")
     check_out(out, overwrite, "a MODEL folder", META, CONFIG)
-    text: ForeignText | None
+    dictionaries = {"--source-dict": source_dict, "--target-dict": target_dict}
+    subwords = {"--codes": codes, "--tokenizer": tokenizer}
+    text: ForeignText | None = None
     if toolkit in TEXTS:
-        if source_dict or target_dict or codes:
-            raise InputError(
-                f"--source-dict, --target-dict and --codes are not used with {toolkit}, whose folder has tokenisers"
-            )
+        _refuse({**dictionaries, **subwords}, f"{toolkit}, whose folder has tokenisers")
         text = read_text(toolkit, checkpoint, source_lang, target_lang)
         model = convert_model(checkpoint, toolkit, text.numbering)
     else:
-        needed = {"source_dict": source_dict, "codes": codes, "source_lang": source_lang, "target_lang": target_lang}
-        missing = [f"--{name.replace('_', '-')}" for name, value in needed.items() if not value]
-        if missing and (len(missing) < len(needed) or target_dict is not None):
-            raise InputError(f"to convert tokenisers, also give {', '.join(missing)}")
-        for name, values in (("codes", codes), ("pretokenizer", pretokenizer)):
-            if len(values) > 2:
-                raise InputError(f"--{name} takes one value for both sides, or one per side")
-        model, text = convert_model(checkpoint, toolkit), None
-        if source_dict:
-            dictionaries = Path(source_dict), Path(target_dict or source_dict)
-            sides = [
-                _tokenizer(str(language), dictionary, Path(codes[i]), pretokenizer[i], lowercase)
-                for i, language, dictionary in ((0, source_lang, dictionaries[0]), (-1, target_lang, dictionaries[1]))
-            ]
-            text = ForeignText(TokenizerPair(*sides))
+        needed: dict[str, object] = {"--codes or --tokenizer": codes or tokenizer}
+        if toolkit in WITH_VOCABULARIES:
+            _refuse(dictionaries, f"{toolkit}, whose checkpoint has the vocabularies")
+        else:
+            needed = {"--source-dict": source_dict, **needed}
+        needed |= {"--source-lang": source_lang, "--target-lang": target_lang}
+        has_text = any(needed.values()) or target_dict is not None
+        _check_text(needed, {**subwords, "--pretokenizer": pretokenizer}, has_text)
+        foreign = FORMATS[toolkit](checkpoint)
+        vocabularies, numbering = _vocabularies(foreign, source_dict, target_dict)
+        model = rebuild(foreign, numbering)
+        if has_text:
+            languages = str(source_lang), str(target_lang)
+            subword_options = codes, tokenizer, pretokenizer, lowercase
+            text = ForeignText(read_given(vocabularies, languages, *subword_options, foreign.source_ends))
     if text is not None:
         _check_sizes(checkpoint, model, text.tokenizers)
     with replacing(out) as aside:
@@ -85,6 +91,34 @@ def convert(
         if text is not None:
             text.tokenizers.save(aside)
     return model
+
+
+def _refuse(options: Mapping[str, object], toolkit: str) -> None:
+    if given := [option for option, value in options.items() if value]:
+        verb = "is" if len(given) == 1 else "are"
+        raise InputError(f"{' and '.join(given)} {verb} not used with {toolkit}")
+
+
+def _check_text(needed: Mapping[str, object], subwords: Mapping[str, Sequence[object]], has_text: bool) -> None:
+    """Check the options that define tokenisers, which are given together or not at all."""
+    if has_text and (missing := [option for option, value in needed.items() if not value]):
+        raise InputError(f"to convert tokenisers, also give {', '.join(missing)}")
+    if subwords["--codes"] and subwords["--tokenizer"]:
+        raise InputError("give either --codes or --tokenizer, not both")
+    for option, values in subwords.items():
+        if len(values) > 2:
+            raise InputError(f"{option} takes one value for both sides, or one per side")
+
+
+def _vocabularies(
+    foreign: ForeignModel, source_dict: str | Path | None, target_dict: str | Path | None
+) -> tuple[list[list[str]], Numbering | None]:
+    """The symbols of both sides that follow the special ones, and their rows if they are not in this order."""
+    if foreign.vocabularies is not None:
+        (source, rows), (target, target_rows) = (numbered(side, foreign.path) for side in foreign.vocabularies)
+        return [source, target], (rows, target_rows)
+    paths = (source_dict, target_dict or source_dict) if source_dict else ()
+    return [read_dictionary(Path(path)) for path in paths], None
 
 
 def fold(folder: str | Path, out: str | Path, *, overwrite: bool = False) -> tuple[Transformer, float]:
@@ -142,7 +176,9 @@ def recognise(checkpoint: Path) -> str:
         return "nllb" if toolkit == "m2m100" and not (checkpoint / "vocab.json").is_file() else toolkit
     if any(checkpoint.glob("*.npz")):
         return "marian"
-    raise InputError(f"{checkpoint} is not a supported model: it has neither config.json nor an .npz file")
+    if (checkpoint / PARAMETERS).is_file():
+        return "sockeye"
+    raise InputError(f"{checkpoint} is not a supported model: it has no config.json, .npz file or {PARAMETERS}")
 
 
 def _meta(checkpoint: Path, toolkit: str, text: ForeignText | None) -> dict[str, object]:
@@ -166,8 +202,3 @@ def _check_sizes(checkpoint: Path, model: Transformer, tokenizers: TokenizerPair
                 f"the {side} vocabulary has {symbols:,} symbols, including special ones, but the embedding of "
                 f"{checkpoint} has {rows:,} rows: it belongs to another model"
             )
-
-
-def _tokenizer(language: str, dictionary: Path, codes: Path, pretokenizer: str, lowercase: bool) -> Tokenizer:
-    subwords = SubwordNmt(Codes.read(codes), read_dictionary(dictionary))
-    return Tokenizer(subwords, Preprocessor(language, pretokenizer=pretokenizer, lowercase=lowercase))

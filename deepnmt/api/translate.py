@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -44,6 +44,11 @@ class LineFormat:
         if self.alignments:
             links = hypothesis.alignment.links if hypothesis.alignment else []
             yield " ".join(f"{source}-{target}" for source, target in links)
+
+
+# The number of a line from 1, its text and its hypotheses, to the lines of its output.
+LinesOf = Callable[[int, str, list[Hypothesis]], list[str]]
+PLAIN: LinesOf = LineFormat().lines
 
 
 def _table(hypothesis: Hypothesis) -> dict[str, Any]:
@@ -117,7 +122,7 @@ def translate_file(
         else:
             name, chunks, left = str(given), file_chunks(given, size, done), total - done
         return translate_chunks(
-            translator, name, chunks, destination, form, prefixes=prefixes, terms=glossary, total=left, **settings
+            translator, name, chunks, destination, form.lines, prefixes=prefixes, terms=glossary, total=left, **settings
         )
 
 
@@ -155,7 +160,7 @@ def translate_chunks(
     name: str,
     chunks: Iterable[tuple[int, list[bytes]]],
     destination: ResumableFile | _Stream,
-    form: LineFormat = LineFormat(),
+    lines_of: LinesOf = PLAIN,
     *,
     title: str = "translate",
     prefixes: str | Path | None = None,
@@ -182,7 +187,7 @@ def translate_chunks(
             shown.advance(before + len(texts) - shown.done)  # empty lines
             done = first + len(texts)
             rows = zip(range(first + 1, done + 1), texts, found, strict=True)
-            lines = (line for row in rows for line in form.lines(*row))
+            lines = (line for row in rows for line in lines_of(*row))
             destination.append("".join(f"{line}\n" for line in lines).encode(), len(texts))
     if beginnings is not None and next(beginnings, None) is not None:
         raise InputError(f"{prefixes} has more lines than the input ({done:,}); it needs one for each")

@@ -30,6 +30,4 @@ def run(arguments: argparse.Namespace) -> None:
 
     made = backtranslate(**options)
     if made is not None:
-        lines = "line" if made.left_out == 1 else "lines"
-        note = f" ({made.left_out:,} empty {lines} left out)" if made.left_out else ""
-        say(f"{made.pairs:,} pairs in {made.synthetic} (synthetic) and {made.given}{note}")
+        say(made.summary("synthetic"))

@@ -59,7 +59,8 @@ def _train(arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps({**_about(arguments), **asdict(speed)}, indent=2))
         return
-    print(f"{arguments.recipe} on {device_name(arguments.device)}, {trial.tokens:,} tokens per step, {speed.engine}")
+    engine = "CUDA graphs" if speed.engine == "GraphEngine" else "plain torch"
+    print(f"{arguments.recipe} on {device_name(arguments.device)}, {trial.tokens:,} tokens per step, {engine}")
     print(f"{speed.tokens_per_second:,.0f} target tokens/s, {speed.milliseconds_per_step:.1f} ms per step")
     memory = f", peak memory {speed.memory_gib:.1f} GiB" if arguments.device.startswith("cuda") else ""
     print(f"{speed.tflops:,.2f} TFLOP/s of matrix products, {speed.padding:.1%} padding{memory}")

@@ -8,15 +8,19 @@ from deepnmt.errors import InputError
 EXAMPLE = """deepnmt convert opus-mt-en-de --out MODEL
   deepnmt convert checkpoint_avg.pt --from dlcl --out MODEL --source-lang en --target-lang de \\
                   --source-dict dict.en.txt --target-dict dict.de.txt --codes codes
+  deepnmt convert model_step_100000.pt --from opennmt-py --out MODEL --source-lang en --target-lang de \\
+                  --tokenizer source.model target.model
   deepnmt convert MODEL --fold --out PLAIN"""
 FORMATS = {
     "marian": "folder of a Marian or OPUS-MT model, with Marian's .npz or in Hugging Face format",
     "m2m100": "folder in Hugging Face format",
     "nllb": "folder in Hugging Face format",
     "fsmt": "folder in Hugging Face format (fairseq's WMT19 models)",
+    "sockeye": "folder of a Sockeye 3 model, or a file of parameters in it",
     "exported": "folder written by `deepnmt export --to huggingface`",
     "dlcl": "checkpoint of the paper authors' code, or an .npz of its parameters",
     "fairseq": "checkpoint of a fairseq Transformer",
+    "opennmt-py": "checkpoint of an OpenNMT-py Transformer, version 2 or 3",
 }
 OPTIONS = {
     "checkpoint PATH": "checkpoint or model folder to convert",
@@ -25,13 +29,14 @@ OPTIONS = {
     "--overwrite": "replace an existing MODEL folder",
 }
 TEXT = {
-    "--source-dict FILE": "fairseq dictionary of the source",
+    "--source-dict FILE": "fairseq dictionary of the source, for dlcl and fairseq",
     "--target-dict FILE": "fairseq dictionary of the target (default: --source-dict)",
     "--codes FILE+": "subword-nmt codes: one file for both sides, or one per side",
+    "--tokenizer FILE+": "SentencePiece .model files, instead of --codes: one for both sides, or one per side",
     "--source-lang CODE": "source language, if the folder does not name it",
     "--target-lang CODE": "target language, if the folder does not name it",
     "--pretokenizer {none,moses,jieba}+": "word tokeniser applied before subwords: none, moses or jieba; one for both "
-    "sides, or one per side (default: moses)",
+    "sides, or one per side (default: moses with --codes, none with --tokenizer)",
     "--lowercase": "the model was trained on lowercased text",
 }
 
@@ -42,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--from", dest="toolkit", choices=FORMATS, metavar="FORMAT", default=argparse.SUPPRESS, help=formats
     )
-    about = "for dlcl and fairseq checkpoints; without these the MODEL has no tokenisers and cannot translate text"
+    about = "for dlcl, fairseq, opennmt-py and sockeye; without these the MODEL cannot translate text"
     add_options(parser.add_argument_group("text", about), TEXT)
 
 
@@ -61,4 +66,4 @@ def run(arguments: argparse.Namespace) -> None:
     parameters = sum(parameter.numel() for parameter in model.parameters())
     print(f"{arguments.out}: {parameters:,} parameters, {describe(model.config)}")
     if not (arguments.out / "tokenizer.source.json").exists():
-        print("it has no tokenisers; to translate text, convert again with --source-dict and --codes")
+        print("it has no tokenisers; to translate text, convert again with --codes or --tokenizer")

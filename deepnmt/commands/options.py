@@ -59,13 +59,13 @@ SAMPLING = {
 
 
 def add_translation_options(parser: argparse.ArgumentParser, *omitted: str) -> None:
-    """The options of `translate`, `evaluate` and `backtranslate`."""
+    """The options of the commands that translate."""
     for title, help_of in (
         ("search (lengths are in subwords; a model may override the defaults)", SEARCH),
         ("sampling", SAMPLING),
     ):
-        chosen = {name: text for name, text in help_of.items() if name not in omitted}
-        add_settings(parser.add_argument_group(title), TranslationConfig, chosen)
+        if chosen := {name: text for name, text in help_of.items() if name not in omitted}:
+            add_settings(parser.add_argument_group(title), TranslationConfig, chosen)
     add_options(parser.add_argument_group("machine"), MACHINE)
 
 

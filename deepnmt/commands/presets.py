@@ -9,6 +9,7 @@ EXAMPLE = """deepnmt presets
 GROUPS = {  # by the beginning of the name
     "demo": "The demo",
     "deep": "A deep model, as the evidence suggests today",
+    "student": "A fast model that learns from a deep one",
     "en-de": "The paper's English-German systems",
     "zh-en": "The paper's Chinese-English systems",
     "beyond": "Depth methods published since, with 18 encoder layers",

@@ -40,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(host="127.0.0.1", port=8000, grace=30.0, precision="fp32")
     text = "allow web pages of this origin to use the server; * allows all (default: none)"
     parser.add_argument("--allow-origin", action="append", default=[], metavar="ORIGIN", help=text)
+    text = "glossary applied to every translation: lines of a source term, a tab and its translation; with "
+    text += "SOURCE-TARGET= (en-de=FILE), for these languages only; may be repeated"
+    parser.add_argument("--terms", action="append", default=[], metavar="FILE", help=text)
     add_settings(parser.add_argument_group("limits and batching"), Limits, LIMITS)
 
 
@@ -67,7 +70,15 @@ def run(arguments: argparse.Namespace) -> None:
     logging.basicConfig(level=logging.INFO, format="deepnmt: %(message)s", stream=sys.stderr)
     metrics = Metrics()
     with open_socket(arguments.host, arguments.port) as listening:
-        models = load_models(arguments.model, device, arguments.precision, limits, metrics, bool(arguments.shortlist))
+        models = load_models(
+            arguments.model,
+            device,
+            arguments.precision,
+            limits,
+            metrics,
+            shortlist=bool(arguments.shortlist),
+            terms=arguments.terms,
+        )
         app = create_app(models, limits, metrics, tuple(arguments.allow_origin))
         Thread(target=load_detection, args=(models,), daemon=True).start()
         listening.listen(2048)

@@ -23,6 +23,7 @@ from typing import Any
 
 from deepnmt.errors import InputError, RunError
 from deepnmt.files import check_out, replacing, sha256, write_json, write_text
+from deepnmt.languages import base_language
 from deepnmt.text import joined, unpacked
 
 HOMEASSISTANT = "homeassistant==2026.10.4"
@@ -78,7 +79,7 @@ def read_homeassistant(languages: Sequence[str], wheel: Path) -> Catalogue:
                 parts[folder.rpartition("/")[2]] = list(chain.from_iterable(pairs))
         licences = [name for name in names if re.search(r"dist-info/(licenses/)?LICENSE[^/]*$", name)]
         text = archive.read(licences[0]).decode("utf-8") if licences else ""
-    origin = f"the string catalogues of the Python package {HOMEASSISTANT} (Home Assistant, Open Home Foundation)"
+    origin = f"the string catalogues in the Python package {wheel.name} (Home Assistant, Open Home Foundation)"
     return Catalogue("homeassistant", origin, "Apache-2.0", text, parts)
 
 
@@ -106,7 +107,7 @@ def _download_libreoffice(languages: Sequence[str], folder: Path) -> list[Path]:
 
 def read_libreoffice(languages: Sequence[str], *packages: Path) -> Catalogue:
     """The help of LibreOffice, paragraphs paired by their ids."""
-    source, target = (dict(_paragraphs(package)) for package in packages)
+    source, target = (dict(_paragraphs(*pair)) for pair in zip(packages, languages, strict=True))
     parts: Pairs = {}
     for (page, number), text in source.items():
         if (page, number) in target:
@@ -118,17 +119,24 @@ def read_libreoffice(languages: Sequence[str], *packages: Path) -> Catalogue:
     return Catalogue("libreoffice", origin, "MPL-2.0", notice, parts)
 
 
-def _paragraphs(package: Path) -> Iterator[tuple[tuple[str, str], str]]:
-    """((page, paragraph id), text) of every paragraph of a help package."""
+def _paragraphs(package: Path, language: str) -> Iterator[tuple[tuple[str, str], str]]:
+    """((page, paragraph id), text) of every paragraph of a help package in this language."""
+    languages = set()
     with _package_files(package) as files:
         for member in files:
-            match = re.fullmatch(r"(?:\./)?usr/share/libreoffice/help/[^/]+/(text/.*)\.html", member.name)
+            match = re.fullmatch(r"(?:\./)?usr/share/libreoffice/help/([^/]+)/(text/.*)\.html", member.name)
             content = files.extractfile(member) if match and member.isfile() else None
             if match and content:
+                languages.add(match[1])
+                if base_language(match[1]) != base_language(language):
+                    continue
                 page = _HelpPage()
                 page.feed(content.read().decode("utf-8", "replace"))
                 for number, text in page.paragraphs.items():
-                    yield (match[1], number), text
+                    yield (match[2], number), text
+    if languages and base_language(language) not in map(base_language, languages):
+        found = ", ".join(sorted(languages))
+        raise InputError(f"{package} is in {found}, not in {language}; give the packages in the order of the languages")
 
 
 class _HelpPage(HTMLParser):

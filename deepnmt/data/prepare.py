@@ -5,14 +5,12 @@ workers, nor memory on the size of the text.
 """
 
 import errno
-import os
 import re
-import shutil
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
-from glob import escape
 from itertools import accumulate
 from math import inf
 from pathlib import Path
@@ -26,16 +24,17 @@ from deepnmt.data import learning
 from deepnmt.data.cleaning import ReasonCounts, SeenKeys, pair_keys
 from deepnmt.data.dataset import DATASET_FORMAT, CorpusWriter, Dataset, train_file_name
 from deepnmt.data.held_out import HeldOut, sample
-from deepnmt.data.parallel import CHUNK_PAIRS, ParallelFile, parallel_chunks
+from deepnmt.data.parallel import CHUNK_PAIRS, ParallelFile, RawChunk, parallel_chunks
 from deepnmt.data.passes import CleanChunk, Cleaner, SpoolChunk, count_words, encode
 from deepnmt.data.prepare_settings import REASONS, PrepareSettings
+from deepnmt.data.split_text import warn_of_split_text
 from deepnmt.data.subword_nmt import Codes
 from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import SPECIAL_PIECES, UNK
 from deepnmt.data.worker_pool import WorkerPool
 from deepnmt.devices import available_cores
 from deepnmt.errors import InputError, RunError
-from deepnmt.files import check_out, replacing, write_json
+from deepnmt.files import check_out, remove_leftovers, replacing, write_json
 from deepnmt.progress import progress
 from deepnmt.text import check_readable
 
@@ -83,7 +82,7 @@ def make_dataset(
         for path in file.paths:
             check_readable(path)
     preparation = _Preparation(corpora, settings)
-    _remove_leftovers(out.resolve())
+    remove_leftovers(out.resolve())
     try:
         with replacing(out) as folder:
             folder.mkdir()
@@ -118,7 +117,10 @@ class _Preparation:
         self.known_tags = self.given.source.tags if self.given else self.tags
         self.tokenizer_meta: dict[str, Any] = {"given": True} if self.given else {}
         if self.given:  # it has its own normalisation and words
+            asked = self.preprocessors
             self.preprocessors = [self.given.source.preprocessor, self.given.target.preprocessor]
+            for ours, theirs in zip(asked, self.preprocessors, strict=True):
+                _refuse_contradictions(settings.tokenizer[0], ours, theirs)
         self.cleaner = Cleaner(settings, self.preprocessors)  # raises now if a language is not supported
 
     def run(
@@ -128,7 +130,7 @@ class _Preparation:
         self.folder, self.workers = folder, workers
         started = time.monotonic()
         held_out = {
-            split: HeldOut(split, files, parallel_chunks(files, CHUNK_PAIRS), self.preprocessors, self.known_tags)
+            split: HeldOut(split, files, self._chunks(files), self.preprocessors, self.known_tags)
             for split, files in held_out_files.items()
             if files
         }
@@ -156,6 +158,10 @@ class _Preparation:
             "seconds": round(time.monotonic() - started, 1),
         }
 
+    def _chunks(self, files: Sequence[ParallelFile]) -> Iterator[RawChunk]:
+        languages = self.settings.source_lang, self.settings.target_lang
+        return warn_of_split_text(parallel_chunks(files, CHUNK_PAIRS), languages)
+
     def _sample(self, count: int, others: list[HeldOut]) -> HeldOut:
         """A validation set from the first corpus without a tag; back-translations have one."""
         untagged = [corpus for corpus in self.corpora if not corpus.tag]
@@ -173,8 +179,8 @@ class _Preparation:
         kept: Chunks = {corpus.name: [] for corpus in self.corpora}
         with progress("cleaning", unit="pairs") as shown:
             for corpus in self.corpora:
-                dropped, chunks = self.dropped[corpus.name], parallel_chunks(corpus.files, CHUNK_PAIRS)
-                for chunk in self.workers.in_order(self.cleaner, chunks):
+                dropped = self.dropped[corpus.name]
+                for chunk in self.workers.in_order(self.cleaner, self._chunks(corpus.files)):
                     pairs = len(chunk.numbers) + dropped.merge(chunk.dropped)
                     rows = self._without_repetitions(chunk, seen, held_out, dropped)
                     if len(rows):
@@ -268,19 +274,17 @@ class _Preparation:
         }
 
 
+def _refuse_contradictions(tokenizer: Path, asked: Preprocessor, given: Preprocessor) -> None:
+    """A given tokeniser keeps its own preprocessing: another one that was asked for would have no effect."""
+    for field in fields(Preprocessor):
+        wanted, has = getattr(asked, field.name), getattr(given, field.name)
+        if wanted not in (field.default, has):
+            raise InputError(
+                f"{field.name} = {str(wanted).lower()} has no effect on a given tokeniser, and {tokenizer} has "
+                f"{str(has).lower()}; omit it, or learn new subwords"
+            )
+
+
 def _nothing_left(corpus: CorpusInput, dropped: ReasonCounts) -> str:
     reasons = ", ".join(f"{REASONS[reason]} {count:,}" for reason, count in dropped.counts.items())
     return f"no pair of corpus {corpus.name} is left after cleaning {corpus.files[0]} ({reasons})"
-
-
-def _remove_leftovers(out: Path) -> None:
-    """Remove what killed processes left next to `out`, but not the files of running ones."""
-    for folder in out.parent.glob(f".{escape(out.name)}.*.partial"):
-        number = folder.name.split(".")[-2]
-        if number.isdecimal():
-            try:
-                os.kill(int(number), 0)
-            except ProcessLookupError:
-                shutil.rmtree(folder, ignore_errors=True)
-            except PermissionError:  # it runs, for another user
-                continue

@@ -27,7 +27,7 @@ class _SentencePieceModel(Subwords):
         try:
             self._processor: Any = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError as error:
-            raise InputError(f"not a SentencePiece model: {error}") from error
+            raise InputError("not a SentencePiece model") from error
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self.from_state, (self.state(),)
@@ -41,6 +41,8 @@ class _SentencePieceModel(Subwords):
             return cls(path.read_bytes(), *listed)
         except FileNotFoundError as error:
             raise InputError(f"{path} does not exist") from error
+        except IsADirectoryError as error:
+            raise InputError(f"{path} is a folder; name the .model file in it") from error
         except InputError as error:
             raise InputError(f"{path} is {error}") from error
 
@@ -109,7 +111,7 @@ class SentencePieces(_SentencePieceModel):
 
 
 class ListedPieces(_SentencePieceModel):
-    """SentencePiece segments and a list numbers the pieces, as in Marian, M2M100 and NLLB; others are unknown."""
+    """SentencePiece segments and a list numbers the pieces, as in fairseq, Marian and M2M100; others are unknown."""
 
     kind = "sentencepiece-list"
 
@@ -117,6 +119,10 @@ class ListedPieces(_SentencePieceModel):
         super().__init__(model)
         self.listed, self.pieces = listed, [*SPECIAL_PIECES, *listed]
         self._ids = {piece: number for number, piece in enumerate(listed, start=len(SPECIAL_PIECES))}
+
+    def has_piece(self, symbol: str) -> bool:
+        """True for a piece of the model; a list may have more symbols."""
+        return bool(self._processor.piece_to_id(symbol) != self._processor.unk_id())
 
     def _units(self, line: str) -> list[str]:
         return [line]

@@ -6,6 +6,7 @@ addition to the codes; a symbol outside it is unknown, since there is no byte fa
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -48,43 +49,51 @@ class Codes:
         """The symbols of a word, all but the last with the separator, and the number of merges that came up.
 
         The merges numbered in `skips` are skipped for one round: the most frequent pair with an occurrence that is not
-        skipped is merged there, and the next round considers every pair again.
+        skipped is merged there, and the next round considers every pair again. Pairs wait in a heap, so that the time
+        is proportional to n log n.
         """
         symbols = [*word, _END] if self._end_is_a_symbol else [*word[:-1], word[-1] + _END]
+        before, after = list(range(-1, len(symbols) - 1)), list(range(1, len(symbols) + 1))
+        symbols.append("")  # no pair has an empty symbol: the end, and what has been merged into the symbol before it
+        queue = [(self._ranks[pair], i) for i, pair in enumerate(pairwise(symbols)) if pair in self._ranks]
+        heapify(queue)
         upcoming = iter(skips)
         merges, skip = 0, next(upcoming, -1)
         while True:
-            ranked = sorted(
-                (self._ranks[pair], position) for position, pair in enumerate(pairwise(symbols)) if pair in self._ranks
-            )
             kept: list[tuple[int, int]] = []
-            for candidate in ranked:
-                if kept and candidate[0] != kept[0][0]:
-                    break
+            skipped: list[tuple[int, int]] = []
+            while queue and (not kept or queue[0][0] == kept[0][0]):
+                rank, i = heappop(queue)
+                if self._ranks.get((symbols[i], symbols[after[i]])) != rank:
+                    continue  # one of the two has been merged with another symbol
                 if merges == skip:
+                    skipped.append((rank, i))
                     skip = next(upcoming, -1)
                 else:
-                    kept.append(candidate)
+                    kept.append((rank, i))
                 merges += 1
             if not kept:
                 break
-            symbols = _merge(symbols, {position for _, position in kept})
-        if symbols[-1] == _END:
-            symbols.pop()
+            for _, i in kept:
+                if symbols[i]:  # not merged with the symbol before it in this round, as in "aaa"
+                    merged = after[i]
+                    symbols[i] += symbols[merged]
+                    symbols[merged] = ""
+                    after[i] = after[merged]
+                    if after[i] < len(before):
+                        before[after[i]] = i
+                    for start in (before[i], i):
+                        pair = (symbols[start], symbols[after[start]])
+                        if pair in self._ranks:
+                            heappush(queue, (self._ranks[pair], start))
+            for candidate in skipped:
+                heappush(queue, candidate)
+        left = [symbol for symbol in symbols if symbol]
+        if left[-1] == _END:
+            left.pop()
         else:
-            symbols[-1] = symbols[-1].removesuffix(_END)
-        return [symbol + SEPARATOR for symbol in symbols[:-1]] + symbols[-1:], merges
-
-
-def _merge(symbols: list[str], positions: set[int]) -> list[str]:
-    """Merge the pairs at these positions from the left, skipping overlapping ones."""
-    merged: list[str] = []
-    i = 0
-    while i < len(symbols):
-        size = 1 + (i in positions)
-        merged.append("".join(symbols[i : i + size]))
-        i += size
-    return merged
+            left[-1] = left[-1].removesuffix(_END)
+        return [symbol + SEPARATOR for symbol in left[:-1]] + left[-1:], merges
 
 
 def count_symbols(codes: Codes, words: Mapping[str, int]) -> Counter[str]:

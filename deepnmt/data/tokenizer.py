@@ -103,7 +103,8 @@ class Tokenizer:
     """decode(encode(text)) == normalise(text) for any text, unless the vocabulary has no byte fallback.
 
     If a text begins with one of the `tags`, alone or before a space, its ids begin with that tag's id; otherwise with
-    that of the tag `begin`, if there is one. Tags of `languages` are dropped in decoding.
+    that of the tag `begin`, if there is one. Tags of `languages` are dropped in decoding. `ends`: a sentence given
+    to the model ends with eos, which some converted models have never seen at the end of a source.
     """
 
     bos_id, pad_id, eos_id, unk_id = BOS, PAD, EOS, UNK
@@ -115,9 +116,10 @@ class Tokenizer:
         tags: Sequence[str] = (),
         languages: LanguageTags | None = None,
         begin: str = "",
+        ends: bool = True,
     ) -> None:
         self.subwords, self.preprocessor, self.tags = subwords, preprocessor, tuple(tags)
-        self.languages, self.begin = languages, begin
+        self.languages, self.begin, self.ending = languages, begin, [EOS] if ends else []
         self._first_tag = len(subwords.pieces)
         self._tag_ids = {tag: number for number, tag in enumerate(self.tags, start=self._first_tag)}
         self._silent = {self._tag_ids[tag] for tag in languages.tags.values()} if languages else set()
@@ -155,7 +157,7 @@ class Tokenizer:
         """The tokeniser for one language, with the tag of the `announced` language before each text."""
         begin = self.languages.tags[announced] if self.languages and announced else ""
         preprocessor = replace(self.preprocessor, language=language)
-        return Tokenizer(self.subwords, preprocessor, self.tags, self.languages, begin)
+        return Tokenizer(self.subwords, preprocessor, self.tags, self.languages, begin, bool(self.ending))
 
     def normalise(self, text: str) -> str:
         """The text after encoding and decoding."""
@@ -207,6 +209,7 @@ class Tokenizer:
             **asdict(self.preprocessor),
             "tags": list(self.tags),
             **({"languages": asdict(self.languages), "begin": self.begin} if self.languages else {}),
+            **({} if self.ending else {"ends": False}),
             **self.subwords.state(),
         }
 
@@ -224,7 +227,8 @@ class Tokenizer:
             preprocessor = Preprocessor(**{field.name: state[field.name] for field in fields(Preprocessor)})
             languages = LanguageTags(**state["languages"]) if "languages" in state else None
             subwords = SUBWORDS[state["kind"]].from_state(state)
-            return cls(subwords, preprocessor, state["tags"], languages, state.get("begin", ""))
+            begin, ends = state.get("begin", ""), state.get("ends", True)
+            return cls(subwords, preprocessor, state["tags"], languages, begin, ends)
         except FileNotFoundError as error:
             raise InputError(f"the tokeniser {path} does not exist") from error
         except InputError as error:

@@ -90,6 +90,8 @@ class TranslationConfig(SearchConfig):
         for name, unused in {"temperature": 1.0, "top_k": 0, "top_p": 1.0}.items():
             if not self.sampling and getattr(self, name) != unused:
                 raise ValueError(f"{name} = {getattr(self, name)} has no effect without sampling")
+        if self.sampling and self.patience != 1:
+            raise ValueError(f"patience = {self.patience} has no effect with sampling")
 
     @property
     def search(self) -> SearchConfig:

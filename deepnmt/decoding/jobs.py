@@ -36,7 +36,7 @@ def file_chunks(
 
     Only every `world_size`-th chunk, and of these only those after the first `done` lines.
     """
-    lines = iter(()) if path.is_file() and path.stat().st_size == 0 else iterate_lines(path)
+    lines = iterate_lines(path, may_be_empty=True)
     for number, chunk in enumerate(iter(lambda: list(islice(lines, size)), [])):
         if number % world_size == rank:
             if done <= 0:

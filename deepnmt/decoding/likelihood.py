@@ -38,8 +38,10 @@ def likelihoods(
     """The likelihood of each target given its source; the tag of a target language costs nothing."""
     opening, device = len(pair.target.opening()), prepared.model.output_weight.device
     ids = zip(pair.source.encode_batch(sources), pair.target.encode_batch(targets), strict=True)
-    encoded = [([*source, EOS], [EOS, *target, EOS]) for source, target in ids]
+    encoded = [([*source, *pair.source.ending], [EOS, *target, EOS]) for source, target in ids]
     for number, (source, target) in enumerate(encoded, start=1):
+        if not source:
+            raise InputError(f"line {number:,} has no source, and this model has not seen an empty one")
         if (length := max(len(source), len(target) - 1)) > max_positions:
             raise InputError(f"line {number:,} has {length:,} subwords, but the model has {max_positions:,} positions")
     found: dict[int, Likelihood] = {}
@@ -50,7 +52,7 @@ def likelihoods(
         chosen = logits.log_softmax(-1).gather(-1, outputs[:, 1:, None]).squeeze(-1).tolist()
         for i, row in zip(batch, chosen, strict=True):
             scored = encoded[i][1][1 + opening :]
-            pieces = [pair.target.pieces[symbol] for symbol in scored]
+            pieces = [pair.target.piece(symbol) for symbol in scored]
             found[i] = Likelihood(pieces, row[opening : opening + len(scored)])
         done(len(batch))
     return [found[i] for i in range(len(encoded))]

@@ -40,7 +40,7 @@ class Piece:
 
     text: int  # of which text
     source: str
-    sources: list[list[int]]  # ids with the end, for each model
+    sources: list[list[int]]  # ids for each model, with the end if it expects one
     prefix: list[int]
     is_first: bool
     terms: list[Term] = field(default_factory=list)  # for a second search
@@ -91,7 +91,7 @@ def cut_texts(
             if all(len(ids) > opening for ids, opening in zip(every, least, strict=True))
         ]
         for place, (part, every) in enumerate(kept):
-            sources = [[*ids[:most], EOS] for ids in every]
+            sources = [[*ids[:most], *pair.source.ending] for ids, pair in zip(every, tokenizers, strict=True)]
             pieces.append(Piece(number, part, sources, forced[number] if place == 0 else target.opening(), place == 0))
     return pieces
 
@@ -136,7 +136,8 @@ def keep_found(
         weights = attention(model, source, [symbols for _, _, symbols in rows], EOS)
         for (piece, rank, symbols), matrix in zip(rows, weights, strict=True):
             text = piece.hypotheses[rank].text
-            alignment = align_words(matrix, piece.sources[0][:-1], symbols, (tokenizers.source, target))
+            ids = piece.sources[0][: len(piece.sources[0]) - len(tokenizers.source.ending)]
+            alignment = align_words(matrix, ids, symbols, (tokenizers.source, target))
             if config.keep_placeholders and _lacks(piece, rank):
                 text, alignment = restore_placeholders(piece.source, text, alignment)
             kept = alignment if config.alignments else None

@@ -25,6 +25,7 @@ class Rules:
     free: int = 0  # number of leading symbols of a prefix that cost nothing: the tag of a language
 
     def __post_init__(self) -> None:
+        self._forbidden = torch.tensor([self.eos, *self.banned], device=self.max_lengths.device)
         self.max_lengths = self.max_lengths.clamp(min=self.min_length)
         if self.prefix is not None:
             self.max_lengths = self.max_lengths.maximum((self.prefix != FREE).sum(1))
@@ -42,8 +43,7 @@ class Rules:
     def forbid(self, logits: Tensor, history: Tensor, position: Tensor) -> None:
         """Set the end and the forbidden symbols of logits (N, V) to -inf, in place; history (N, T) holds `position`
         symbols."""
-        for symbol in (self.eos, *self.banned):
-            logits[:, symbol] = -torch.inf
+        logits.index_fill_(1, self._forbidden, -torch.inf)
         if self.no_repeat_ngram:
             _forbid_repetition(logits, history, position, self.no_repeat_ngram)
 

@@ -67,6 +67,7 @@ class Shortlist:
             allowed.scatter_(1, prefix.clamp(min=0), True)  # a free place stands for <s>, which is always there
         symbols = allowed.any(0).nonzero().squeeze(1)
         mask = torch.zeros(len(sources), len(symbols)).masked_fill(~allowed[:, symbols], -torch.inf)
+        rules = replace(rules, banned=tuple(symbol for symbol in rules.banned if symbol < len(SPECIAL_PIECES)))
         if prefix is not None:
             rules = replace(rules, prefix=torch.searchsorted(symbols, prefix).where(prefix != FREE, FREE))
         return BatchShortlist(symbols, mask, rules)

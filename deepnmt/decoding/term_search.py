@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from itertools import chain, zip_longest
+from itertools import chain, islice, zip_longest
 from typing import NamedTuple
 
 import torch
@@ -36,16 +36,23 @@ class Wanted:
 
     def __init__(self, terms: Sequence[Term]) -> None:
         self.terms = terms
+        self.symbols = {symbol for term in terms for symbol in term.symbols}
         self.total = sum(len(term.symbols) for term in terms)
+        self.by_deadline = sorted(range(len(terms)), key=lambda number: terms[number].last)
+        self.beginnings: dict[Phrase, list[int]] = {}  # and the numbers of the terms that begin so
+        for number, term in enumerate(terms):
+            for size in range(1, len(term.symbols) + 1):
+                self.beginnings.setdefault(term.symbols[:size], []).append(number)
 
     def after(self, progress: Progress, symbol: int) -> Progress:
         """The progress of a hypothesis that takes this symbol. A term that it breaks off may begin again later."""
         said = (*progress.begun, symbol)
         for begun in (said[start:] for start in range(len(said))):
-            for number, term in self._open(progress):
-                if term.symbols == begun:
+            open_ = [number for number in self.beginnings.get(begun, []) if number not in progress.complete]
+            for number in open_:
+                if self.terms[number].symbols == begun:
                     return Progress(progress.complete | {number})
-            if any(term.symbols[: len(begun)] == begun for _, term in self._open(progress)):
+            if open_:
                 return Progress(progress.complete, begun)
         return Progress(progress.complete)
 
@@ -58,10 +65,15 @@ class Wanted:
     def is_late(self, progress: Progress, position: int) -> bool:
         """Is there a term that is not begun and may not begin any more?"""
         begun = progress.begun
-        return any(
-            (position - len(begun) if term.symbols[: len(begun)] == begun else position) > term.last
-            for _, term in self._open(progress)
-        )
+        for number in self.by_deadline:
+            term = self.terms[number]
+            if term.last >= position:
+                break
+            if number not in progress.complete:
+                is_begun = begun and term.symbols[: len(begun)] == begun
+                if not is_begun or position - len(begun) > term.last:
+                    return True
+        return False
 
     def count(self, progress: Progress) -> int:
         """The number of symbols of terms in a hypothesis."""
@@ -139,20 +151,22 @@ class TermBeams(Beams):
         """The extensions of a sentence that live on. Each row of symbols has the most probable ones, best first, and
         then those of the terms. Of the first, the sentence's own beam width counts, not that of its batch."""
         wanted, width, position = self.wanted[sentence], self.widths[sentence], int(self.position)
-        groups: dict[int, set[Extension]] = {}
+        groups: dict[int, list[tuple[float, int, int, Progress]]] = {}
         for parent, (row, choices) in enumerate(zip(totals, symbols, strict=True)):
-            for place in chain(range(min(width, most_probable)), range(most_probable, len(row))):
-                if row[place] > -torch.inf:
-                    progress = wanted.after(self.progress[sentence][parent], choices[place])
-                    if not wanted.is_late(progress, position + 1):
-                        extension = Extension(row[place], parent, choices[place], progress)
-                        groups.setdefault(wanted.count(progress), set()).add(extension)
-        best_first = [
-            sorted(groups[count], key=lambda each: (-each.log_prob, each.parent, each.symbol))
-            for count in sorted(groups, reverse=True)
-        ]
-        turns = chain.from_iterable(zip_longest(*best_first))
-        return [extension for extension in turns if extension is not None][:width]
+            # All symbols that are in no term lead to the same progress, which is that of None here.
+            reached: dict[int | None, tuple[Progress, list[tuple[float, int, int, Progress]]]] = {}
+            places = chain(range(min(width, most_probable)), range(most_probable, len(row)))
+            for symbol, total in {choices[place]: row[place] for place in places if row[place] > -torch.inf}.items():
+                kind = symbol if symbol in wanted.symbols else None
+                if kind not in reached:
+                    progress = wanted.after(self.progress[sentence][parent], symbol)
+                    is_late = wanted.is_late(progress, position + 1)
+                    reached[kind] = progress, [] if is_late else groups.setdefault(wanted.count(progress), [])
+                progress, group = reached[kind]
+                group.append((-total, parent, symbol, progress))
+        turns = chain.from_iterable(zip_longest(*(sorted(groups[count]) for count in sorted(groups, reverse=True))))
+        kept = islice((extension for extension in turns if extension is not None), width)
+        return [Extension(-cost, parent, symbol, progress) for cost, parent, symbol, progress in kept]
 
     def _ended(self, end: Tensor) -> Tensor:
         complete = [

@@ -35,6 +35,8 @@ from deepnmt.settings import from_table
 
 BATCH_TOKENS = {"cpu": 3072, "cuda": 24_576}
 BATCH_SENTENCES = {"cpu": 64, "cuda": 1024}
+MAX_LENGTH = 100_000  # subwords of a translation, whatever the settings say: memory is allocated for them
+TERM_ROWS = {"cpu": 512, "cuda": 8192}  # hypotheses in a batch of the search for terms, whose beams may be wide
 
 
 class Translator:
@@ -72,6 +74,10 @@ class Translator:
         models = [load_model(folder, chosen) for folder in folders]
         for folder, loaded, pair in zip(folders, models, self.tokenizers, strict=True):
             check_vocabularies(folder, loaded.config, pair)
+            _check_weights(folder, loaded)
+            if loaded.config.target_vocab_size != (size := models[0].config.target_vocab_size):
+                rows = f"{loaded.config.target_vocab_size} output rows, but {folders[0]} has {size}"
+                raise InputError(f"{folder} has {rows}: no ensemble of the two")
         self._use([prepare(loaded, precision) for loaded in models])
 
     @classmethod
@@ -142,11 +148,15 @@ class Translator:
                 warn(piece.text, "has no translation with all its terms that the settings allow; it is without them")
             if done is not None:
                 done(sum(piece.is_first for piece in batch))
+        for piece in pieces:
+            if self._opened and not piece.hypotheses:  # a model in training may overflow and recover
+                self._check_output(piece, self._opened[0])
         return join_pieces(len(texts), pieces, self.tokenizers[0].target.language, config, warn)
 
-    def glossary(self, terms: Mapping[str, str]) -> Glossary:
-        """Terms of the source language and their translations, encoded once for many calls of `translate`."""
-        return Glossary(terms, self.tokenizers[0])
+    def glossary(self, terms: Mapping[str, str], max_symbols: int = sys.maxsize) -> Glossary:
+        """Terms of the source language and their translations, encoded once for many calls of `translate`; at most
+        `max_symbols` subwords of terms are required of one text."""
+        return Glossary(terms, self.tokenizers[0], max_symbols)
 
     def likelihoods(
         self, texts: Iterable[str], translations: Iterable[str], *, done: Callable[[int], None] = lambda number: None
@@ -179,6 +189,10 @@ class Translator:
         found = [(piece, terms) for piece, terms in found if lacks_terms(piece.hypotheses[0].text, terms)]
         if not found:
             return []
+
+        def width(piece: Piece) -> int:
+            return config.beam + sum(len(term.symbols) for term in piece.terms)
+
         source = padded([piece.sources[0] for piece, _ in found], device=self.device)
         matrices = attention(self.models[0], source, [piece.symbols for piece, _ in found], EOS)
         for (piece, terms), matrix in zip(found, matrices, strict=True):
@@ -186,8 +200,9 @@ class Translator:
         for _ in range(2):
             again = [piece for piece, _ in found if piece.terms]
             before = [piece.hypotheses for piece in again]
-            if again:
-                self._translate_batch(again, config)
+            widest_first = sorted(again, key=lambda piece: -width(piece))
+            for rows in batched(widest_first, width, TERM_ROWS.get(self.device.type, TERM_ROWS["cpu"])):
+                self._translate_batch(rows, config)
             for piece, hypotheses in zip(again, before, strict=True):
                 piece.terms = [] if piece.hypotheses else [Term(term.symbols) for term in piece.terms]
                 piece.hypotheses = piece.hypotheses or hypotheses
@@ -195,6 +210,17 @@ class Translator:
         for piece in failed:
             piece.terms = []
         return failed
+
+    @torch.inference_mode()
+    def _check_output(self, piece: Piece, folders: Sequence[Path]) -> None:
+        """Refuse a model whose output for a piece is not a number: such a search finds no hypothesis either."""
+        for folder, prepared, ids in zip(folders, self.prepared, piece.sources, strict=True):
+            source = torch.tensor([ids], device=self.device)
+            logits, _ = prepared.step(torch.tensor([EOS], device=self.device), prepared.start(source, 1))
+            if not (logits < torch.inf).all():
+                text = piece.source if len(piece.source) <= 40 else f"{piece.source[:40]}…"
+                message = f"{folder}: the model's output for {text!r} is not a number (NaN); "
+                raise InputError(message + "if the precision is fp16, use bf16 or fp32")
 
     def _translated_in_slots(
         self, searches: ContinuousSearches, pieces: list[Piece], config: TranslationConfig
@@ -279,7 +305,7 @@ class Translator:
     def _growing(self, batch: list[Piece], rules: Rules, config: TranslationConfig) -> Growing:
         if batch[0].terms:
             return TermBeams(rules, config, [piece.terms for piece in batch])
-        if config.beam > 1 and not config.sampling:
+        if not config.sampling and (config.beam > 1 or config.patience > 1):  # else the same as greedy search
             return Beams(rules, config)
         numbers = None
         if config.sampling:
@@ -288,18 +314,20 @@ class Translator:
         return Paths(rules, config, numbers)
 
     def _rules(self, batch: list[Piece], config: TranslationConfig, device: torch.device) -> Rules:
+        end = len(self.tokenizers[0].source.ending)
         longest = [
-            config.max_length or int(config.max_length_ratio * (piece.length - 1)) + config.max_length_extra
+            config.max_length or int(config.max_length_ratio * (piece.length - end)) + config.max_length_extra
             for piece in batch
         ]
         needed = [len(piece.prefix) + sum(len(term.symbols) for term in piece.terms) for piece in batch]
-        most = self.max_positions - 1  # the start is a position too
+        most = min(self.max_positions - 1, MAX_LENGTH)  # the start is a position too
+        nameless = range(self.tokenizers[0].target.vocab_size, self.models[0].config.target_vocab_size)
         return Rules(
             max_lengths=torch.tensor(
                 [min(max(pair), most) for pair in zip(longest, needed, strict=True)], device=device
             ),
             eos=EOS,
-            banned=(BOS, PAD) if config.allow_unknown else (BOS, PAD, UNK),
+            banned=(BOS, PAD, *([] if config.allow_unknown else [UNK]), *nameless),
             min_length=min(config.min_length, most),
             prefix=prefix_table([piece.prefix[:most] for piece in batch], device),
             no_repeat_ngram=config.no_repeat_ngram,
@@ -337,6 +365,13 @@ def check_vocabularies(folder: Path, config: ModelConfig, tokenizers: TokenizerP
         in_model, in_text = getattr(config, f"{side}_vocab_size"), getattr(tokenizers, side).vocab_size
         if in_model < in_text:
             raise InputError(f"{folder}: the {side} tokeniser has {in_text} symbols, the model only {in_model}")
+
+
+def _check_weights(folder: Path, model: Transformer) -> None:
+    """Refuse a MODEL with weights that are not numbers. Its output may be one: some kernels take relu(NaN) for zero."""
+    for name, weight in model.named_parameters():
+        if weight.sum(dtype=torch.float32).isnan():
+            raise InputError(f"{folder}: not all weights of {name} are numbers (NaN); did its training diverge?")
 
 
 def _warn(number: int, message: str) -> None:

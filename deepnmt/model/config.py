@@ -22,7 +22,7 @@ class StackConfig:
     num_heads: int = 8
     connection: ConnectionConfig = field(default_factory=ResidualConfig, metadata={"variants": CONNECTION_CONFIGS})
     sublayer: SublayerConfig | None = field(default=None, metadata={"variants": SUBLAYER_CONFIGS})  # else model.norm
-    norm_eps: float | None = None  # of the norms around sub-layers; None: as usual for their kind
+    norm_eps: float | None = None  # of the norms around sub-layers and of the result; None: as usual
     layer_dropout: float = 0.0  # probability of skipping a layer in training (LayerDrop)
     sublayer_dropout: float = 0.0  # the same for the top sub-layer, decreasing to zero at the bottom
 
@@ -78,12 +78,13 @@ class ModelConfig:
         if self.share_embeddings and self.source_vocab_size != self.target_vocab_size:
             raise ValueError(
                 f"share_embeddings = true needs one vocabulary, but source_vocab_size = {self.source_vocab_size} "
-                f"and target_vocab_size = {self.target_vocab_size}"
+                f"and target_vocab_size = {self.target_vocab_size}; set model.share_embeddings=false, or prepare the "
+                "data with --joint"
             )
         if self.share_embeddings and self.encoder.dim != self.decoder.dim:
             raise ValueError(
                 f"share_embeddings = true needs one width, but encoder.dim = {self.encoder.dim} "
-                f"and decoder.dim = {self.decoder.dim}"
+                f"and decoder.dim = {self.decoder.dim}; set both alike, or model.share_embeddings=false"
             )
         for name, stack in self.stacks.items():
             if self.positions == "rotary" and stack.head_dim % 2:

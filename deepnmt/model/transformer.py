@@ -42,7 +42,8 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.connection: Connection = CONNECTIONS[stack.connection.kind](stack.connection, shape)
         norms_result = around.placement == "pre" and around.norms_result
-        self.final_norm = new_norm(stack.dim) if norms_result else nn.Identity()
+        eps = {} if stack.norm_eps is None else {"eps": stack.norm_eps}
+        self.final_norm = new_norm(stack.dim, **eps) if norms_result else nn.Identity()
         self.layer_drop = LayerDrop(stack.layer_dropout)
         self.checkpoints_activations = False
 

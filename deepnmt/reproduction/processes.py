@@ -1,10 +1,9 @@
 """Executes runs in this process, or in one or several processes per GPU. A process claims a run by locking its folder.
 
-The operating system releases the lock when the process ends, so a killed worker leaves nothing to clean up, and several
-calls can work on one study concurrently.
+A lock ends with its process, so a killed worker leaves nothing to clean up, and several calls can work on one study
+concurrently.
 """
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -12,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -23,6 +22,7 @@ from deepnmt.progress import progress, say
 from deepnmt.reproduction.runs import PlannedRun
 from deepnmt.reproduction.steps import Setup, do_run, next_step, share_compiled_layers
 from deepnmt.reproduction.study import Study
+from deepnmt.training.lock import hold_lock
 
 POLL_SECONDS = 1.0
 
@@ -75,13 +75,13 @@ def _is_lost() -> bool:
 @contextmanager
 def _claim(folder: Path) -> Iterator[bool]:
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
+    with ExitStack() as held:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            held.enter_context(hold_lock(folder))
+        except InputError:
             yield False
-            return
-        yield True
+        else:
+            yield True
 
 
 def start_workers(

@@ -182,7 +182,8 @@ def _notes(arms: Arms, experiment: Experiment) -> Iterator[Block]:
         yield paragraph(f"Not run yet: {', '.join(waiting)}.")
     if unfinished := list(_unfinished(arms, experiment)):
         named = f": {'; '.join(unfinished)}" if len(unfinished) <= MAX_NAMED else ""
-        yield paragraph(f"{len(unfinished)} of {sum(len(arm.runs) for arm in arms)} runs are not finished{named}.")
+        runs = sum(len(arm.runs) for arm in arms if arm.is_started)
+        yield paragraph(f"{len(unfinished)} of {runs} runs are not finished{named}.")
     scored = [
         of_test for arm in arms for run in arm.runs if run["decode"] for of_test in (run["scores"] or {}).values()
     ]

@@ -75,10 +75,12 @@ def report_again(folder: Path, *, with_scores: bool) -> None:
 
 def describe_all() -> str:
     """List the experiments and the scales."""
-    experiments = (f"  {name:<15} {found.title} ({len(found.arms)} arms)" for name, found in EXPERIMENTS.items())
-    scales = (f"  {name:<15} {scale.about} (seeds: {scale.seeds})" for name, scale in SCALES.items())
-    own = "  FILE.toml       your own, as described in docs/study.md"
-    return "\n".join(["experiments:", *experiments, own, "scales:", *scales])
+    lines = ["experiments:"]
+    for name, found in EXPERIMENTS.items():
+        arms = "1 arm" if len(found.arms) == 1 else f"{len(found.arms)} arms"
+        lines.append(f"  {name:<15} {found.title} ({arms})")
+    lines += ["  FILE.toml       your own, as described in docs/study.md", "scales:"]
+    return "\n".join([*lines, *(f"  {name:<15} {it.about} (seeds: {it.seeds})" for name, it in SCALES.items())])
 
 
 def _planned(request: Request) -> tuple[Setup, dict[str, Experiment], Budget, list[PlannedRun]]:

@@ -6,11 +6,12 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from sys import getsizeof
 
 from deepnmt.decoding.config import DecodingConfig
+from deepnmt.decoding.glossary import Glossary
 from deepnmt.decoding.translator import Hypothesis, Translator
 from deepnmt.devices import return_memory
 from deepnmt.serving.limits import Limits
@@ -20,6 +21,7 @@ from deepnmt.serving.sentences import MAX_SENTENCE
 Hypotheses = Sequence[Hypothesis]  # of one sentence, best first
 logger = logging.getLogger("deepnmt.serving")
 LAST = 1.0  # seconds that a closed queue waits for its worker
+TERM_COST = 8
 IDLE = 5.0  # seconds without work: a model that fails is probed, and unused memory is returned to the system
 
 
@@ -32,11 +34,13 @@ class Options:
     nbest: int = 1
     alignments: bool = False
     languages: tuple[str, str] | None = None  # of a model that has several
+    terms: Glossary | None = None
 
     def cost(self, characters: int) -> int:
-        """The cost of this many characters in limits: memory grows with n-best lists and alignments."""
+        """The cost of this many characters in limits: memory grows with n-best lists and alignments, time with the
+        wide beams of a request's own terms."""
         words = 1 + min(characters, MAX_SENTENCE) // 100 if self.alignments else 1
-        return characters * self.nbest * words
+        return characters * self.nbest * words * (TERM_COST if self.terms and self.terms.base else 1)
 
 
 @dataclass(frozen=True)
@@ -64,14 +68,17 @@ class BatchQueue:
     while it is busy, the next batch accumulates.
     """
 
-    def __init__(self, translator: Translator, name: str, limits: Limits, metrics: Metrics) -> None:
+    def __init__(
+        self, translator: Translator, name: str, limits: Limits, metrics: Metrics, options: Options = Options()
+    ) -> None:
+        """options: for probing a model that has not translated anything yet"""
         self.translator, self.name, self.limits, self.metrics = translator, name, limits, metrics
         self._waiting: list[_Job] = []
         self._changed = threading.Condition()
         self._closed = False
         self._failure: Failure | None = None
         self._busy_since: float | None = None
-        self._known_good = ("Hello.", Options())
+        self._known_good = ("Hello.", options)
         self._has_worked = False  # since memory was returned
         self._worker = threading.Thread(target=self._work, name=f"translate {name}", daemon=True)
         self._worker.start()
@@ -180,7 +187,7 @@ class BatchQueue:
     def _ask(self, texts: list[str], options: Options) -> list[list[Hypothesis]]:
         self._busy_since = time.monotonic()
         try:
-            settings = asdict(options)
+            settings = {**vars(options)}
             languages = settings.pop("languages")
             translator = self.translator if languages is None else self.translator.for_languages(*languages)
             return translator.translate_nbest(texts, warn=lambda *_: None, keep_placeholders=True, **settings)

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deepnmt.decoding.translator import Hypothesis
-from deepnmt.languages import base_language, language_name
+from deepnmt.languages import base_language, language_names
 from deepnmt.serving.limits import Limits, RefusedError
 from deepnmt.serving.markup import MarkupText
 from deepnmt.serving.models import Models, ServedModel
@@ -25,18 +25,21 @@ EXAMINED = 2_000  # characters of a text whose language is detected
 
 
 def languages(models: Models) -> list[LanguageAnswer]:
-    return [LanguageAnswer(code=code, name=language_name(code), targets=to) for code, to in models.languages().items()]
+    table = models.languages()
+    names = language_names(table)
+    return [LanguageAnswer(code=code, name=names[code], targets=targets) for code, targets in table.items()]
 
 
 def settings(models: Models, limits: Limits) -> dict[str, Any]:
     """As LibreTranslate's own page reads them; there are no keys, suggestions or file translations here."""
     sides = {"source": models[0].source, "target": models[0].target}
+    names = language_names(models.languages())
     return {
         "apiKeys": False,
         "charLimit": limits.max_characters,
         "frontendTimeout": 500,
         "keyRequired": False,
-        "language": {side: {"code": code, "name": language_name(code)} for side, code in sides.items()},
+        "language": {side: {"code": code, "name": names[code]} for side, code in sides.items()},
         "suggestions": False,
         "supportedFilesFormat": [],
     }
@@ -85,7 +88,8 @@ async def translate(service: Service, asked: LibreTranslateRequest, request: Req
         raise RefusedError(400, f"alternatives must be at most {most}, not {asked.alternatives}")
     model, detected = await _model(service.models, asked, queries)
     html, nbest = asked.format == "html", asked.alternatives + 1
-    plain, aligned = (model.options(nbest, alignments) for alignments in (False, True))
+    terms = await model.glossary()
+    plain, aligned = (model.options(nbest, alignments, terms=terms) for alignments in (False, True))
     service.admit(request.scope, queries, aligned if html else plain)
     size = sum(map(len, queries))
     documents = await off_loop(size, lambda: [(MarkupText if html else PlainText)(query) for query in queries])
@@ -115,7 +119,7 @@ async def _model(
     try:
         if asked.source != "auto":
             return models.pick(None, asked.source, asked.target), None
-        target = models.pick(None, None, asked.target).target
+        target = models.pick_target(asked.target)
     except RefusedError as refused:
         raise RefusedError(400, refused.message) from None
     detected = await detect(Models(model for model in models if target in model.choices[1]), queries)

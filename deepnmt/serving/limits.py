@@ -20,6 +20,9 @@ class Limits:
     max_characters: int = 100_000  # of all texts of a request; above: 413
     max_texts: int = 2_000  # of a request; above: 413
     max_beam: int = 16  # above: 422
+    max_terms: int = 100  # of a request; above: 413
+    max_term_characters: int = 200  # of a term or its translation; above: 413
+    max_term_subwords: int = 32  # of the translation of a term (above: 422), and of all terms of a sentence
     max_answer_bytes: int = 16_000_000  # of an answer that is not streamed; above: 413
     max_requests: int = 512  # at work at once; above: 429
     max_waiting_characters: int = 1_000_000  # of all requests at work; n-best lists and alignments cost extra

@@ -16,13 +16,13 @@ from deepnmt.serving.models import ServedModel
 from deepnmt.serving.responses import JsonAnswer, LineStream, unless_gone
 from deepnmt.serving.sentences import Sentence, fitted_gaps, split_sentences
 from deepnmt.serving.service import Service, off_loop
-from deepnmt.serving.shapes import TranslateRequest, checked_texts
+from deepnmt.serving.shapes import TranslateRequest, checked_terms, checked_texts
 
 
 async def translate(service: Service, asked: TranslateRequest, request: Request) -> Response:
     texts = checked_texts(asked.text, service.limits)
     model = service.models.pick(asked.model, asked.source, asked.target)
-    options = _options(model, asked, service.limits)
+    options = await _options(model, asked, service.limits)
     service.admit(request.scope, texts, options)
     split = await off_loop(sum(map(len, texts)), lambda: [split_sentences(text) for text in texts])
     if asked.stream:
@@ -33,8 +33,9 @@ async def translate(service: Service, asked: TranslateRequest, request: Request)
     return JsonAnswer(answer)
 
 
-def _options(model: ServedModel, asked: TranslateRequest, limits: Limits) -> Options:
-    options = model.options(asked.nbest, asked.alignments, asked.beam, asked.length_penalty)
+async def _options(model: ServedModel, asked: TranslateRequest, limits: Limits) -> Options:
+    glossary = await model.glossary(checked_terms(asked.terms, limits))
+    options = model.options(asked.nbest, asked.alignments, asked.beam, asked.length_penalty, glossary)
     for name, value in (("beam", asked.beam), ("nbest", asked.nbest)):
         if value is not None and value > limits.max_beam:
             raise RefusedError(422, f"{name} must be at most {limits.max_beam}, not {value}")

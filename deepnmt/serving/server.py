@@ -154,7 +154,7 @@ def _add_facts(app: FastAPI, service: Service) -> None:
 
     @app.get("/limits", summary="Limits of one request")
     async def limits() -> dict[str, int]:
-        names = ("max_body_bytes", "max_characters", "max_texts", "max_beam", "max_answer_bytes")
+        names = ("max_body_bytes", "max_characters", "max_texts", "max_beam", "max_terms", "max_answer_bytes")
         return {name: getattr(service.limits, name) for name in names}
 
     @app.get(

@@ -1,7 +1,7 @@
 """Requests and answers, as the OpenAPI description shows them to clients."""
 
 import math
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -13,6 +13,7 @@ from deepnmt.serving.models import shortened
 from deepnmt.settings import did_you_mean
 
 Texts = str | list[str]
+Terms = dict[str, str] | list[Annotated[list[str], Field(min_length=2, max_length=2)]]
 Shape = TypeVar("Shape", bound=BaseModel)
 
 
@@ -38,6 +39,9 @@ class TranslateRequest(BaseModel):
         description="higher values favour longer translations; default: the model's own",
     )
     nbest: int = Field(1, ge=1, description="translations of each sentence, at most beam")
+    terms: Terms = Field(
+        {}, description='terms of the text and the translations they must get, such as {"light": "Leuchte"}, or pairs'
+    )
     alignments: bool = Field(False, description="also return which target word comes from which source word")
     stream: bool = Field(False, description="answer line by line (NDJSON), each sentence as soon as it is translated")
 
@@ -169,6 +173,8 @@ def checked(shape: type[Shape], fields: dict[str, Any], status: int, limits: Lim
     for texts in (fields.get("text"), fields.get("q")):
         if isinstance(texts, list) and len(texts) > limits.max_texts:
             raise RefusedError(413, f"{len(texts):,} texts are more than the {limits.max_texts:,} of one request")
+    if isinstance(terms := fields.get("terms"), list | dict) and len(terms) > limits.max_terms:
+        raise RefusedError(413, f"{len(terms):,} terms are more than the {limits.max_terms:,} of one request")
     try:
         return shape.model_validate(fields)
     except ValidationError as invalid:
@@ -179,8 +185,19 @@ def checked(shape: type[Shape], fields: dict[str, Any], status: int, limits: Lim
             raise RefusedError(status, f"unknown field {shortened(name)!r}{hint}") from None
         if name in ("text", "q") and error["type"] != "missing":
             raise RefusedError(status, f"{name} must be a string or a list of strings") from None
+        if name == "terms":
+            kinds = 'an object such as {"light": "Leuchte"} or a list of pairs such as [["light", "Leuchte"]]'
+            raise RefusedError(status, f"terms must be {kinds}") from None
         wrong = f"must be {error['msg'].removeprefix('Input should be ')}"
         raise RefusedError(status, f"{name} {'is missing' if error['type'] == 'missing' else wrong}") from None
+
+
+def checked_terms(terms: Terms, limits: Limits) -> tuple[tuple[str, str], ...]:
+    pairs = tuple((term, text) for term, text in (terms.items() if isinstance(terms, dict) else terms))
+    longest = max((len(text) for pair in pairs for text in pair), default=0)
+    if longest > limits.max_term_characters:
+        raise RefusedError(413, f"a term has {longest:,} characters, more than {limits.max_term_characters:,}")
+    return pairs
 
 
 def checked_texts(texts: Texts, limits: Limits) -> list[str]:

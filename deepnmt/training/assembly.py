@@ -182,6 +182,10 @@ def announce(
     if config.grow_at and config.grow_at[-1] >= config.max_steps:
         depth = encoder_depth(config.max_steps - 1, config)
         say(f"training.max_steps = {config.max_steps:,} ends before training.grow_at, with {depth} encoder layers")
+    kept = config.keep_epochs if config.save_epochs else 0
+    if config.export == "average" and kept < config.average_last:
+        limits = "training.keep_epochs, training.save_epochs"
+        say(f"training.average_last = {config.average_last}, but only {kept} epoch checkpoints are kept ({limits})")
     if (batch := recipe.batching.tokens_per_batch) > 1.5 * config.tokens_per_update:
         length = f"one batch of up to {batch:,} target tokens (batching.tokens_per_batch)"
         say(f"training.tokens_per_update = {config.tokens_per_update:,}, but an update is at least {length}")

@@ -107,9 +107,7 @@ class TrainingConfig:
     def _check_growth(self) -> None:
         grow, grow_at = list(self.grow), list(self.grow_at)
         if len(grow_at) != len(grow) - 1:
-            raise ValueError(
-                f"grow = {grow} needs {len(grow) - 1} steps in grow_at, one fewer than depths, not {grow_at}"
-            )
+            raise ValueError(f"grow_at = {grow_at} must have one step fewer than grow = {grow} has depths")
         if sorted({1, *grow_at}) != [1, *grow_at]:
             raise ValueError(f"grow_at = {grow_at} must be steps above 1 in ascending order")
         for depth, deeper in pairwise(grow):

@@ -122,7 +122,7 @@ def _train(state: TrainingState, updates: Loader, job: Job) -> str:
         job.speed.tokens += update.num_target_tokens
         if job.world.device.type == "cpu":
             _stop_if_diverged(state, job)
-        if state.step % config.log_every == 0:
+        if state.step % config.log_every == 0 or _completed(state, config):
             log(state, update, norms, job)
         for sink in job.curves:
             sink.tick(state.step)
@@ -212,7 +212,7 @@ def log(state: TrainingState, update: Update, norms: GradientNorms, job: Job) ->
         **scale,
         layers=layers,
     )
-    if job.config.diagnose:
+    if job.config.diagnose and state.step % job.config.log_every == 0:
         state.strikes = job.diagnosis.strikes(state.step, nll, layers, state.strikes)
 
 
@@ -265,14 +265,20 @@ def is_save_due(state: TrainingState, config: TrainingConfig) -> bool:
 
 def _ending(state: TrainingState, job: Job) -> str | None:
     config = job.config
-    if state.step >= config.max_steps:
-        return f"all {state.step:,} steps are done"
-    if config.max_epochs is not None and state.data is not None and state.data["epoch"] >= config.max_epochs:
-        return f"all {config.max_epochs:,} epochs are done"
+    if completed := _completed(state, config):
+        return completed
     if config.patience is not None and state.stale >= config.patience:
         return f"no improvement in {state.stale} validations"
     if job.world.any_before(job.interruption.signal is not None):
         return INTERRUPTED
+    return None
+
+
+def _completed(state: TrainingState, config: TrainingConfig) -> str | None:
+    if state.step >= config.max_steps:
+        return f"all {state.step:,} steps are done"
+    if config.max_epochs is not None and state.data is not None and state.data["epoch"] >= config.max_epochs:
+        return f"all {config.max_epochs:,} epochs are done"
     return None
 
 

@@ -65,7 +65,7 @@ fi
 pack() {
     [ -d "$WORK/$NAME/runs" ] || return 0
     # Status 1: a file changed meanwhile, such as a worker's log.
-    tar czf "$out/.packing" -C "$WORK" --exclude training --exclude model --exclude .lock "$NAME" || [ $? -eq 1 ] || return 0
+    tar czf "$out/.packing" -C "$WORK" --exclude training --exclude model --exclude lock.json "$NAME" || [ $? -eq 1 ] || return 0
     mv "$out/.packing" "$out/$NAME.tar.gz"
 }
 (while sleep 60; do pack; done) 2> /dev/null &

@@ -140,7 +140,7 @@ def test_refusals(tmp_path, capsys):
     for arguments, message in [
         (["en-de-pre-base", "--out", tmp_path / "g.txt"], "the file name must end in"),
         (["en-de-pre-base", "--data", tmp_path], f"{tmp_path} is not a dataset"),
-        (["en-de-pre-base", "--steps", "-1"], "steps = -1 must be at least 0"),
+        (["en-de-pre-base", "--steps", "-1"], "--steps -1 must be at least 0"),
         (["en-de-pre-base", "--width", "15"], "--width 15: dim = 15 must be even"),
         (["en-de-pre-bose"], "did you mean en-de-pre-base?"),
     ]:

@@ -37,6 +37,23 @@ def test_a_point_has_what_training_had_taken_until_then(runs):
     assert points[-1] == Point(60, 6000, 120.0, 2.6, 30.0)
 
 
+def test_a_validation_after_the_last_line_about_training_is_counted_too(tmp_path):
+    folder = write_run(tmp_path / "run", [5.0, 3.0, 2.5])
+    assert read_points(folder)[-1] == Point(45, 4500, 45.0, 2.5, None), "the log has a line at step 40, not at 45"
+
+
+def test_what_training_took_is_unknown_before_the_first_line_about_it(tmp_path, capsys):
+    folder = write_run(tmp_path / "run", [5.0])
+    validation = (folder / "log.jsonl").read_text().splitlines()[-1]
+    (folder / "log.jsonl").write_text(validation + "\n")
+    assert read_points(folder) == [Point(15, None, None, 5.0, None)]
+    assert main(["inspect", "curves", str(folder)]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:4] == ["run", "15", "?", "?"]
+    assert main(["inspect", "curves", str(folder), "--out", str(tmp_path / "c.csv")]) == 0
+    assert (tmp_path / "c.csv").read_text().splitlines()[1] == "run,15,,,5.0,"
+    assert main(["inspect", "curves", str(folder), "--out", str(tmp_path / "c.svg")]) == 0
+
+
 def test_runs_are_named_by_what_differs_in_their_paths(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "slow")
     assert list(deepnmt.inspect_curves(*runs).runs) == ["fast", "slow"]

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import sentencepiece
 import torch
 from pytest import fixture, mark, raises
 
@@ -21,6 +22,7 @@ from deepnmt.model.sublayers.deepnorm import DeepNormConfig
 from deepnmt.model.transformer import Transformer
 
 AUTHORS = Path(__file__).parents[1] / "model" / "authors"
+PIECES = Path(__file__).parents[1] / "conversion" / "marian" / "source.spm"
 
 
 @fixture
@@ -70,12 +72,18 @@ def test_npz_becomes_a_model_that_gives_the_authors_numbers(convert, tmp_path):
     assert load_meta(tmp_path / "MODEL")["converted_from"]["file"] == "dlcl_post.npz"
 
 
-def test_torch_checkpoint_with_text_files_becomes_a_model_that_translates(convert, tmp_path, text_files):
+@fixture
+def checkpoint(tmp_path):
+    """A torch checkpoint of the authors' model."""
     with np.load(AUTHORS / "dlcl_pre.npz") as stored:
         state = {k.removeprefix("param/"): torch.from_numpy(stored[k]) for k in stored.files if k.startswith("param/")}
     arguments = argparse.Namespace(encoder_attention_heads=4, decoder_attention_heads=4)
     torch.save({"args": arguments, "model": state}, tmp_path / "checkpoint.pt")
-    status, out, err = convert(tmp_path / "checkpoint.pt", "--from", "dlcl", "--out", tmp_path / "MODEL", *text_files)
+    return tmp_path / "checkpoint.pt"
+
+
+def test_torch_checkpoint_with_text_files_becomes_a_model_that_translates(convert, tmp_path, checkpoint, text_files):
+    status, out, err = convert(checkpoint, "--from", "dlcl", "--out", tmp_path / "MODEL", *text_files)
     assert (status, err) == (0, "")
     assert "no tokenisers" not in out
     tokenizers = TokenizerPair.load(tmp_path / "MODEL")
@@ -83,6 +91,55 @@ def test_torch_checkpoint_with_text_files_becomes_a_model_that_translates(conver
     assert tokenizers.source.encode("hello world.") == [4, 5, 6, 7, 8, 9, 12]
     assert tokenizers.target.decode([4, 5, 6, 7, 8, 9, 12, 2]) == "hello world."
     assert len(deepnmt.Translator(tmp_path / "MODEL").translate(["hello world.", ""], beam=2)) == 2
+
+
+@fixture
+def sentencepiece_dict(tmp_path):
+    """A dictionary of fairseq for 46 symbols: pieces of the model, and a rare character that the text had."""
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(PIECES))
+    symbols = [*map(processor.id_to_piece, range(47, 2, -1)), "\u20ac"]
+    (tmp_path / "dict.txt").write_text("".join(f"{symbol} 9\n" for symbol in symbols), encoding="utf-8")
+    return tmp_path / "dict.txt"
+
+
+@mark.parametrize("toolkit", ["dlcl", "fairseq"])
+def test_sentencepiece_model_segments_and_the_dictionary_numbers(convert, checkpoint, sentencepiece_dict, toolkit):
+    tmp_path = checkpoint.parent
+    command = [checkpoint, "--from", toolkit, "--out", tmp_path / "MODEL", "--source-dict", sentencepiece_dict]
+    languages = ["--source-lang", "en", "--target-lang", "de"]
+    status, out, err = convert(*command, *languages, "--tokenizer", PIECES)
+    assert (status, err) == (0, "")
+    assert "no tokenisers" not in out
+    tokenizers = TokenizerPair.load(tmp_path / "MODEL")
+    symbols = ["<s>", "<pad>", "</s>", "<unk>", *read_dictionary(sentencepiece_dict)]
+    for text, pieces in {
+        "small tree": ["\u2581small", "\u2581tree"],
+        "Isn't": ["\u2581", "<unk>", "s", "<unk>", "'", "t"],  # not split by Moses
+        "\u20ac tree": ["\u2581", "\u20ac", "\u2581tree"],
+    }.items():
+        ids = tokenizers.source.encode(text)
+        assert [symbols[number] for number in ids] == pieces
+        assert "<unk>" in pieces or tokenizers.target.decode(ids) == text
+    assert len(deepnmt.Translator(tmp_path / "MODEL").translate(["small tree", ""], beam=2)) == 2
+
+
+def test_subword_options_that_do_not_fit_are_refused(convert, tmp_path, text_files):
+    command = [AUTHORS / "dlcl_pre.npz", "--from", "dlcl", "--out", tmp_path / "MODEL"]
+
+    def refusal(*arguments):
+        status, out, err = convert(*command, *arguments)
+        assert (status, out, (tmp_path / "MODEL").exists()) == (2, "", False)
+        return err.removeprefix("deepnmt: ").strip()
+
+    languages = ["--source-lang", "en", "--target-lang", "de"]
+    assert refusal("--tokenizer", PIECES, *languages) == "to convert tokenisers, also give --source-dict"
+    assert refusal(*text_files, "--tokenizer", PIECES) == "give either --codes or --tokenizer, not both"
+    given = ["--source-dict", tmp_path / "dict.txt", *languages, "--tokenizer"]  # with symbols of subword-nmt
+    assert refusal(*given, PIECES, PIECES, PIECES) == "--tokenizer takes one value for both sides, or one per side"
+    assert refusal(*given, tmp_path / "nowhere.model") == f"{tmp_path / 'nowhere.model'} does not exist"
+    assert refusal(*given, tmp_path / "codes").startswith(f"{tmp_path / 'codes'} is not a SentencePiece model")
+    message = f"{PIECES} has only 3 of the 46 symbols of the vocabulary: it belongs to another model"
+    assert refusal(*given, PIECES) == message
 
 
 def test_an_existing_folder_is_kept_unless_it_is_a_model_to_overwrite(convert, tmp_path):
@@ -115,7 +172,7 @@ def test_a_model_is_not_converted_again(convert, tmp_path):
 
 
 def test_a_refusal_leaves_nothing_behind(convert, tmp_path, text_files):
-    (tmp_path / "dict.txt").write_text("a 1\n")
+    (tmp_path / "dict.txt").write_text("a@@ 1\n")
     status, out, err = convert(AUTHORS / "dlcl_pre.npz", "--from", "dlcl", "--out", tmp_path / "MODEL", *text_files)
     assert (status, out) == (2, "")
     assert err == (
@@ -127,7 +184,10 @@ def test_a_refusal_leaves_nothing_behind(convert, tmp_path, text_files):
 
 def test_half_of_what_a_tokeniser_needs_is_refused_before_the_work(convert, tmp_path):
     status, _, err = convert("nowhere.pt", "--from", "dlcl", "--out", tmp_path / "MODEL", "--source-dict", "d")
-    assert (status, err) == (2, "deepnmt: to convert tokenisers, also give --codes, --source-lang, --target-lang\n")
+    assert (status, err) == (
+        2,
+        "deepnmt: to convert tokenisers, also give --codes or --tokenizer, --source-lang, --target-lang\n",
+    )
 
 
 @mark.parametrize(

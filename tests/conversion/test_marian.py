@@ -154,7 +154,7 @@ def test_what_is_not_understood_is_refused_by_name(folder, tmp_path, case):
     [
         ("source.spm", "source.spm does not exist"),
         ("vocab.yml", "vocab.yml does not exist"),
-        ("model.npz", "is not a supported model: it has neither config.json nor an .npz file"),
+        ("model.npz", "is not a supported model: it has no config.json, .npz file or params.best"),
     ],
 )
 def test_missing_files_are_named(folder, tmp_path, removed, message):

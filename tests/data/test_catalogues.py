@@ -83,6 +83,7 @@ def test_strings_are_paired_by_key_and_split_by_part(tmp_path: Path, capsys: pyt
     assert f"train {len(splits['train']):,} pairs" in capsys.readouterr().out
     assert (out / "LICENSE").read_text() == "Apache License"
     assert "Apache-2.0" in (out / "README.md").read_text()
+    assert "homeassistant-1-py3" in (out / "README.md").read_text(), "the package that was read, not the usual one"
     assert main(command) == 2
     assert "--overwrite" in capsys.readouterr().err
     assert main([*command, "--overwrite"]) == 0
@@ -99,6 +100,14 @@ def test_paragraphs_are_paired_by_page_and_id(tmp_path: Path, pack: Callable[[by
     assert len(pairs) == 120
     assert ("Press key 7 now", "Drücke key 7 now") in pairs
     assert ("Press & hold 7", "Drücke & hold 7") in pairs
+
+
+def test_help_packages_in_the_wrong_order_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    packages = [str(package(tmp_path, language, bytes, "")) for language in ("de", "en-US")]
+    command = ["corpus", "libreoffice", "--languages", "en", "de", "--out", str(tmp_path / "out"), "--package"]
+    assert main([*command, *packages]) == 2
+    assert "libreoffice-help-de.deb is in de, not in en; give the packages in the order" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

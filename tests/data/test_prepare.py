@@ -330,6 +330,29 @@ def test_a_sentencepiece_model_is_used_as_it_is(tmp_path: Path) -> None:
     assert text_of(second) == pairs
 
 
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"lowercase": True}, "lowercase = true has no effect on a given tokeniser, and .*data has false"),
+        ({"pretokenizer": "moses"}, "pretokenizer = moses has no effect on a given tokeniser, and .*data has none"),
+        ({"normalization": "nfkc"}, "normalization = nfkc has no effect"),
+    ],
+)
+def test_preprocessing_that_a_given_tokeniser_lacks_is_refused(
+    tmp_path: Path, asked: dict[str, Any], message: str
+) -> None:
+    (tmp_path / "2").mkdir()
+    first = make(tmp_path, english_german(60))
+    with pytest.raises(InputError, match=message):
+        make(tmp_path / "2", english_german(60), tokenizer=first.folder, **asked)
+    files = tuple(first.folder / f"tokenizer.{side}.json" for side in ("source", "target"))
+    with pytest.raises(InputError, match="language = fr has no effect"):
+        make(tmp_path / "2", english_german(60), tokenizer=files, target_lang="fr")
+    assert make(tmp_path / "2", english_german(60), tokenizer=files).tokenizers.shared
+    lowered = make(tmp_path / "2", english_german(60), lowercase=True, out=tmp_path / "l")
+    make(tmp_path / "2", english_german(60), tokenizer=lowered.folder, lowercase=True, overwrite=True)
+
+
 @pytest.mark.parametrize("joint", [True, False])
 def test_codes_of_subword_nmt_are_used(tmp_path: Path, joint: bool) -> None:
     codes = tmp_path / "codes"
@@ -351,12 +374,12 @@ BAD_INPUT = {
     "--source {en} {de} --target {de}": "source has 2 files but target has 1",
     "": "no training text",
     "--source nowhere --target {de}": "nowhere does not exist",
-    "{both} --max-ratio 0.5": "max_ratio = 0.5 must be at least 1",
-    "{both} --max-ratio nan": "max_ratio = nan must be at least 1",
-    "{both} --vocab-size 1": "vocab_size = 1 must be at least 5",
-    "{both} --vocab-size 3000000000": "vocab_size = 3000000000 must be at least 5 and below 1e+09",
-    "{both} --vocab-size 500 300": "vocab_size = 500 and 300: two sizes need joint = false (--separate)",
-    "{both} --character-coverage 0.5": "character_coverage = 0.5 must be from 0.98 to 1",
+    "{both} --max-ratio 0.5": "--max-ratio 0.5 must be at least 1",
+    "{both} --max-ratio nan": "--max-ratio nan must be at least 1",
+    "{both} --vocab-size 1": "--vocab-size 1 must be at least 5",
+    "{both} --vocab-size 3000000000": "--vocab-size 3000000000 must be at least 5 and below 1e+09",
+    "{both} --vocab-size 500 300": "--vocab-size 500 and 300: two sizes need joint = false (--separate)",
+    "{both} --character-coverage 0.5": "--character-coverage 0.5 must be from 0.98 to 1",
     "{both} --weight train=inf": "must be above zero and finite",
     "{both} --keep utf8": "invalid choice: 'utf8'",
     "{both} --tag 'bt=<bt>'": "tags names corpus 'bt'; the corpora are train",
@@ -367,13 +390,15 @@ BAD_INPUT = {
     "{both} --weight train=-1": "must be above zero",
     "{both} --codes x y z": "codes takes one value for both sides",
     "{both} --pretokenizer mecab": "invalid choice: 'mecab'",
+    "{both} --source-lang=": "--source-lang '' is not a language code, such as en",
+    "{both} --target-lang a/b": "--target-lang 'a/b' is not a language code, such as en",
     "{both} --tokenizer nowhere": "nowhere does not exist",
-    "{both} --hold-out 11": "hold_out = 11 is more than a fifth of the 50 pairs of {en} and {de}; hold out fewer",
+    "{both} --hold-out 11": "--hold-out 11 is more than a fifth of the 50 pairs of {en} and {de}; hold out fewer",
     "--source {blank} --target {de} --hold-out 5": "of 20 pairs of {blank} and {de} that were tried only 0 are clean",
-    "{both} --hold-out 0": "hold_out = 0 must be at least 1",
-    "{both} --hold-out 5 --valid-source {en} --valid-target {de}": "from the training text: omit it, or valid_source",
-    "--source /dev/null --target {de} --hold-out 5": "/dev/null is not a regular file; hold_out reads the text twice",
-    "{both} --workers -1": "workers = -1 must be at least 1",
+    "{both} --hold-out 0": "--hold-out 0 must be at least 1",
+    "{both} --hold-out 5 --valid-source {en} --valid-target {de}": "from the training text: omit it, or --valid-source",
+    "--source /dev/null --target {de} --hold-out 5": "/dev/null is not a regular file; --hold-out reads the text twice",
+    "{both} --workers -1": "--workers -1 must be at least 1",
     "{both} --no-such-option 3": "see deepnmt prepare --help",
     "--corpus ../up {en} {de}": "corpus name '../up'",
     "--corpus a {en} {de} --corpus a {en} {de}": "two corpora have the same name",

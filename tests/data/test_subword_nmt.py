@@ -1,5 +1,6 @@
 import io
 from array import array
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,53 @@ def test_segments_are_those_of_subword_nmt(header: bool) -> None:
         assert ours.segment(word)[0] == theirs.segment_tokens([word])
 
     agree()
+
+
+def plain_segments(merges: list[str], word: str, skips: list[int]) -> tuple[list[str], int]:
+    """Rounds over the whole word: every occurrence of the best pair merges, unless it is skipped in this round."""
+    ranks = {tuple(merge.split()): rank for rank, merge in reversed(list(enumerate(merges)))}
+    symbols, count = [*word[:-1], f"{word[-1]}</w>"], 0
+    while True:
+        kept: set[int] = set()
+        best = -1
+        for rank, i in sorted((ranks[pair], i) for i, pair in enumerate(pairwise(symbols)) if pair in ranks):
+            if kept and rank != best:
+                break
+            if count not in skips:
+                kept, best = kept | {i}, rank
+            count += 1
+        if not kept:
+            return [f"{symbol}@@" for symbol in symbols[:-1]] + [symbols[-1].removesuffix("</w>")], count
+        merged, i = [], 0
+        while i < len(symbols):
+            merged.append("".join(symbols[i : i + 1 + (i in kept)]))
+            i += 1 + (i in kept)
+        symbols = merged
+
+
+SYMBOL = st.text(st.sampled_from("ab"), min_size=1, max_size=4)
+
+
+@given(
+    st.lists(st.tuples(SYMBOL, SYMBOL, st.sampled_from(["", "</w>"])), min_size=1, max_size=12),
+    st.text(st.sampled_from("ab"), min_size=1, max_size=24),
+    st.sets(st.integers(0, 20)).map(sorted),
+)
+def test_the_queue_of_merges_segments_as_rounds_over_the_word_do(
+    merges: list[tuple[str, str, str]], word: str, skips: list[int]
+) -> None:
+    lines = [f"{left} {right}{end}" for left, right, end in merges]
+    assert Codes(["#version: 0.2", *lines]).segment(word, skips) == plain_segments(lines, word, skips)
+
+
+def test_a_long_word_with_many_merges_is_segmented_in_reasonable_time() -> None:
+    letters = [chr(0x20000 + i) for i in range(40_000)]  # 20,000 rounds over 40,000 symbols would take minutes
+    codes = Codes(
+        ["#version: 0.2", *(f"{left} {right}" for left, right in zip(letters[::2], letters[1::2], strict=True))]
+    )
+    segmented, merges = codes.segment(f"{''.join(letters)}.")
+    assert segmented[:2] == [f"{letters[0]}{letters[1]}@@", f"{letters[2]}{letters[3]}@@"]
+    assert (len(segmented), merges) == (20_001, 20_000)
 
 
 def tokenizer(min_frequency: int = 1) -> Tokenizer:

@@ -48,10 +48,10 @@ def test_depths_change_one_side_at_a_time():
 
 
 def test_training_speed_is_json_without_nan(capsys):
-    assert (
-        main(["bench", "train", "en-de-pre-base", *TINY, "--tokens", "64", "--steps", "1", "--device", "cpu", "--json"])
-        == 0
-    )
+    command = ["bench", "train", "en-de-pre-base", *TINY, "--tokens", "64", "--steps", "1", "--device", "cpu"]
+    assert main(command) == 0
+    assert capsys.readouterr().out.splitlines()[0].endswith("64 tokens per step, plain torch")
+    assert main([*command, "--json"]) == 0
     report = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert report["tokens_per_second"] > 0 and report["memory_gib"] == 0
 
@@ -61,7 +61,11 @@ def test_training_speed_is_json_without_nan(capsys):
     [
         (["generate", "en-de-pre-bas"], "did you mean en-de-pre-base"),
         (["train", "en-de-pre-base", "--precision", "int8"], "training.precision is 'int8', not one of"),
-        (["generate", "en-de-pre-base", "--beam", "0"], "beam = 0 must be at least 1"),
+        (["generate", "en-de-pre-base", "--beam", "0"], "--beam 0 must be at least 1"),
+        *(
+            ([mode, "en-de-pre-base", "model.share_embeddings=false", "model.source_vocab_size=4"], "leaves no symbols")
+            for mode in ("train", "generate")
+        ),
         (["generate", "en-de-pre-base", "--encoder-layers", "0"], "num_layers = 0 must be at least 1"),
         (["generat", "en-de-pre-base"], "argument mode: invalid choice: 'generat'"),
     ],

@@ -21,7 +21,12 @@ def test_file_chunks_are_all_lines_in_order(tmp_path):
     assert list(file_chunks(path, 2)) == chunks
     assert list(file_chunks(path, 2, done=2)) == chunks[1:]
     assert [list(file_chunks(path, 2, done, rank=0, world_size=2)) for done in (0, 2)] == [chunks[::2], chunks[2:]]
-    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("content", [b"", gzip.compress(b""), b"\xef\xbb\xbf"], ids=["plain", "gzip", "only a mark"])
+def test_an_empty_file_has_no_chunks_compressed_or_not(tmp_path, content):
+    path = tmp_path / "text.gz"
+    path.write_bytes(content)
     assert list(file_chunks(path, 2)) == []
 
 

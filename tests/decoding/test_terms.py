@@ -1,13 +1,17 @@
 """Translations with terms: every one of them, at the best place, whatever else is in the batch."""
 
 import math
+import random
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from digits import digit_tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_terms import plain_term_search
 from tables import EOS, Table
 
 import deepnmt
@@ -103,6 +107,58 @@ def test_company_and_stopping_early_change_nothing(seed: int, terms: list[list[P
     assert together == run(table, terms, SearchConfig(beam=3, nbest=2, patience=patience, stop_early=False))
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_the_search_is_the_plain_one_alone_and_in_any_company(seed: int) -> None:
+    draw = random.Random(seed)
+    for _ in range(15):
+        check_search(draw)
+
+
+def check_search(draw: random.Random) -> None:
+    """Several terms, also equal and overlapping ones, with windows, prefixes, lengths, repetition and patience."""
+    num_words, beam, count = draw.choice([2, 3, 4, 9]), draw.randint(1, 5), draw.choice([1, 2, 4])
+    table = Table(draw.randrange(10**6), num_words, draw.choice([0.5, 1.5, 3.0, 6.0]))
+
+    def word() -> int:
+        return draw.randint(3, 2 + num_words)
+
+    def term() -> Term:
+        symbols = tuple(word() for _ in range(draw.choice([1, 1, 2, 3])))
+        first = draw.choice([0, 0, draw.randint(0, 4)])
+        return Term(symbols, first, draw.choice([sys.maxsize, first + draw.randint(0, 3)]))
+
+    terms = [[term() for _ in range(draw.choice([1, 1, 2, 3]))] for _ in range(count)]
+    for of_sentence in terms:
+        if draw.random() < 0.2:
+            of_sentence.append(of_sentence[0])
+    config = SearchConfig(
+        beam=beam,
+        nbest=draw.randint(1, beam),
+        length_penalty=draw.choice([-0.3, 0.0, 0.6, 1.0]),
+        patience=draw.choice([0.5, 1.0, 2.0, math.inf]),
+        stop_early=draw.random() < 0.7,
+    )
+    limits = {"min_length": draw.choice([0, 0, 2, 4]), "no_repeat_ngram": draw.choice([0, 0, 0, 2])}
+    longest = [draw.randint(1, 8) for _ in range(count)]
+    prefixes = [[word() for _ in range(draw.choice([0, 0, 1, 3]))] for _ in range(count)]
+    shrinking = draw.choice([1, 2, 4]), draw.choice([0.0, 0.8, 1.0])
+
+    def run(sentences: list[int]) -> list[list[Found]]:
+        prefix = prefix_table([prefixes[i] for i in sentences])
+        rules = Rules(
+            max_lengths=torch.tensor([longest[i] for i in sentences]), eos=EOS, banned=(0, 1), prefix=prefix, **limits
+        )
+        growing = TermBeams(rules, config, [terms[i] for i in sentences])
+        return search(table.step, table.start(sentences, growing.last.shape[1]), growing, *shrinking)
+
+    together = run([*range(count)])
+    assert together == [run([i])[0] for i in range(count)]
+    for i, found in enumerate(together):
+        expected = plain_term_search(table, i, terms[i], config, longest[i], prefixes[i], **limits)
+        assert [hypothesis.symbols for hypothesis in found] == [symbols for _, symbols in expected]
+        assert [hypothesis.score for hypothesis in found] == pytest.approx([score for score, _ in expected], abs=1e-4)
+
+
 @settings(deadline=None, max_examples=40)
 @given(seed=st.integers(0, 10**6), symbols=st.lists(words, min_size=1, max_size=2), first=st.integers(0, 3))
 def test_a_term_begins_in_its_window_unless_the_model_says_it_earlier(
@@ -146,6 +202,26 @@ def test_terms_are_whole_words_in_any_case_and_the_longest_counts() -> None:
     assert terms.source.decode(ids[rendering.source]) == "eins"
 
 
+@pytest.mark.parametrize(
+    ("term", "text", "is_found"),
+    [
+        ("घर", "घरों में", False),  # a vowel sign continues the word
+        ("घर", "घर में", True),
+        ("cafe", "cafe\u0301", False),
+        ("caf\u00e9", "ein cafe\u0301 da", True),
+        ("cafe\u0301", "ein CAF\u00c9 da", True),
+        ("i", "İİ", False),
+        ("eins", "İ İ eins", True),
+    ],
+)
+def test_accents_and_vowel_signs_belong_to_words(term: str, text: str, is_found: bool) -> None:
+    terms = glossary({term: "zwei"})
+    found = terms.in_text(text)
+    assert bool(found) == bool(terms.own_in(text) and found) == is_found
+    if text.endswith("eins"):
+        assert terms.source.decode(terms.source.encode(text)[found[0].source]) == "eins"
+
+
 def test_languages_without_spaces_have_no_whole_words() -> None:
     assert glossary({"eins": "zwei"}, source="ja").in_text("keinst")
 
@@ -155,6 +231,12 @@ def test_a_term_that_the_model_cannot_spell_is_refused() -> None:
         glossary({"eins": "Ω"})
     with pytest.raises(InputError, match="must not be empty"):
         glossary({"eins": " "})
+    with pytest.raises(InputError, match="the term 'EINS' has two translations"):
+        glossary({"eins": "zwei", "EINS": "drei"})
+    with pytest.raises(InputError, match="must be strings, not 'eins' and 3"):
+        glossary({"eins": 3})
+    with pytest.raises(InputError, match=r"terms must be a dictionary of terms and translations, not \['eins'\]"):
+        glossary(["eins"])
 
 
 def test_translations_contain_the_terms_of_their_text_alone(digits_model: Path) -> None:
@@ -173,6 +255,24 @@ def test_translations_contain_the_terms_of_their_text_alone(digits_model: Path) 
     assert "null" in translator.translate(texts, terms={"zwei": "null"}, beam=1)[0]
     with pytest.raises(InputError, match="terms need a beam search"):
         translator.translate(texts, terms={"zwei": "null"}, sampling=True)
+
+
+def test_the_search_for_terms_is_cut_into_batches_of_few_rows(
+    digits_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    translator, texts = Translator(digits_model), ["eins zwei", "zwei", "drei zwei vier", "eins", "vier zwei"]
+    terms, rows = {"zwei": "null", "eins": "null acht"}, []
+    expected = translator.translate(texts, terms=terms)
+
+    def observed(self: TermBeams, *arguments: Any) -> None:
+        original(self, *arguments)
+        rows.append(self.last.numel())
+
+    original = TermBeams.__init__
+    monkeypatch.setattr(TermBeams, "__init__", observed)
+    monkeypatch.setattr("deepnmt.decoding.translator.TERM_ROWS", {"cpu": 20})
+    assert translator.translate(texts, terms=terms) == expected
+    assert len(rows) > 1 and max(rows) <= 20
 
 
 def test_terms_that_the_rules_forbid_are_left_out_with_a_warning(digits_model: Path) -> None:
@@ -206,6 +306,7 @@ def test_terms_from_a_file(digits_model: Path, tmp_path: Path) -> None:
         ("eins\tzwei\n\tzwei\n", "line 2: expected a source term"),
         ("eins\tzwei\tdrei\n", "line 1: expected a source term"),
         ("eins\tzwei\neins\tdrei\n", "line 2: 'eins' has another translation"),
+        ("eins\tzwei\nEins\tdrei\n", "line 2: 'Eins' has another translation"),
     ],
 )
 def test_a_file_of_terms_is_refused_by_line(content: str, message: str, tmp_path: Path) -> None:

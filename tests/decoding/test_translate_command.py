@@ -16,7 +16,7 @@ import torch
 from digits import digit_tokenizers, reversed_digits, tiny_model
 
 import deepnmt
-from deepnmt.api.backtranslate import _merge_if_last
+from deepnmt.api.synthetic import _merge_if_last
 from deepnmt.cli import main
 from deepnmt.data.tokenizer import LanguageTags, Tokenizer, TokenizerPair
 from deepnmt.decoding.translator import Translator
@@ -210,16 +210,16 @@ def test_invalid_input_is_translated_with_a_warning_that_names_the_line(digits_m
     [
         (["/nowhere"], "the model folder /nowhere does not exist"),
         (["MODEL", "--input", "/nowhere.txt"], "/nowhere.txt does not exist"),
-        (["MODEL", "--beam", "0"], "beam = 0 must be at least 1"),
+        (["MODEL", "--beam", "0"], "--beam 0 must be at least 1"),
         (["MODEL", "--beam", "x"], "argument --beam: invalid int value"),
         (["MODEL", "--precision", "int3"], "precision 'int3' is not known"),
         (["MODEL", "--threads", "0"], "threads must be at least 1"),
-        (["MODEL", "--chunk", "0"], "chunk = 0 must be at least 1"),
+        (["MODEL", "--chunk", "0"], "--chunk 0 must be at least 1"),
         (["MODEL", "--input", "SOURCE", "--output", "SOURCE"], "is an input: name another file"),
         (["MODEL", "--prefixes", "SOURCE", "--output", "SOURCE"], "is an input: name another file"),
         (["MODEL", "--input", "SOURCE", "--output", "/"], "/ is a folder"),
         (["MODEL", "--nbest", "9"], "nbest must be between 1 and the beam (4), not 9"),
-        (["MODEL", "--top-k", "9"], "top_k = 9 has no effect without sampling"),
+        (["MODEL", "--top-k", "9"], "--top-k 9 has no effect without sampling"),
         (["MODEL", "--device", "meta"], "device meta does not work here"),
     ],
 )
@@ -282,7 +282,7 @@ def test_ranks_that_finish_together_leave_nothing_unmerged(tmp_path):
         (["nowhere", "--out", "new/bt"], "nowhere does not exist"),
         (["mono.de", "--out", "mono"], "--out mono would overwrite mono.de"),
         (["mono.de", "--out", "taken"], "taken.en is a folder"),
-        (["mono.de", "--out", "new/bt", "--chunk", "0"], "chunk = 0 must be at least 1"),
+        (["mono.de", "--out", "new/bt", "--chunk", "0"], "--chunk 0 must be at least 1"),
         (["mono.de", "--out", "new/bt", "--temperature", "-1"], "temperature"),
         (["mono.de", "--out", "new/bt", "--beam", "4", "--temperature", "0.5"], "has no effect without sampling"),
         (["mono.de", "--out", "new/bt", "--target-lang", "fr"], "the model has no target language 'fr' (it has en)"),

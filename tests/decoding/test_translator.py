@@ -1,9 +1,11 @@
 """From text to text: what a user of `Translator` may rely on."""
 
 import json
+import math
 import pickle
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,6 +24,7 @@ from deepnmt.decoding.search import Beams, search
 from deepnmt.decoding.translator import Translator
 from deepnmt.errors import InputError
 from deepnmt.model.storage import load_model, save_model
+from deepnmt.model.transformer import Transformer
 
 PAIRS = reversed_digits(60, seed=77_777)
 SOURCES, TARGETS = map(list, zip(*PAIRS, strict=True))
@@ -266,9 +269,80 @@ def test_an_ensemble_of_strangers_is_refused_by_name(digits_model, tmp_path):
         Translator([digits_model, other])
 
 
+def changed(digits_model, folder, change):
+    """A copy of the model after `change`."""
+    shutil.copytree(digits_model, folder)
+    model = load_model(digits_model)
+    with torch.no_grad():
+        model = change(model) or model
+    save_model(folder, model)
+    return folder
+
+
+def with_more_rows(model, count=70):
+    """Rows that the tokeniser has no pieces for, one of which the model prefers to all others."""
+    size = model.config.target_vocab_size
+    larger = Transformer(replace(model.config, source_vocab_size=size + count, target_vocab_size=size + count))
+    rows = 100 * torch.randn(count, model.config.decoder.dim, generator=torch.Generator().manual_seed(1))
+    state = {name: torch.cat([w, rows]) if len(w) == size else w for name, w in model.state_dict().items()}
+    larger.load_state_dict(state)
+    return larger.eval()
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"beam": 1}, {"sampling": True, "seed": 3}, {"terms": {"eins": "null"}}], ids=str
+)
+def test_output_rows_without_a_piece_are_never_chosen(digits_model, tmp_path, settings):
+    folder = changed(digits_model, tmp_path / "larger", with_more_rows)
+    translator = Translator(folder)
+    logits = load_model(folder)(torch.tensor([[5, EOS]]), torch.tensor([[EOS]]))
+    assert logits.argmax() >= translator.tokenizers[0].target.vocab_size
+    assert translator.translate(SOURCES[:3], **settings)
+    with pytest.raises(InputError, match=r"digits has \d+ output rows, but .*larger has \d+: no ensemble of the two"):
+        Translator([folder, digits_model])
+
+
+def test_weights_that_are_not_numbers_are_refused_by_name(digits_model, tmp_path):
+    def spoil(model):
+        model.encoder.layers[0].feed_forward.expand.weight[3, 4] = math.nan
+
+    folder = changed(digits_model, tmp_path / "spoiled", spoil)
+    message = r"spoiled: not all weights of encoder.layers.0.feed_forward.expand.weight are numbers \(NaN\)"
+    with pytest.raises(InputError, match=message):
+        Translator(folder)
+
+
+@pytest.mark.parametrize("settings", [{}, {"beam": 1}, {"sampling": True}], ids=str)
+def test_an_output_that_is_not_a_number_is_named_with_its_model(digits_model, tmp_path, settings):
+    def overflow(model):
+        model.decoder.final_norm.weight.mul_(1e20)
+        model.output_weight.mul_(1e20)
+
+    folder = changed(digits_model, tmp_path / "huge", overflow)
+    with pytest.raises(InputError, match=r"huge: the model's output for 'neun .*…' is not a number \(NaN\)"):
+        Translator(folder).translate(["", "neun " * 20], **settings)
+    with pytest.raises(InputError, match="huge: the model's output for 'neun' is"):
+        Translator([digits_model, folder]).translate(["neun"])
+    in_training = Translator.of(load_model(folder), TokenizerPair.load(folder))
+    with pytest.warns(UserWarning, match="text 1 has no translation"):
+        assert in_training.translate(["neun"], **settings) == [""]
+
+
+def test_no_memory_is_allocated_for_absurd_lengths(translator):
+    for settings in ({"max_length": 10**12}, {"max_length_ratio": 1e12}, {"max_length_extra": 10**12}):
+        assert translator.translate(SOURCES[:1], beam=2, **settings) == TARGETS[:1]
+
+
+def test_patience_counts_at_beam_one(unsure):
+    found = [unsure.translate_nbest(SOURCES, beam=1, patience=patience) for patience in (1.0, 50.0)]
+    assert found[0] != found[1]
+    assert all(long[0].score >= short[0].score for short, long in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"sampling": True, "patience": 2.0}, "patience = 2.0 has no effect with sampling"),
         ({"bean": 4}, "unknown setting bean; did you mean beam?"),
         ({"beam": "four"}, "beam must be a whole number, not 'four'"),
         ({"beam": 2, "nbest": 3}, "nbest must be between 1 and the beam"),

@@ -270,7 +270,7 @@ class TestRefusals:
         assert refusal(tmp_path, stored) == "FILE: decoder_attention_heads = [4] is not a number"
 
     def test_tensors_of_another_rank(self, tmp_path, stored):
-        for name, rank in {"decoder.layers.0.fc1.weight": 2, "encoder.history.weight": 3}.items():
+        for name, rank in {"decoder.layers.0.fc2.weight": 2, "encoder.history.weight": 3}.items():
             wrong = {**stored, "model": stored["model"] | {name: torch.tensor(1.0)}}
             assert refusal(tmp_path, wrong) == f"FILE: {name} has 0 dimensions instead of {rank}"
         name = "decoder.layers.0.encoder_attn.in_proj_bias"
@@ -318,7 +318,7 @@ class TestRefusals:
         for name in ("nowhere.pt", "nowhere.npz"):
             with raises(InputError, match=f"{name} does not exist"):
                 convert_dlcl(tmp_path / name)
-        with raises(InputError, match="cannot be loaded safely"):
+        with raises(InputError, match="is a folder; name the checkpoint in it"):
             convert_dlcl(tmp_path)
 
     def test_npz_of_something_else(self, tmp_path):

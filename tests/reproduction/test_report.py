@@ -211,6 +211,12 @@ def test_the_budget_is_that_of_the_experiment():
     assert "Every arm" not in text(report(content, two_arms.TWO))
 
 
+def test_runs_of_an_arm_that_was_never_started_are_not_counted_as_unfinished(blocks):
+    waiting = [run_of("DLCL", seed) | {"train": None} for seed in (1, 2)]
+    built = text(blocks([run_of("plain", 1, 40.0), run_of("plain", 2) | {"train": None}, *waiting]))
+    assert "Not run yet: DLCL." in built and "1 of 2 runs are not finished: plain, seed 2." in built
+
+
 def test_a_mean_is_over_every_test_set_or_not_there(blocks):
     """As when a test set was added and the study stopped before every run had translated it."""
     runs = [run_of("plain", 1, 40.0), run_of("plain", 2, 40.0), run_of("DLCL", 1, 42.0)]

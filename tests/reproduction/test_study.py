@@ -1,5 +1,7 @@
 """A study from end to end: killed in the middle, gone on with, scored later, reported; and what it refuses."""
 
+import errno
+import fcntl
 import json
 import re
 import shutil
@@ -332,7 +334,7 @@ def test_refusals(place, tmp_path, capsys):
         ),
         (["--report-only", str(tmp_path / "bad")], "bad/study.json has no 'fixed': it is damaged"),
         (["two", *data, "--out", str(tmp_path / "bad" / "study.json"), "--scale", "tiny"], "exists and is not a study"),
-        (["two", *data, "--out", str(tmp_path / "x"), "--minutes", "-3"], "minutes = -3.0 must be above 0"),
+        (["two", *data, "--out", str(tmp_path / "x"), "--minutes", "-3"], "--minutes -3.0 must be above 0"),
         (
             ["two", *data, "--out", str(tmp_path / "x"), "--arms", "dlcl"],
             "--arms 'dlcl' matches none of 'plain', 'DLCL'",
@@ -351,6 +353,7 @@ def test_the_list_names_everything(capsys):
     out = capsys.readouterr().out
     for name in ("table1", "table7", "figure6", "headline", "multi30k-tiny", "full", "europarl"):
         assert f"  {name} " in out
+    assert "(1 arm)" in out and "(1 arms)" not in out
 
 
 @fixture
@@ -403,6 +406,17 @@ def test_a_run_that_another_process_has_claimed_is_left_to_it(tmp_path, fake_set
     with _claim(setup.study.runs / run.name):
         work([run], setup)
     assert "left to other processes: 1 of 1 runs" in capsys.readouterr().err
+
+
+def test_runs_are_claimed_where_the_file_system_has_no_locks(tmp_path, monkeypatch):
+    def unsupported(descriptor, operation):
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with _claim(tmp_path) as mine, _claim(tmp_path) as another:
+        assert (mine, another) == (True, False)
+    with _claim(tmp_path) as again:
+        assert again
 
 
 def test_a_run_of_which_only_small_files_were_copied_is_done_if_it_was_decoded(tmp_path):

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import numpy as np
+from phrasebook import phrase_tokenizers
 
 from deepnmt.decoding.alignment import Alignment
+from deepnmt.decoding.glossary import Glossary
 from deepnmt.decoding.translator import Hypothesis
 from deepnmt.serving.limits import Limits
 from deepnmt.serving.models import Models, ServedModel
@@ -34,13 +36,16 @@ class Shouter:
         self.free.set()
         self.entered = threading.Event()
 
-    def translate_nbest(self, texts, *, warn, keep_placeholders, beam, length_penalty, nbest, alignments):
+    def translate_nbest(self, texts, *, warn, keep_placeholders, beam, length_penalty, nbest, alignments, terms):
         self.calls.append((list(texts), {"beam": beam, "length_penalty": length_penalty, "nbest": nbest}))
         self.entered.set()
         assert self.free.wait(30)
         if any("poison" in text for text in texts):
             raise FloatingPointError("poison")
         return [[self._said(text, rank, alignments) for rank in range(nbest)] for text in texts]
+
+    def glossary(self, terms, max_symbols):
+        return Glossary(terms, phrase_tokenizers(), max_symbols)
 
     def _said(self, text, rank, alignments):
         said = text.upper() + "!" * rank

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -40,6 +41,7 @@ def phrases(count: int, seed: int) -> list[tuple[str, str]]:
     return pairs
 
 
+@cache
 def phrase_tokenizers() -> TokenizerPair:
     words: Counter[str] = Counter()
     for pair in phrases(600, seed=0):

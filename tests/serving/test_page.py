@@ -164,6 +164,29 @@ def test_everything_can_be_reached_with_the_keyboard(browser, phrase_address):
     assert browser.evaluate(TEXT) == f"Das Haus ist alt. {chosen}"
 
 
+def test_terms_change_the_translation_once_their_line_is_complete(browser, phrase_address):
+    browser.open(phrase_address)
+    browser.type("The house is old.")
+    says(browser, "Das Haus ist alt.")
+    browser.point("#glossary summary", click=True)
+    browser.point("#terms", click=True)
+    browser.type("house")
+    browser.type(" =")
+    assert browser.evaluate("document.getElementById('source').value") == "The house is old."
+    browser.type("  Kirche ")
+    browser.wait(f"{TEXT}.includes('Kirche')")
+    browser.type("\n# nothing\ngarden = ")
+    assert "Kirche" in browser.evaluate(TEXT)
+    browser.type("Garten\nHOUSE=Haus")
+    told = browser.wait("document.getElementById('problem').textContent")
+    assert told.startswith("Translation failed: the term 'HOUSE' has two translations")
+    browser.evaluate("document.getElementById('terms').select()")
+    browser.type(" ")
+    says(browser, "Das Haus ist alt.")
+    assert browser.evaluate("document.getElementById('problem').hidden")
+    browser.wrong.clear()
+
+
 def test_a_long_text_appears_sentence_by_sentence(browser, shouting):
     app, address = shouting
     patient = service(app).models[0].translator

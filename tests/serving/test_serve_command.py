@@ -154,23 +154,32 @@ def test_a_folder_may_have_an_equals_sign_and_a_name_a_slash(phrase_folder, tmp_
     [
         (["nowhere"], "nowhere is not a MODEL folder"),
         (["{model}", "{model}"], "two models are called en-de: rename one, as in other={model}"),
-        (["{model}", "--timeout", "0"], "timeout = 0.0 must be at least 1"),
+        (["{model}", "--timeout", "0"], "--timeout 0.0 must be at least 1"),
         (["{model}", "--grace", "-1"], "--grace must be at least 0, not -1"),
         (
             ["{model}", "--allow-origin", "https://a.org/"],
             "--allow-origin must be * or an origin such as https://example.org, not https://a.org/",
         ),
-        (["{model}", "--threads", "0"], "threads must be at least 1, not 0"),
+        (["{model}", "--terms", "missing.tsv"], "missing.tsv does not exist"),
+        (["{model}", "--terms", "de-fr={terms}"], "--terms de-fr={terms}: no model translates de-fr"),
+        (["{model}", "--terms", "{terms}", "--max-characters", "0"], "--max-characters 0 must be at least 1"),
+        (["{model}", "--terms", "{bad}"], "{bad}, line 1: expected a source term, a tab and its translation"),
+        (["{model}", "--terms", "en-de={long}"], "en-de={long}: the translation of the term 'house' has "),
+        (["{model}", "--threads", "0"], "--threads must be at least 1, not 0"),
         (["{model}", "--port", "99999"], "cannot listen on port 99999: choose a --port from 0 to 65535"),
         (["{model}", "--host", "no such host"], "cannot listen on no such host port 8000"),
     ],
 )
-def test_what_cannot_be_served_is_refused_in_a_sentence(phrase_folder, capsys, monkeypatch, arguments, message):
-    given = [argument.format(model=phrase_folder) for argument in arguments]
+def test_what_cannot_be_served_is_refused_in_a_sentence(phrase_folder, tmp_path, capsys, arguments, message):
+    files = {"terms": "house\tHaus\n", "bad": "house\n", "long": "house\t" + "xyz " * 30}
+    for name, content in files.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    places = {"model": phrase_folder, **{name: tmp_path / name for name in files}}
+    given = [argument.format(**places) for argument in arguments]
     port = [] if "--port" in given or "--host" in given else ["--port", "0"]
     assert main(["serve", *given, *port]) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"deepnmt: {message.format(model=phrase_folder)}")
+    assert error.startswith(f"deepnmt: {message.format(**places)}")
     assert error.count("\n") == 1
 
 

@@ -5,15 +5,20 @@ import json
 import re
 import sys
 from functools import cache
+from types import SimpleNamespace
 from urllib.parse import urlencode
 
 from asking import Shouter, ask, asking, post, service, shouting_app
+from phrasebook import phrase_tokenizers
 from pytest import fixture, mark
 
+from deepnmt.decoding.glossary import Glossary
 from deepnmt.decoding.placeholders import lacks_placeholders
+from deepnmt.decoding.term_search import TermBeams
+from deepnmt.errors import InputError
 from deepnmt.serving import libretranslate
 from deepnmt.serving.limits import Limits
-from deepnmt.serving.models import Models, ServedModel, load_models
+from deepnmt.serving.models import Models, ServedModel, ServedTerms, _languages, load_models
 from deepnmt.serving.prometheus import Metrics
 from deepnmt.serving.server import PAGE, create_app
 from deepnmt.serving.service import WINDOW
@@ -512,6 +517,78 @@ def test_a_model_with_many_languages():
     assert refused.json()["error"].endswith("available: many (3 languages to 3 languages)")
 
 
+@mark.parametrize(
+    ("fields", "source", "target"),
+    [
+        ({}, "eng_Latn", "deu_Latn"),
+        ({"target": "en"}, "deu_Latn", "eng_Latn"),
+        ({"source": "de"}, "deu_Latn", "eng_Latn"),
+        ({"source": "en"}, "eng_Latn", "deu_Latn"),
+    ],
+)
+def test_of_two_languages_the_one_that_is_not_named_is_the_other(fields, source, target):
+    answer = post(polyglot_app("eng_Latn", "deu_Latn"), {"text": "x", **fields}).json()
+    assert (answer["source"], answer["target"]) == (source, target)
+
+
+def test_among_many_languages_a_model_is_never_asked_to_translate_one_into_itself():
+    codes = ("eng_Latn", "deu_Latn", "jpn_Jpan")
+    app = polyglot_app(*codes)
+    for fields, side, code in (({"target": "en"}, "source", "eng_Latn"), ({"source": "de"}, "target", "deu_Latn")):
+        answer = post(app, {"text": "x", **fields})
+        expected = f"name the {side} language too: many has 2 others than {code}"
+        assert (answer.status, answer.json()) == (422, {"error": expected})
+    answer = post(app, {"text": "x", "source": "en", "target": "jpn_Jpan"}).json()  # two kinds of codes
+    assert (answer["source"], answer["target"]) == ("eng_Latn", "jpn_Jpan")
+    same = post(app, {"text": "Hello there.", "source": "en", "target": "eng_Latn"}).json()
+    assert same["translations"][0]["text"] == "Hello there."
+    answer = post(app, {"q": "The house is old, isn't it?", "source": "auto", "target": "en"}).json()
+    assert answer["detectedLanguage"]["language"] == "eng_Latn"
+    assert answer["translatedText"] == "The house is old, isn't it?"
+    # Another model is there for it.
+    served, limits = service(app).models, Limits()
+    served.append(ServedModel("de-en", ("de", "en"), Shouter(), limits, Metrics()))
+    assert post(app, {"text": "x", "target": "en"}).json()["model"] == "de-en"
+
+
+def test_a_model_with_many_languages_that_fails_at_first_is_not_called_failing():
+    class Choosy(Polyglot):
+        def translate_nbest(self, texts, **settings):
+            raise InputError("choose one with --target-lang")
+
+    codes, limits, metrics = ["eng_Latn", "deu_Latn"], Limits(), Metrics()
+    served = ServedModel("many", codes, Choosy(), limits, metrics, (codes, codes))
+    app = create_app(Models([served]), limits, metrics)
+    assert post(app, {"text": "poison"}).status == 500
+    assert ask(app, "GET", "/health").json()["status"] == "ok"
+
+
+@mark.parametrize(
+    ("sources", "targets", "own", "expected"),
+    [
+        (["de", "en", "fr"], ["en"], ("de", "en"), ("de", "en")),
+        (["en", "de", "fr"], ["en"], ("", "en"), ("de", "en")),  # not from English to English
+        (["de", "en", "fr"], ["de", "en", "fr"], ("", ""), ("en", "de")),
+        (["en"], ["de", "en"], ("en", ""), ("en", "de")),
+        (["en"], ["en"], ("en", "en"), ("en", "en")),
+    ],
+)
+def test_the_default_languages_are_two(sources, targets, own, expected):
+    source, target = (SimpleNamespace(language=language) for language in own)
+    assert _languages(SimpleNamespace(source=source, target=target, languages=(sources, targets))) == expected
+
+
+def test_languages_of_two_scripts_have_two_names():
+    app = polyglot_app("zho_Hans", "zho_Hant", "pt", "pt_BR", "srp_Cyrl", "deu_Latn")
+    names = {entry["code"]: entry["name"] for entry in ask(app, "GET", "/languages").json()}
+    assert names == {
+        "zho_Hans": "Chinese (Simplified)", "zho_Hant": "Chinese (Traditional)", "pt": "Portuguese (pt)",
+        "pt_BR": "Portuguese (pt_BR)", "srp_Cyrl": "Serbian", "deu_Latn": "German",
+    }  # fmt: skip
+    settings = ask(app, "GET", "/frontend/settings").json()
+    assert settings["language"]["source"]["name"] == "Chinese (Simplified)"
+
+
 # -- facts
 
 
@@ -615,6 +692,135 @@ def test_placeholders_and_addresses_come_through_where_the_model_alone_loses_the
                 assert not any(lacks_placeholders(text, other["text"]) for other in sentence.get("alternatives", []))
     html = {"q": "<p>The <b>{name}</b> is old.</p>", "target": "de", "format": "html"}
     assert "{name}" in post(real_app, html).json()["translatedText"]
+
+
+# -- terms
+
+
+def texts_of(answer):
+    return [translation["text"] for translation in answer.json()["translations"]]
+
+
+@fixture(scope="module")
+def terms_app(phrase_folder, tmp_path_factory):
+    """A server with a glossary of its own."""
+    file = tmp_path_factory.mktemp("terms") / "terms.tsv"
+    file.write_text("House\tKirche\n", encoding="utf-8")
+    limits, metrics = Limits(max_terms=5, max_term_characters=40, max_term_subwords=8), Metrics()
+    models = load_models([str(phrase_folder)], "cpu", "fp32", limits, metrics, terms=[f"en-de={file}"])
+    yield create_app(models, limits, metrics)
+    models.close()
+
+
+@mark.parametrize("terms", [{"house": "Kirche"}, [["House", "Kirche"], ["HOUSE", "Kirche"]]])
+def test_a_request_brings_terms_of_its_own(real_app, terms):
+    text = "The house is old. The garden is old."
+    (plain,) = texts_of(post(real_app, {"text": text}))
+    assert plain == "Das Haus ist alt. Der Garten ist alt."
+    (found,) = texts_of(post(real_app, {"text": text, "terms": terms}))
+    assert "Kirche" in found and found.endswith("Der Garten ist alt.")
+    lines = post(real_app, {"text": text, "terms": terms, "stream": True, "nbest": 2, "alignments": True}).lines()
+    assert "Kirche" in lines[1]["text"]
+    # Neither is answered with the other from the cache.
+    assert texts_of(post(real_app, {"text": text})) == [plain]
+    assert texts_of(post(real_app, {"text": text, "terms": {"house": "Suppe"}})) != [found]
+
+
+def test_the_servers_terms_apply_to_every_request_and_give_way_to_its_own(terms_app):
+    text = "The house is old."
+    assert "Kirche" in texts_of(post(terms_app, {"text": text}))[0]
+    for form in ("text", "html"):
+        answer = post(terms_app, {"q": text, "target": "de", "format": form}).json()
+        assert "Kirche" in answer["translatedText"]
+    assert texts_of(post(terms_app, {"text": text, "terms": {"house": "Haus"}})) == ["Das Haus ist alt."]
+    both = texts_of(post(terms_app, {"text": ["The house is old.", "The garden is old."], "terms": {"garden": "Haus"}}))
+    assert "Kirche" in both[0] and "Haus" in both[1]
+
+
+def test_sentences_without_a_requests_terms_are_those_of_other_requests(phrase_folder, monkeypatch):
+    limits, metrics = Limits(batch_wait=0), Metrics()
+    models = load_models([str(phrase_folder)], "cpu", "fp32", limits, metrics)
+    app = create_app(models, limits, metrics)
+    submitted, queue, submit = [], models[0].queue, models[0].queue.submit
+    monkeypatch.setattr(queue, "submit", lambda text, options: submitted.append(options) or submit(text, options))
+    text = "The garden is old. The tree was warm."
+    for terms in ({}, {"house": "Kirche"}, {"window": "Kirche", "light": "Haus"}):
+        post(app, {"text": text, "terms": terms})
+    assert 'deepnmt_cached_sentences_total{model="en-de"} 4\n' in metrics.text()
+    assert 'deepnmt_sentences_total{model="en-de"} 2\n' in metrics.text()
+    post(app, {"text": "The city is green. The house is old.", "terms": {"house": "Kirche"}})
+    assert [bool(options.terms) for options in submitted] == [False, False, False, True], "batched with the others"
+    models.close()
+
+
+@mark.parametrize(
+    ("terms", "status", "message"),
+    [
+        ("house=Haus", 422, "terms must be an object such as"),
+        ({"house": 3}, 422, "terms must be an object such as"),
+        ([["house"]], 422, "terms must be an object such as"),
+        ([["a", "b", "c"]], 422, "terms must be an object such as"),
+        ({"": "Haus"}, 422, "a term and its translation must not be empty: '', 'Haus'"),
+        ({"house": " \n"}, 422, "a term and its translation must not be empty"),
+        ([["house", "Haus"], ["House", "Suppe"]], 422, "the term 'House' has two translations"),
+        ([["house", "Haus"], ["house", "Suppe"]], 422, "the term 'house' has two translations"),
+        ({f"t{i}": "Haus" for i in range(6)}, 413, "6 terms are more than the 5 of one request"),
+        ({"house": "x" * 41}, 413, "a term has 41 characters, more than 40"),
+        ({"house": "qxzqxzqxzqxzqxz"}, 422, "the translation of the term 'house' has "),
+        ({"\ud800": "\udfff"}, 200, None),
+    ],
+    ids=str,
+)
+def test_bad_terms_are_refused_in_a_sentence(terms_app, terms, status, message):
+    answer = post(terms_app, {"text": "The house is old.", "terms": terms})
+    assert answer.status == status
+    assert message is None or answer.json()["error"].startswith(message)
+    assert service(terms_app).requests == 0
+
+
+def test_the_beam_for_the_terms_of_a_sentence_is_bounded(terms_app, monkeypatch):
+    widths = []
+    original = TermBeams.__init__
+
+    def observed(self, rules, config, terms):
+        original(self, rules, config, terms)
+        widths.append(self.last.shape[1])
+
+    monkeypatch.setattr(TermBeams, "__init__", observed)
+    terms = {"old": "Suppe", "is": "Garten war", "the": "hell grün", "garden": "im Sommer"}
+    (found,) = texts_of(post(terms_app, {"text": "The house is old " * 30, "terms": terms}))
+    assert widths and max(widths) <= 4 + 8
+    assert "hell grün" in found
+
+
+class Glossarian(Shouter):
+    """Keeps for which languages it was asked to encode which terms."""
+
+    def __init__(self, asked, pair=None):
+        super().__init__()
+        self.asked, self.pair = asked, pair
+
+    def for_languages(self, source, target):
+        return Glossarian(self.asked, (source, target))
+
+    def glossary(self, terms, max_symbols):
+        self.asked.append((self.pair, terms))
+        return Glossary({}, phrase_tokenizers(), max_symbols)
+
+
+def test_terms_of_a_model_with_many_languages_are_for_those_of_the_request():
+    codes, asked = ["eng_Latn", "deu_Latn", "jpn_Jpan"], []
+    files = [ServedTerms("en-de", {"House": "Haus"}), ServedTerms("", {"Argos": "Argos", "house": "Hut"})]
+    model = ServedModel("many", codes[:2], Glossarian(asked), Limits(), Metrics(), (codes, codes), files)
+    asyncio.run(model.glossary())
+    other = model.for_languages("eng_Latn", "jpn_Jpan")
+    asyncio.run(other.glossary())
+    asyncio.run(other.glossary((("old", "alt"),)))
+    asyncio.run(model.glossary())
+    assert asked == [
+        (("eng_Latn", "deu_Latn"), {"argos": "Argos", "house": "Haus"}),
+        (("eng_Latn", "jpn_Jpan"), {"argos": "Argos", "house": "Hut"}),
+    ]
 
 
 def test_the_learned_weights_are_shown_as_they_are(real_app):

@@ -8,10 +8,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pytest import fixture, mark
 
+from deepnmt.serving.limits import Limits
+from deepnmt.serving.models import load_models
+from deepnmt.serving.prometheus import Metrics
+from deepnmt.serving.server import create_app
+
 REFUSED = {400, 404, 405, 413, 415, 422}
 FIELDS = [
     "text", "q", "model", "source", "target", "beam", "nbest", "length_penalty", "alignments", "stream", "format",
-    "alternatives",
+    "alternatives", "terms",
 ]  # fmt: skip
 KINDS = [
     "", "application/json", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "text/plain",
@@ -87,6 +92,25 @@ def test_any_text_is_answered(app, text, stream):
     if not stream:
         texts = [text] if isinstance(text, str) else text
         assert len(answer.json()["translations"]) == len(texts)
+
+
+@fixture(scope="module")
+def phrase_app(phrase_folder):
+    limits, metrics = Limits(batch_wait=0.0), Metrics()
+    models = load_models([str(phrase_folder)], "cpu", "fp32", limits, metrics)
+    yield create_app(models, limits, metrics)
+    models.close()
+
+
+WORDS = st.one_of(st.sampled_from(["the", "house", "is old", "İ", "ß", "SS", "ﬁ", "{name}", "<unk>", "。"]), TEXT)
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(WORDS, min_size=1, max_size=6), st.lists(st.tuples(WORDS, WORDS), max_size=4), st.integers(1, 3))
+def test_any_terms_of_a_real_model(phrase_app, words, terms, beam):
+    """Some from the text, so that they are looked for and found."""
+    terms += [(words[0], "Garten"), ("house", words[-1])]
+    check(post(phrase_app, {"text": " ".join(words), "terms": terms, "beam": beam, "alignments": beam == 2}))
 
 
 @fuzzed

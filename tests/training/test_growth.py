@@ -97,7 +97,7 @@ def test_a_model_to_start_from_has_the_first_depth(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["training.grow=[6,12]"], "training: grow = [6, 12] needs 1 steps in grow_at, one fewer than depths, not []"),
+        (["training.grow=[6,12]"], "training: grow_at = [] must have one step fewer than grow = [6, 12] has depths"),
         (
             ["training.grow=[6,13]", "training.grow_at=[9]"],
             "training: grow = [6, 13]: a depth must be above the one before",

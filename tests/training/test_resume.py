@@ -231,8 +231,8 @@ def test_tensorboard_curves_have_no_gaps_and_no_doubles(tmp_path):
         job.curves.append(TensorBoard(tmp_path, run.step))
         train(run, job)
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert [event.step for event in events.Scalars("train/loss")] == [3, 6, 9, 12, 15]
-    assert [event.step for event in events.Scalars("gradient_norm/encoder.layers.0")] == [3, 6, 9, 12, 15]
+    assert [event.step for event in events.Scalars("train/loss")] == [3, 6, 9, 10, 12, 15, 16]
+    assert [event.step for event in events.Scalars("gradient_norm/encoder.layers.0")] == [3, 6, 9, 10, 12, 15, 16]
     assert [event.step for event in events.Images("encoder.connection")] == [8, 10, 16]
 
 

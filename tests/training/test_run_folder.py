@@ -230,6 +230,16 @@ def test_pairs_longer_than_learned_positions(tmp_path, layout, capsys, unchanged
     assert "validation pairs exceed model.max_positions = 6" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("changes", "kept"), [({}, 2), ({"save_epochs": False}, 0), ({"average_last": 2}, None)], ids=str
+)
+def test_a_run_says_that_fewer_epochs_will_be_averaged_than_asked_for(tmp_path, capsys, changes, kept):
+    with open_job(tmp_path, replace(SHORT, **{"export": "average", "average_last": 3, **changes})):
+        pass
+    message = f"training.average_last = 3, but only {kept} epoch checkpoints are kept"
+    assert (message in capsys.readouterr().err) == (kept is not None)
+
+
 @pytest.mark.parametrize("has_bf16", [True, False])
 def test_a_run_says_what_it_trains_and_that_bf16_is_slow_here(tmp_path, capsys, monkeypatch, has_bf16):
     monkeypatch.setattr(assembly, "multiplies_bf16", lambda: has_bf16)

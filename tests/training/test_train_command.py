@@ -216,7 +216,7 @@ def test_signals_save_and_end_with_one_sentence(place, number, status):
         ([], "separate", "shares embeddings, but"),
         (["training.wandb_project=x"], "joint", "wandb is not installed"),
         (["batching.max_length=1"], "joint", "nothing to train on"),
-        (["--tokens-per-update", "0"], "joint", "training: tokens_per_update = 0 must be at least 1"),
+        (["--tokens-per-update", "0"], "joint", "training: --tokens-per-update 0 must be at least 1"),
     ],
 )
 def test_refusals_leave_nothing_behind(more, data, message, place, capsys, unchanged):
@@ -364,6 +364,27 @@ def test_lost_worker_is_replaced_and_the_run_resumes_from_its_checkpoint(place):
         assert "all 60 steps are done" in process.output
     assert logged(run, "step") == list(range(5, 61, 5))
     assert losses(run) == pytest.approx(losses(place / "run"), rel=2e-3)
+
+
+def test_a_run_continues_without_the_node_of_its_main_rank(place):
+    """The nodes meet at a store that is on neither of them."""
+    run, port = place / "nodes", free_port()
+    store = small.torch.distributed.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    options = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=2", "--rdzv-backend=c10d", f"--log-dir={place}"]
+    options += [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=nodes"]
+    options.append("--rdzv-conf=is_host=0,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2")
+    words = [*options, *arguments(place, run.name, "training.max_steps=200"), "--resume", "--device", "cpu"]
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(Process(torchrun, words)) for _ in range(2)]
+        wait_for_step(run, 25, nodes[0])
+        left, lost = sorted(nodes, key=lambda node: "step 5/" in node.output)
+        for pid in [*children(lost.pid), lost.pid]:
+            os.kill(pid, signal.SIGKILL)
+        assert left.wait() == 0, left.output
+        assert "resuming from step" in left.output
+    del store
+    assert logged(run, "step") == list(range(5, 201, 5))
+    assert losses(run)[:12] == pytest.approx(losses(place / "run"), rel=2e-3)
 
 
 @pytest.mark.parametrize("victim", [0, 1])

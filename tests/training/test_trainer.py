@@ -23,6 +23,7 @@ from small import (
     without_dropout,
 )
 
+from deepnmt.analysis.learning_curves import read_points
 from deepnmt.data.batching import BatchStream
 from deepnmt.data.collate import Batch
 from deepnmt.model.connections.residual import ResidualConfig
@@ -57,6 +58,17 @@ def test_accumulation_over_four_batches_is_like_one(tmp_path):
         train(run, job)
     assert losses(tmp_path / "one") == pytest.approx(losses(tmp_path / "four"), abs=1e-5)
     assert losses(tmp_path / "one")[-1] < losses(tmp_path / "one")[0] - 0.5
+
+
+@pytest.mark.parametrize("ending", [{"max_steps": 7}, {"max_epochs": 1}], ids=str)
+def test_the_log_covers_the_whole_run_whatever_its_length(tmp_path, ending):
+    config = replace(TRAINING, log_every=5, validate_every=7, **ending)
+    state = run_to_end(tmp_path, config)
+    lines = [line for line in read_log(tmp_path) if line["kind"] == "train"]
+    assert [line["step"] for line in lines] == [*range(5, state.step, 5), state.step]
+    assert all(line["tokens_per_second"] > 0 for line in lines)
+    assert run_to_end(tmp_path / "short", replace(config, log_every=1000)).step == state.step
+    assert read_points(tmp_path / "short")[-1].tokens == sum(line["tokens"] for line in lines)
 
 
 def test_update_is_normalised_by_all_its_tokens(tmp_path):

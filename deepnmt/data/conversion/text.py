@@ -56,6 +56,15 @@ def read_pieces(path: Path) -> list[str]:
     return [processor.id_to_piece(number) for number in range(processor.get_piece_size())]
 
 
+def numbered(symbols: Sequence[str], path: Path) -> tuple[list[str], list[int]]:
+    """The symbols of a vocabulary but the special ones, and the number that each of ours has there; -1: none."""
+    numbers = {symbol: number for number, symbol in enumerate(symbols)}
+    if len(numbers) < len(symbols):
+        raise InputError(f"{path}: a vocabulary lists a symbol twice")
+    pieces = [symbol for symbol in symbols if symbol not in SPECIAL_PIECES]
+    return pieces, [numbers.get(symbol, -1) for symbol in (*SPECIAL_PIECES, *pieces)]
+
+
 def checked_vocabulary(table: Mapping[str, Any], path: Path) -> dict[str, int]:
     if any(type(number) is not int for number in table.values()) or len(set(table.values())) < len(table):
         raise InputError(f"{path} is not a vocabulary: it must map each symbol to a unique number")

@@ -59,6 +59,11 @@ def export(
     model, tokenizers = load_model(folder), TokenizerPair.load(folder)
     check_vocabularies(folder, model.config, tokenizers)
     form.check(model.config, tokenizers)
+    if not tokenizers.source.ending:
+        raise InputError(
+            f"{folder} cannot be exported: exports end every source with </s>, which this model has not seen there; "
+            "train it further (`deepnmt train --from`), or export the model that it was converted from"
+        )
     given = [[*ids, EOS] for ids in tokenizers.source.encode_batch(texts) if ids]
     with replacing(out) as aside:
         aside.mkdir()

@@ -50,7 +50,8 @@ def check(config: ModelConfig, tokenizers: TokenizerPair) -> None:
 
 
 def write(model: Transformer, tokenizers: TokenizerPair, folder: Path, tell: Tell) -> dict[str, Any]:
-    variables = dict(_variables(folded(model)))
+    plain = folded(model)
+    variables = dict(_variables(plain))
     with (folder / "model.bin").open("wb") as file:
         _write_model(file, variables)
     vocabularies = {
@@ -65,7 +66,7 @@ def write(model: Transformer, tokenizers: TokenizerPair, folder: Path, tell: Tel
     settings = {
         "add_source_bos": False,
         "add_source_eos": True,
-        "layer_norm_epsilon": 1e-6 if model.config.norm_kind == "rms" else None,
+        "layer_norm_epsilon": _epsilon(plain.config),
         "multi_query_attention": False,
     }
     tokens = {f"{name}_token": tokenizers.target.pieces[number] for name, number in special.items()}
@@ -74,6 +75,13 @@ def write(model: Transformer, tokenizers: TokenizerPair, folder: Path, tell: Tel
         if isinstance(tokenizer.subwords, SENTENCEPIECE):
             (folder / f"{side}.spm").write_bytes(normalising_model(tokenizer))
     return {}
+
+
+def _epsilon(config: ModelConfig) -> float | None:
+    """One for all norms; that of a folded DeepNorm, which differs between the stacks, hardly matters."""
+    usual = 1e-6 if config.norm_kind == "rms" else None
+    own = {stack.norm_eps for stack in config.stacks.values()}
+    return own.pop() or usual if len(own) == 1 else usual
 
 
 def vocabulary(tokenizer: Tokenizer, size: int) -> list[str]:

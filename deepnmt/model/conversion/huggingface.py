@@ -57,7 +57,7 @@ def read_exported(folder: Path) -> ForeignModel:
             f"{path} has no embed_positions; set model._keys_to_ignore_on_save = None before save_pretrained"
         )
     for positions, first in ((OURS, 2), (MARIANS, 0), (OURS, 0)):
-        if _are_sinusoids(table, positions == OURS, first):
+        if are_sinusoids(table, positions == OURS, first):
             changes |= {"positions": positions, "first_position": first}
             return _read(folder, config, "marian", changes, first)
     raise InputError(f"{path}: embed_positions are not sinusoids")
@@ -74,7 +74,7 @@ def _read(
     state = {name.removeprefix("model."): tensor for name, tensor in state.items()}
     reaches_last = changes.get("positions", OURS) == OURS
     for name, table in state.items():
-        if ".embed_positions." in name and not _are_sinusoids(table, reaches_last, first_position):
+        if ".embed_positions." in name and not are_sinusoids(table, reaches_last, first_position):
             raise InputError(f"{path}: {name} are not the sinusoids of its class")
     changes["scale_embeddings"] = bool(config.get("scale_embedding", model_type != "marian"))
     norm, found = changes.pop("norm"), "pre" if "encoder.layer_norm.weight" in state else "post"
@@ -89,8 +89,10 @@ def _check_settings(folder: Path, config: Mapping[str, Any], wanted: Mapping[str
             raise InputError(f"{folder / CONFIG}: {name} = {config[name]}, but deepnmt supports only {name} = {value}")
 
 
-def _are_sinusoids(table: Tensor, reaches_last: bool, first_position: int) -> bool:
+def are_sinusoids(table: Tensor, reaches_last: bool, first_position: int) -> bool:
     """Check that stored positions equal the computed ones, except for the padding row."""
+    if table.dim() != 2 or table.shape[1] % 2:
+        return False
     sinusoids = SinusoidalPositions(table.shape[1], reaches_last)(torch.arange(len(table)) + first_position)
     differs = (table.float() - sinusoids).abs() > 1e-2  # some are in half precision
     return not differs[2:].any()

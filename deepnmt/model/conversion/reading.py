@@ -3,7 +3,7 @@
 import argparse
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,17 @@ from deepnmt.errors import InputError
 class ForeignModel:
     """A state dict, the settings that its shapes do not show, and our settings implied by the format.
 
-    `rebuild` takes a state dict with fairseq's names.
+    `rebuild` takes a state dict with fairseq's names. `vocabularies` are those of the source and the target, if the
+    checkpoint has them: a symbol per row, the special ones with our names. `source_ends`: the encoder has seen an end
+    symbol.
     """
 
     path: Path
     state: dict[str, Tensor]
     settings: Mapping[str, Any]
     config: dict[str, Any] = field(default_factory=dict)
+    vocabularies: tuple[list[str], list[str]] | None = None
+    source_ends: bool = True
 
     def tensor(self, name: str, rank: int = 2) -> Tensor:
         if name not in self.state:
@@ -73,12 +77,19 @@ def read_arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
         raise InputError(f"{path} is not an .npz of model parameters: {error}") from error
 
 
-class _Meter:
-    """A placeholder for the training statistics that fairseq pickles with the weights."""
+class Placeholder:
+    """Stands for an object of another toolkit in a pickle. It has the object's attributes and does nothing."""
+
+    def __init__(self, *_: Any) -> None: ...
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, dict):
+            self.__dict__ |= state
 
 
+# Training statistics that fairseq pickles with the weights.
 _METERS = [
-    (_Meter, f"{module}.{name}")
+    f"{module}.{name}"
     for module in ("fairseq.meters", "fairseq.logging.meters")
     for name in ("AverageMeter", "TimeMeter", "StopwatchMeter")
 ]
@@ -88,15 +99,21 @@ def read_torch(path: Path) -> ForeignModel:
     """A checkpoint of fairseq or of a fork of it: `model`, a state dict, and its settings in `args`, a Namespace.
 
     Since fairseq 0.10 the settings are under `cfg` and `model`, as a Namespace or a table.
-
-    torch rebuilds tensors, plain containers and the classes named here, and refuses any other name in the pickle.
     """
-    stored = _load(path, [argparse.Namespace, *_METERS])
-    stored = stored if isinstance(stored, dict) else {}
+    stored = read_checkpoint(path, _METERS)
     state, settings = stored.get("model"), _settings(stored)
     if settings is None or not isinstance(state, dict):
         raise InputError(f"{path} is not a fairseq checkpoint: it needs model, and args or cfg")
-    return ForeignModel(path, _tensors(path, state), settings)
+    return ForeignModel(path, tensors_of(path, state), settings)
+
+
+def read_checkpoint(path: Path, replaced: Iterable[str]) -> dict[str, Any]:
+    """The entries of a checkpoint. Objects of the classes `replaced` become placeholders.
+
+    torch rebuilds tensors, plain containers, Namespaces and placeholders, and refuses any other name in the pickle.
+    """
+    stored = _load(path, [argparse.Namespace, *((Placeholder, name) for name in replaced)])
+    return stored if isinstance(stored, dict) else {}
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
@@ -104,7 +121,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     stored = _load(path, [])
     if not isinstance(stored, dict):
         raise InputError(f"{path} is not a state dict")
-    return _tensors(path, stored)
+    return tensors_of(path, stored)
 
 
 def _load(path: Path, classes: list[Any]) -> Any:
@@ -113,13 +130,16 @@ def _load(path: Path, classes: list[Any]) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist") from error
+    except IsADirectoryError as error:
+        raise InputError(f"{path} is a folder; name the checkpoint in it") from error
     except Exception as error:  # a damaged pickle may raise anything
         raise InputError(f"{path} cannot be loaded safely: {_reason(error)}") from error
 
 
-def _tensors(path: Path, state: Mapping[str, Any]) -> dict[str, Tensor]:
+def tensors_of(path: Path, state: Mapping[str, Any]) -> dict[str, Tensor]:
     for name, tensor in state.items():
-        if not (isinstance(name, str) and isinstance(tensor, Tensor) and tensor.layout is torch.strided):
+        dense = isinstance(tensor, Tensor) and tensor.layout is torch.strided and not tensor.is_meta
+        if not (isinstance(name, str) and dense):
             raise InputError(f"{path}: {name} of its model is not a tensor")
     return dict(state)
 

@@ -37,7 +37,10 @@ def rebuild(foreign: ForeignModel, numbering: Numbering | None = None) -> Transf
 
 
 def _renumbered(foreign: ForeignModel, numbering: Numbering) -> dict[str, Tensor]:
-    """Reorder the rows of the tables to our numbering. A new symbol gets a row of zeros and is never predicted."""
+    """Reorder the rows of the tables to our numbering. A new symbol gets a row of zeros and is never predicted.
+
+    Neither is the start symbol if it has the row of another symbol.
+    """
     state = dict(foreign.state)
     sides = {"encoder.embed_tokens.weight": 0, "decoder.embed_tokens.weight": 1, OUTPUT: 1}
     for name, side in sides.items():
@@ -50,7 +53,8 @@ def _renumbered(foreign: ForeignModel, numbering: Numbering) -> dict[str, Tensor
     else:
         bias = torch.zeros(len(foreign.tensor("decoder.embed_tokens.weight")))
     bias = _rows(foreign, bias, name, numbering[1]).masked_fill_(target == NEW, SILENT)
-    bias[START] = SILENT
+    if numbering[1][START] in numbering[1][START + 1 :]:
+        bias[START] = SILENT
     return state | {name: bias}
 
 
@@ -108,9 +112,10 @@ def _stack_config(foreign: ForeignModel, side: str) -> StackConfig:
     return StackConfig(
         num_layers=len(depths),
         dim=foreign.tensor(f"{side}.embed_tokens.weight").shape[1],
-        ffn_dim=foreign.tensor(f"{side}.layers.0.fc1.weight").shape[0],
+        ffn_dim=foreign.tensor(f"{side}.layers.0.fc2.weight").shape[1],
         num_heads=int(foreign.number(f"{side}_attention_heads")),
         connection=_connection_config(foreign, side),
+        norm_eps=foreign.number("norm_eps") if "norm_eps" in foreign.settings else None,
     )
 
 
@@ -133,7 +138,7 @@ def _connection_config(foreign: ForeignModel, side: str) -> ConnectionConfig:
 
 
 _LAYER = r"((?:encoder|decoder)\.layers\.\d+)"
-# Their names and ours, up to `weight` or `bias`. We pack queries, keys and values.
+# Their names and ours, up to the last word. We pack queries, keys and values.
 _NAMES = {
     r"(encoder|decoder)\.layer_norm\.": r"\1.final_norm.",
     r"encoder\.embed_(tokens|positions)\.(?=weight)": r"source_embedding.\1.",
@@ -144,6 +149,7 @@ _NAMES = {
     r"(encoder|decoder)\.history\.layer_norms\.(\d+)\.": r"\1.connection.norms.\2.",
     rf"{_LAYER}\.self_attn\.[qkv]_proj\.": r"\1.attention.input.",
     rf"{_LAYER}\.self_attn\.out_proj\.": r"\1.attention.output.",
+    rf"{_LAYER}\.self_attn\.relative_": r"\1.attention.relative.",
     rf"{_LAYER}\.encoder_attn\.q_proj\.": r"\1.cross_attention.query.",
     rf"{_LAYER}\.encoder_attn\.[kv]_proj\.": r"\1.cross_attention.key_value.",
     rf"{_LAYER}\.encoder_attn\.out_proj\.": r"\1.cross_attention.output.",
@@ -177,7 +183,7 @@ def _packed(foreign: ForeignModel, name: str, parts: dict[str, Tensor]) -> Tenso
 
 def _our_name(foreign: ForeignModel, name: str) -> str:
     for theirs, ours in _NAMES.items():
-        renamed, count = re.subn(rf"^{theirs}(?=(?:weight|bias)$)", ours, name)
+        renamed, count = re.subn(rf"^{theirs}(?=(?:weight|bias|keys|values)$)", ours, name)
         if count:
             return renamed
     raise InputError(f"{foreign.path} has the parameter {name}, which deepnmt does not support")

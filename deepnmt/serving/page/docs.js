@@ -19,7 +19,7 @@ function kind(schema) {
   if (schema.const) return schema.const;
   const any = schema.anyOf ?? schema.oneOf;
   if (any) return any.map(kind).filter((name) => name !== "null").join(" or ");
-  if (schema.type === "array") return `list of ${kind(schema.items ?? {})}s`;
+  if (schema.type === "array") return `list of ${kind(schema.items ?? {}).replace(/^list|$/, (end) => (end ? "lists" : "s"))}`;
   return schema.type ?? "any";
 }
 

@@ -14,8 +14,14 @@ export function startTranslate(limits) {
   const source = byId("source"), output = byId("output"), pane = byId("target-pane");
   let model, sentences = [], count = 0, chosen = -1, running, timer, translated = null, fileName = "";
 
-  const asked = () => ({ model: model.name, source: model.source, target: model.target });
-  const key = (text) => [...Object.values(asked()), text].join("\n");
+  const asked = () => ({ model: model.name, source: model.source, target: model.target, terms: terms() });
+  const key = (text) => JSON.stringify([asked(), text]);
+
+  // The complete lines; one that is still being typed does not count.
+  function terms() {
+    const lines = byId("terms").value.split("\n").map((line) => /^([^=]*[^=\s])\s*=\s*(\S.*)$/.exec(line.trim()));
+    return lines.filter(Boolean).map(([, term, text]) => [term, text]);
+  }
 
   // -- translating -----------------------------------------------------------------------------------------------
 
@@ -296,6 +302,7 @@ export function startTranslate(limits) {
   }
 
   source.addEventListener("input", () => ((fileName = source.value ? fileName : ""), changed()));
+  byId("terms").addEventListener("input", changed);
   source.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) event.preventDefault(), run();
   });

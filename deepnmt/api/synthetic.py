@@ -1,0 +1,153 @@
+"""Synthetic parallel text, one side of which a model has written: for `backtranslate` and `distill`."""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from deepnmt.api.translate import PLAIN, LinesOf, translate_chunks
+from deepnmt.decoding.config import TranslationConfig
+from deepnmt.decoding.jobs import ResumableFile, chunk_lines, file_chunks, fingerprint
+from deepnmt.decoding.lines import one_line
+from deepnmt.decoding.translator import Translator, default_settings
+from deepnmt.errors import InputError
+from deepnmt.files import replacing
+from deepnmt.progress import say
+from deepnmt.settings import from_table
+from deepnmt.text import check_readable
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticText:
+    """Parallel files of `pairs` lines: `synthetic` has the translations, `given` the text without its empty lines."""
+
+    synthetic: Path
+    given: Path
+    pairs: int
+    left_out: int  # lines without a translation
+
+    def summary(self, kind: str) -> str:
+        lines = "line" if self.left_out == 1 else "lines"
+        note = f" ({self.left_out:,} empty {lines} left out)" if self.left_out else ""
+        return f"{self.pairs:,} pairs in {self.synthetic} ({kind}) and {self.given}{note}"
+
+
+def synthesise(
+    models: Sequence[Path],
+    text: Path,
+    out: Path,
+    lines_of: LinesOf = PLAIN,
+    *,
+    title: str,
+    inputs: Sequence[Path] = (),
+    device: str | None = None,
+    precision: str = "fp32",
+    chunk: int | None = None,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
+    **settings: Any,
+) -> SyntheticText | None:
+    """Translate `text` and write `out`.LANGUAGE for both languages; resume an interrupted call.
+
+    `lines_of` chooses the one translation of a line, and `inputs` are the files that it reads. Under torchrun, each
+    rank translates its share of the chunks, and the last one to finish merges them; the others return None. The result
+    does not depend on the number of ranks.
+    """
+    from_table(TranslationConfig, (default_settings(models[0]) if models else {}) | settings)
+    rank, world_size, device = _rank_and_device(device)
+    translator = Translator(models, device, precision).for_languages(source_lang, target_lang)
+    size = chunk_lines(chunk, translator.device.type)
+    finals = _finals(out, (text, *inputs), translator)
+    languages = {} if source_lang is target_lang is None else {"languages": [source_lang, target_lang]}
+    job = fingerprint(models, (text, *inputs), {**settings, "precision": precision, "chunk": size, **languages})
+    digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:8]
+    shards = [out.with_name(f"{out.name}.shard-{i}-of-{world_size}.{digest}") for i in range(world_size)]
+    if not shards[rank].exists():
+        with ResumableFile(shards[rank], job) as shard:
+            if shard.lines:
+                say(f"resuming after {shard.lines:,} lines of this rank's share")
+            chunks = file_chunks(text, size, shard.lines, rank, world_size)
+            translate_chunks(translator, str(text), chunks, shard, lines_of, title=title, **settings)
+    return _merge_if_last(text, shards, finals, size)
+
+
+def check_text(path: Path) -> None:
+    check_readable(path)
+    if next(file_chunks(path, 1), None) is None:
+        raise InputError(f"{path} is empty")
+
+
+def _rank_and_device(asked: str | None) -> tuple[int, int, str | None]:
+    """Rank, number of ranks and device, from the environment that torchrun sets."""
+    given = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": os.environ.get("RANK", "0")}
+    try:
+        rank, world_size, local = (int(os.environ.get(name, default)) for name, default in given.items())
+    except ValueError as error:
+        raise InputError(f"{', '.join(given)} in the environment must be whole numbers: {error}") from error
+    if not 0 <= rank < world_size:
+        raise InputError(f"RANK = {rank} is not below WORLD_SIZE = {world_size}")
+    if world_size > 1 and asked in (None, "cuda") and torch.cuda.is_available():
+        asked = f"cuda:{local % torch.cuda.device_count()}"
+    return rank, world_size, asked
+
+
+def _finals(out: Path, inputs: Sequence[Path], translator: Translator) -> tuple[Path, Path]:
+    """The files of the synthetic and of the given side, named by their languages."""
+    pair = translator.tokenizers[0]
+    synthetic, given = pair.target.language, pair.source.language
+    if synthetic == given:
+        synthetic, given = "source", "target"
+    finals = out.with_name(f"{out.name}.{synthetic}"), out.with_name(f"{out.name}.{given}")
+    for final in finals:
+        if final.is_dir():
+            raise InputError(f"{final} is a folder; choose another --out")
+        for path in inputs:
+            if final.exists() and final.samefile(path):
+                raise InputError(f"--out {out} would overwrite {path}; choose another name")
+    return finals
+
+
+def _merge_if_last(text: Path, shards: list[Path], finals: tuple[Path, Path], size: int) -> SyntheticText | None:
+    """Merge the shards once all exist. The lock lets one rank check at a time, so the last to finish sees all."""
+    lock = finals[0].with_name(f".{finals[0].name}.lock")
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        missing = sum(not shard.exists() for shard in shards)
+        if missing == len(shards):  # another rank has merged them
+            lock.unlink(missing_ok=True)
+            return None
+        if missing:
+            say(f"this rank is done; {missing} of {len(shards)} are not finished yet")
+            return None
+        pairs, left_out = _merge(text, shards, finals, size)
+        for shard in shards:
+            shard.unlink()
+        lock.unlink(missing_ok=True)
+    return SyntheticText(synthetic=finals[0], given=finals[1], pairs=pairs, left_out=left_out)
+
+
+def _merge(text: Path, shards: list[Path], finals: tuple[Path, Path], size: int) -> tuple[int, int]:
+    """Pair the text with its translations, chunk by chunk, without lines that have none."""
+    pairs = left_out = 0
+    with ExitStack() as stack:
+        parts = [stack.enter_context(shard.open("rb")) for shard in shards]
+        asides = [stack.enter_context(replacing(final)) for final in finals]
+        with asides[0].open("wb") as synthetic, asides[1].open("wb") as given:
+            for number, (_, chunk) in enumerate(file_chunks(text, size)):
+                translations = islice(parts[number % len(parts)], len(chunk))
+                for line, translation in zip(chunk, translations, strict=True):
+                    if not line.strip() or not translation.strip():
+                        left_out += 1
+                        continue
+                    pairs += 1
+                    synthetic.write(translation)
+                    given.write(one_line(line.decode(errors="replace")).encode() + b"\n")
+    return pairs, left_out
