@@ -24,20 +24,29 @@ COMMANDS = {
     "presets": "list the bundled recipes, or show the settings of one",
     "train": "train a model from a recipe, or resume a run",
     "average": "average checkpoints of a run into a MODEL folder",
-    "shortlist": "learn which words translate which, for faster translation on a CPU",
+    "shortlist": "make a lexical shortlist, for faster translation on a CPU",
     "translate": "translate raw text, from standard input or file to file",
-    "backtranslate": "make synthetic parallel text from monolingual text, by sampling or beam search",
-    "distill": "translate training text with a teacher, to train a smaller student on",
+    "backtranslate": "make synthetic parallel text from monolingual text",
+    "distill": "translate training text with a teacher, for a smaller student",
     "evaluate": "translate a test set and score it",
-    "score": "score translations with BLEU, chrF and TER, each with its signature",
-    "likelihood": "score given translations by their probability under a model (forced decoding)",
+    "score": "score translations with BLEU, chrF and TER, with signatures",
+    "likelihood": "score translations by their probability (forced decoding)",
     "serve": "serve models over HTTP, with a web page for translating",
-    "inspect": "show a model's size, connection weights or gradients, or the learning curves of runs",
+    "inspect": "show sizes, connection weights, gradients and learning curves",
     "bench": "measure how fast a recipe trains or generates on this machine",
     "convert": "convert another toolkit's model to a MODEL folder",
-    "export": "export a MODEL to CTranslate2, Hugging Face or ONNX, and verify the export",
-    "reproduce": "run the paper's experiments, or your own, and report the results in tables and charts",
+    "export": "export a MODEL to CTranslate2, Hugging Face or ONNX",
+    "reproduce": "run the paper's experiments or your own, and report the results",
+    "completion": "print the tab completion script of a shell",
 }
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Keeps the line breaks of a text that has some, and wraps others."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        fill = super() if "\n" in text else super(argparse.RawDescriptionHelpFormatter, self)
+        return fill._fill_text(text, width, indent)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -85,7 +94,7 @@ def _parse(argv: list[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace
         prog="deepnmt",
         description=f"{about}\n\ncommands:\n{commands}",
         epilog="`deepnmt COMMAND --help` describes a command. New here? Start with `deepnmt demo`.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
         usage="deepnmt COMMAND [arguments]",
     )
     parser.add_argument(
@@ -100,19 +109,24 @@ def _parse(argv: list[str]) -> tuple[argparse.ArgumentParser, argparse.Namespace
     if name not in COMMANDS:
         parser.error(f"unknown command {name}{did_you_mean(name, COMMANDS)}")
 
-    command = import_module(f"deepnmt.commands.{name}")
-    own = _Parser(
-        prog=f"deepnmt {name}",
-        description=COMMANDS[name],
-        epilog=f"example:\n  {command.EXAMPLE}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    command.add_arguments(own)
+    own, command = _parser(name)
     arguments, unknown = own.parse_known_intermixed_args(argv[1:])  # an override may follow an option
     if unknown:
         options = (option for action in own._actions for option in action.option_strings)
         own.error(f"unknown argument {unknown[0]}{did_you_mean(unknown[0], options)}")
     return own, arguments, command
+
+
+def _parser(name: str) -> tuple[argparse.ArgumentParser, ModuleType]:
+    command = import_module(f"deepnmt.commands.{name}")
+    parser = _Parser(
+        prog=f"deepnmt {name}",
+        description=COMMANDS[name],
+        epilog=f"example:\n  {command.EXAMPLE}",
+        formatter_class=_Help,
+    )
+    command.add_arguments(parser)
+    return parser, command
 
 
 def _with_options(message: str, parser: argparse.ArgumentParser, given: set[str]) -> str:

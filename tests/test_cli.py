@@ -121,6 +121,14 @@ def test_version(capsys):
     assert capsys.readouterr().out.startswith(version)
 
 
+@mark.parametrize("name", ["", *cli.COMMANDS])
+def test_help_fits_in_80_columns(monkeypatch, capsys, name):
+    monkeypatch.setenv("COLUMNS", "80")
+    with raises(SystemExit):
+        cli.main([*name.split(), "--help"])
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
+
+
 @mark.parametrize("name", cli.COMMANDS)
 def test_every_command_has_help_with_its_own_example(capsys, name):
     with raises(SystemExit) as ended:

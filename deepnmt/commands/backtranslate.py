@@ -5,12 +5,13 @@ import argparse
 from deepnmt.commands.options import CHUNK, LANGUAGES, add_options, add_translation_options, for_translation
 from deepnmt.progress import say
 
-EXAMPLE = """deepnmt backtranslate DE-EN-MODEL mono.de --out bt/news     samples; --beam N searches instead
-  writes bt/news.en (synthetic) and bt/news.de (from mono.de), for
+EXAMPLE = """deepnmt backtranslate DE-EN-MODEL mono.de --out bt/news
+  # writes bt/news.en (synthetic) and bt/news.de (from mono.de), for
   deepnmt prepare --corpus bt bt/news.en bt/news.de --tag 'bt=<bt>' ...
 
-  On 8 GPUs (run the same command again to resume after an interruption):
-  torchrun --nproc-per-node 8 --no-python deepnmt backtranslate DE-EN-MODEL mono.de --out bt/news --precision bf16"""
+  # on 8 GPUs (run the same command again to resume after an interruption)
+  torchrun --nproc-per-node 8 --no-python \\
+      deepnmt backtranslate DE-EN-MODEL mono.de --out bt/news --precision bf16"""
 OPTIONS = {
     "model MODEL": "model folder; its source language is that of the text",
     "text MONO": "monolingual text, one sentence per line; may be .gz, .xz, .bz2 or .zst",

@@ -11,7 +11,8 @@ from deepnmt.devices import choose_device, device_name, tune_for_translation, us
 
 EXAMPLE = """deepnmt bench train en-de-pre-dlcl-30l --tokens 32768
   deepnmt bench generate en-de-pre-dlcl-30l --precision int8
-  deepnmt bench generate en-de-pre-dlcl-30l --encoder-layers 6 16 20 25 30 --decoder-layers 4 6 8 --json"""
+  deepnmt bench generate en-de-pre-dlcl-30l --json \\
+      --encoder-layers 6 16 20 25 30 --decoder-layers 4 6 8"""
 TRAIN = {
     "tokens": "tokens per batch, on each side",
     "eager": "measure plain torch on padded batches, on a GPU too",

@@ -6,10 +6,11 @@ from deepnmt.commands.options import add_options
 from deepnmt.errors import InputError
 
 EXAMPLE = """deepnmt convert opus-mt-en-de --out MODEL
-  deepnmt convert checkpoint_avg.pt --from dlcl --out MODEL --source-lang en --target-lang de \\
-                  --source-dict dict.en.txt --target-dict dict.de.txt --codes codes
-  deepnmt convert model_step_100000.pt --from opennmt-py --out MODEL --source-lang en --target-lang de \\
-                  --tokenizer source.model target.model
+  deepnmt convert checkpoint_avg.pt --from dlcl --out MODEL \\
+      --source-lang en --target-lang de --codes codes \\
+      --source-dict dict.en.txt --target-dict dict.de.txt
+  deepnmt convert model_step_100000.pt --from opennmt-py --out MODEL \\
+      --source-lang en --target-lang de --tokenizer source.model target.model
   deepnmt convert MODEL --fold --out PLAIN"""
 FORMATS = {
     "marian": "folder of a Marian or OPUS-MT model, with Marian's .npz or in Hugging Face format",

@@ -6,8 +6,9 @@ from pathlib import Path
 from deepnmt.commands.options import add_options
 
 EXAMPLE = """deepnmt corpus homeassistant --languages en de --out corpus
-  deepnmt prepare --source corpus/train.en --target corpus/train.de --valid-source corpus/valid.en \\
-                  --valid-target corpus/valid.de --source-lang en --target-lang de --vocab-size 8000 --out DATASET"""
+  deepnmt prepare --source corpus/train.en --target corpus/train.de \\
+      --valid-source corpus/valid.en --valid-target corpus/valid.de \\
+      --source-lang en --target-lang de --vocab-size 8000 --out DATASET"""
 OPTIONS = {
     "name {homeassistant,libreoffice}": "homeassistant: interface strings in 63 languages, downloaded by pip "
     "(Apache-2.0); libreoffice: help pages, downloaded by apt-get where available (MPL-2.0)",

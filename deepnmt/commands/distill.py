@@ -6,12 +6,13 @@ from deepnmt.commands.options import CHUNK, LANGUAGES, SAMPLING, add_options, ad
 from deepnmt.progress import say
 
 EXAMPLE = """deepnmt distill TEACHER --source train.en --reference train.de --out kd/train
-  writes kd/train.de (the teacher's translations) and kd/train.en (from train.en), for
+  # writes kd/train.de (translations) and kd/train.en (from train.en), for
   deepnmt prepare --source kd/train.en --target kd/train.de ...
   deepnmt train student --data DATASET --out RUN
 
-  On 8 GPUs (run the same command again to resume after an interruption):
-  torchrun --nproc-per-node 8 --no-python deepnmt distill TEACHER --source train.en --out kd/train --precision bf16"""
+  # on 8 GPUs (run the same command again to resume after an interruption)
+  torchrun --nproc-per-node 8 --no-python \\
+      deepnmt distill TEACHER --source train.en --out kd/train --precision bf16"""
 OPTIONS = {
     "model TEACHER+": "model folder; several form an ensemble",
     "--source FILE": "source of the training text, one sentence per line; may be .gz, .xz, .bz2 or .zst",

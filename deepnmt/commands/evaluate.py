@@ -7,7 +7,7 @@ import sys
 from deepnmt.commands.options import SHORTLIST, add_options, add_translation_options, for_translation
 from deepnmt.commands.score import metric_options
 
-EXAMPLE = "deepnmt evaluate MODEL --source newstest2014.en --reference newstest2014.de --output newstest2014.out.de"
+EXAMPLE = "deepnmt evaluate MODEL --source test.en --reference test.de --output out.de"
 OPTIONS = {
     "model MODEL+": "model folder; several form an ensemble",
     "--source FILE": "raw source text, one sentence per line",

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 from deepnmt.commands.options import LANGUAGES, MACHINE, add_options, for_translation
 
-EXAMPLE = "deepnmt likelihood MODEL --source test.en --target test.de > log-probabilities.tsv"
+EXAMPLE = "deepnmt likelihood MODEL --source test.en --target test.de > scores.tsv"
 OPTIONS = {
     "model MODEL": "model folder",
     "--source FILE": "raw source text, one sentence per line",
@@ -19,9 +19,8 @@ OPTIONS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, OPTIONS | LANGUAGES, "--source", "--target")
     add_options(parser.add_argument_group("machine"), MACHINE)
-    parser.epilog = (
-        f"output, one line per pair: log probability in nats, tab, number of subwords with the end\n\n{parser.epilog}"
-    )
+    columns = "log probability in nats, tab, number of subwords with the end symbol"
+    parser.description = f"{parser.description}; prints one line per pair: {columns}"
 
 
 def run(arguments: argparse.Namespace) -> None:

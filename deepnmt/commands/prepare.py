@@ -10,15 +10,18 @@ from deepnmt.commands.options import add_options, add_settings
 from deepnmt.data.prepare_settings import PrepareSettings
 from deepnmt.errors import InputError
 
-EXAMPLE = """deepnmt prepare --source train.en --target train.de --valid-source dev.en --valid-target dev.de \\
-                  --source-lang en --target-lang de --out DATASET
+EXAMPLE = """deepnmt prepare --source train.en --target train.de \\
+      --valid-source dev.en --valid-target dev.de \\
+      --source-lang en --target-lang de --out DATASET
 
-  One pair of files, of which 2,000 pairs become the validation set:
-  deepnmt prepare --source all.en --target all.de --hold-out 2000 --source-lang en --target-lang de --out DATASET
+  # one pair of files, of which 2,000 pairs become the validation set
+  deepnmt prepare --source all.en --target all.de --hold-out 2000 \\
+      --source-lang en --target-lang de --out DATASET
 
-  Several corpora, one of them back-translated and tagged:
-  deepnmt prepare --corpus news news.en.gz news.de.gz --corpus bt bt.en.zst bt.de.zst --tag 'bt=<bt>' --weight bt=0.5 \\
-                  --valid-tsv dev.tsv --source-lang en --target-lang de --out DATASET"""
+  # several corpora, one of them back-translated and tagged
+  deepnmt prepare --corpus news news.en.gz news.de.gz \\
+      --corpus bt bt.en.zst bt.de.zst --tag 'bt=<bt>' --weight bt=0.5 \\
+      --valid-tsv dev.tsv --source-lang en --target-lang de --out DATASET"""
 CLEANING = {
     "max_length": "drop longer sentences; 0: no limit",
     "max_ratio": "drop pairs with a larger length ratio; 0: no limit",

@@ -6,13 +6,13 @@ from deepnmt.commands.options import add_options, settings_in
 from deepnmt.errors import InputError
 from deepnmt.reproduction.request import Request
 
-EXAMPLE = """deepnmt reproduce table1 figure4 --scale multi30k --data DATASET --out STUDY --minutes 20 --parallel 4
-  deepnmt reproduce headline --scale europarl --data DATASET --out STUDY --minutes 60 \\
-                    --test newstest2014 newstest2014.en newstest2014.de
-  deepnmt reproduce my-experiment.toml --scale multi30k --data DATASET --out STUDY      your own arms (docs/study.md)
-  deepnmt reproduce --score-only STUDY      compute missing scores, on any machine
-  deepnmt reproduce --report-only STUDY     rewrite the reports
-  deepnmt reproduce --list                  list experiments and scales"""
+EXAMPLE = """deepnmt reproduce --list
+  deepnmt reproduce table1 figure4 --scale multi30k --data DATASET --out STUDY \\
+      --minutes 20 --parallel 4
+  deepnmt reproduce headline --scale europarl --data DATASET --out STUDY \\
+      --minutes 60 --test newstest2014 newstest2014.en newstest2014.de
+  # your own arms (docs/study.md)
+  deepnmt reproduce mine.toml --scale multi30k --data DATASET --out STUDY"""
 OPTIONS = {
     "experiments EXPERIMENT*": "name from --list or .toml file; section.field=value overrides a setting of every arm",
     "--list": "list the experiments and the scales",
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, OPTIONS)
     add_options(parser, {"--arms LABEL+": "run only arms with these labels or patterns, such as 'DLCL *'"}, absent=[])
     add_options(parser.add_mutually_exclusive_group(), SIZE)
-    names, text = "NAME SOURCE REFERENCE", "additional test set, with one or more references"
+    names, text = ("NAME SOURCE REFERENCE", "REFERENCE"), "additional test set, with one or more references"
     parser.add_argument("--test", nargs="+", action="append", default=[], metavar=names, help=text)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
 

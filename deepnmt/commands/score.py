@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     Scored = list[tuple[str, Scores]]
 
-EXAMPLE = "deepnmt score --hypothesis test.out.de --reference test.de --source-lang en --target-lang de"
+EXAMPLE = """deepnmt score --hypothesis test.out.de --reference test.de \\
+      --source-lang en --target-lang de"""
 FILES = {
     "--hypothesis FILE+": "raw translations, one per line; of several files, the first is the baseline (-: standard "
     "input)",

@@ -13,8 +13,9 @@ from deepnmt.errors import InputError
 from deepnmt.progress import say
 from deepnmt.serving.limits import Limits
 
-EXAMPLE = """deepnmt serve MODEL                                     then open http://127.0.0.1:8000
-  deepnmt serve en-de=runs/a/model de-en=runs/b/model     several models, chosen by name or languages"""
+EXAMPLE = """deepnmt serve MODEL      # then open http://127.0.0.1:8000
+  # several models, chosen by name or languages
+  deepnmt serve en-de=runs/a/model de-en=runs/b/model"""
 LIMITS = {
     "max_characters": "maximum number of characters per request; status 413 above that",
     "max_waiting_characters": "maximum number of characters of all current requests; status 429 above that",

@@ -8,8 +8,10 @@ from pathlib import Path
 from deepnmt.commands.options import OVERRIDES, RECIPE, add_options
 
 EXAMPLE = """deepnmt train en-de-pre-dlcl-30l training.seed=2 --data DATASET --out RUN
-  deepnmt train --resume --out RUN                                               resume an interrupted run
-  deepnmt train --from MODEL training.max_steps=500 --data DATASET --out RUN     fine-tune a model"""
+  # resume an interrupted run
+  deepnmt train --resume --out RUN
+  # fine-tune a model
+  deepnmt train --from MODEL training.max_steps=500 --data DATASET --out RUN"""
 OPTIONS = {
     "--data DATASET": "folder written by `deepnmt prepare`; optional with --resume",
     "--out RUN": "run folder to write",

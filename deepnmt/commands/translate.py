@@ -5,8 +5,10 @@ import argparse
 from deepnmt.commands.options import CHUNK, LANGUAGES, SHORTLIST, add_options, add_translation_options, for_translation
 
 EXAMPLE = """deepnmt translate MODEL < news.en > news.de
-  deepnmt translate MODEL --input news.en.gz --output news.de          resumes if interrupted and run again
-  deepnmt translate MODEL1 MODEL2 --input news.en --nbest 4 --json     an ensemble; the four best with scores"""
+  # a file; run it again to resume after an interruption
+  deepnmt translate MODEL --input news.en.gz --output news.de
+  # an ensemble; the four best translations with scores
+  deepnmt translate MODEL1 MODEL2 --input news.en --nbest 4 --json"""
 OPTIONS = {
     "model MODEL+": "model folder; several form an ensemble",
     "--input FILE": "raw text, one sentence per line (default: standard input)",
