@@ -39,6 +39,11 @@ def base_language(code: str) -> str:
     return TWO_LETTERS.get(base, base)
 
 
+def code_named(name: str) -> str | None:
+    """de for German, in any case; None for text that is not the name of a language."""
+    return next((code for code, known in NAMES.items() if known.lower() == name.lower()), None)
+
+
 def language_name(code: str) -> str:
     """German for de and de-AT; an unknown code stays as it is."""
     return NAMES.get(base_language(code), code)

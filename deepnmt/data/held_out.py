@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from deepnmt.data.cleaning import Judge, Keys, ReasonCounts, SeenKeys, keys, pair_keys
 from deepnmt.data.dataset import SIDES, CorpusWriter
-from deepnmt.data.parallel import CHUNK_PAIRS, ParallelFile, RawChunk, parallel_chunks
+from deepnmt.data.parallel import CHUNK_PAIRS, TWO_COLUMNS, ParallelFile, RawChunk, parallel_chunks
 from deepnmt.data.passes import Cleaner, flatten
 from deepnmt.data.prepare_settings import CleaningSettings
 from deepnmt.data.tokenizer import Preprocessor, TokenizerPair, split_tag
@@ -43,7 +43,8 @@ class HeldOut:
         for chunk in chunks:
             for number, columns in chunk.numbered():
                 if len(columns) != 2:
-                    raise InputError(f"line {number:,} of {chunk.file} has {len(columns)} columns instead of two")
+                    has = "1 column" if len(columns) == 1 else f"{len(columns)} columns"
+                    raise InputError(f"line {number:,} of {chunk.file} has {has}: {TWO_COLUMNS}")
                 source, target = (column.decode("utf-8", "replace") for column in columns)
                 self.text[0].append(source)
                 self.text[1].append(target)
@@ -94,6 +95,8 @@ def sample(files: Sequence[ParallelFile], count: int, cleaner: Cleaner, others: 
             found = dict(nsmallest(SPARE * count, found.items()))
             shown.advance(len(chunk))
     text = " and ".join(map(str, files))
+    if not found:
+        raise InputError(f"no line of {text} has two columns: {TWO_COLUMNS}")
     if count > shown.done // LEAST_REST:
         raise InputError(
             f"hold_out = {count} is more than a fifth of the {shown.done:,} pairs of {text}; hold out fewer"
@@ -109,6 +112,6 @@ def sample(files: Sequence[ParallelFile], count: int, cleaner: Cleaner, others: 
     usable &= np.array([reason is None for reason in judged], bool)
     rows = clean.numbers[usable][:count] - 1
     if len(rows) < count:
-        tried = f"{len(found):,} pairs of {text}"
-        raise InputError(f"hold_out = {count}, but of {tried} that were tried only {len(rows):,} are clean")
+        sampled = f"{len(found):,} pairs sampled from {text}"
+        raise InputError(f"hold_out = {count}, but only {len(rows):,} of {sampled} pass the cleaning; hold out fewer")
     return RawChunk(ParallelFile(Path("valid")), 1, [[side[row] for row in rows] for side in sides])

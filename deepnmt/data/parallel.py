@@ -10,9 +10,11 @@ from pathlib import Path
 
 from deepnmt.data.memories import iterate_memory
 from deepnmt.errors import InputError
+from deepnmt.languages import base_language
 from deepnmt.text import iterate_lines
 
 CHUNK_PAIRS = 10_000
+TWO_COLUMNS = "a TSV file needs two tab-separated columns; `cut -f1,2` keeps the first two"
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,15 @@ class ParallelFile:
 
     def __str__(self) -> str:
         return " and ".join(map(str, self.paths))
+
+    def is_swapped(self, source_lang: str, target_lang: str) -> bool:
+        """Whether the names of the two files, such as train.de.gz and train.en, contradict the languages."""
+        ends = [[base_language(suffix[1:]) for suffix in path.suffixes] for path in self.paths]
+        languages = base_language(target_lang), base_language(source_lang)
+        return len(ends) == 2 and all(
+            language in own and language not in other
+            for language, own, other in zip(languages, ends, reversed(ends), strict=True)
+        )
 
 
 @dataclass(frozen=True)

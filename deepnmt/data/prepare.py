@@ -24,7 +24,7 @@ from deepnmt.data import learning
 from deepnmt.data.cleaning import ReasonCounts, SeenKeys, pair_keys
 from deepnmt.data.dataset import DATASET_FORMAT, CorpusWriter, Dataset, train_file_name
 from deepnmt.data.held_out import HeldOut, sample
-from deepnmt.data.parallel import CHUNK_PAIRS, ParallelFile, RawChunk, parallel_chunks
+from deepnmt.data.parallel import CHUNK_PAIRS, TWO_COLUMNS, ParallelFile, RawChunk, parallel_chunks
 from deepnmt.data.passes import CleanChunk, Cleaner, SpoolChunk, count_words, encode
 from deepnmt.data.prepare_settings import REASONS, PrepareSettings
 from deepnmt.data.split_text import warn_of_split_text
@@ -35,7 +35,7 @@ from deepnmt.data.worker_pool import WorkerPool
 from deepnmt.devices import available_cores
 from deepnmt.errors import InputError, RunError
 from deepnmt.files import check_out, remove_leftovers, replacing, write_json
-from deepnmt.progress import progress
+from deepnmt.progress import progress, say
 from deepnmt.text import check_readable
 
 _CHUNKS_COUNTED = 5
@@ -81,6 +81,11 @@ def make_dataset(
     for file in (file for files in (*held_out.values(), *(corpus.files for corpus in corpora)) for file in files):
         for path in file.paths:
             check_readable(path)
+        if file.is_swapped(settings.source_lang, settings.target_lang):
+            say(
+                f"{file.source} is given as {settings.source_lang} and {file.target} as {settings.target_lang}; "
+                "are they swapped?"
+            )
     preparation = _Preparation(corpora, settings)
     remove_leftovers(out.resolve())
     try:
@@ -286,5 +291,6 @@ def _refuse_contradictions(tokenizer: Path, asked: Preprocessor, given: Preproce
 
 
 def _nothing_left(corpus: CorpusInput, dropped: ReasonCounts) -> str:
-    reasons = ", ".join(f"{REASONS[reason]} {count:,}" for reason, count in dropped.counts.items())
-    return f"no pair of corpus {corpus.name} is left after cleaning {corpus.files[0]} ({reasons})"
+    reasons = ", ".join(f"{REASONS[reason]}: {count:,}" for reason, count in dropped.counts.items())
+    remedy = f"; {TWO_COLUMNS}" if "columns" in dropped.counts else ""
+    return f"no pair of corpus {corpus.name} ({corpus.files[0]}) is left after cleaning ({reasons}){remedy}"

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from deepnmt.data.vocabulary import SPECIAL_PIECES
 from deepnmt.errors import InputError
+from deepnmt.languages import code_named
 from deepnmt.settings import check_bounds
 
 Pretokenizer = Literal["none", "moses", "jieba"]
@@ -87,6 +88,8 @@ class PrepareSettings(CleaningSettings, SubwordSettings):
         for name in ("source_lang", "target_lang"):
             if not re.fullmatch(r"\w[\w@.-]*", getattr(self, name)):
                 raise InputError(f"{name} = {getattr(self, name)!r} is not a language code, such as en or pt-BR")
+            if code := code_named(getattr(self, name)):
+                raise InputError(f"{name} = {getattr(self, name)!r} is not a language code; use {code}")
         if self.joint and len(set(self.vocab_size)) > 1:
             sizes = " and ".join(map(str, self.vocab_size))
             raise InputError(f"vocab_size = {sizes}: two sizes need joint = false (--separate)")

@@ -174,7 +174,7 @@ def test_what_is_held_out_is_clean_and_comes_from_a_corpus_without_a_tag(tmp_pat
     with pytest.raises(InputError, match="hold_out needs a corpus without a tag"):
         deepnmt.prepare(corpora={"bt": tagged}, tags={"bt": "<bt>"}, hold_out=20, overwrite=True, **options)
     write_pairs(tmp_path, "real", dirty[90:])
-    with pytest.raises(InputError, match=r"hold_out = 30, but of 120 pairs of .* that were tried only \d are clean"):
+    with pytest.raises(InputError, match=r"hold_out = 30, but only \d of 120 pairs sampled from .* pass the clean"):
         deepnmt.prepare(source=real[0], target=real[1], hold_out=30, overwrite=True, **options)
 
 
@@ -369,8 +369,10 @@ BAD_INPUT = {
     "--source {short} --target {de}": "{short} has 49 lines but {de} has 50",
     "--source {folder} --target {de}": "{folder} is a folder, not a text file",
     "{both} --valid-source {empty} --valid-target {empty}": "{empty} is empty",
-    "{both} --test-tsv {columns}": "line 2 of {columns} has 1 columns",
-    "--source {blank} --target {de}": "no pair of corpus train is left after cleaning",
+    "{both} --test-tsv {columns}": "line 2 of {columns} has 1 column: a TSV file needs two tab-separated columns",
+    "--tsv {three}": "left after cleaning (not two columns: 50); a TSV file needs two tab-separated columns; `cut -f1,2`",
+    "--tsv {three} --hold-out 5": "no line of {three} has two columns: a TSV file needs two tab-separated columns",
+    "--source {blank} --target {de}": "no pair of corpus train ({blank} and {de}) is left after cleaning (a side is empty: 50)",
     "--source {en} {de} --target {de}": "source has 2 files but target has 1",
     "": "no training text",
     "--source nowhere --target {de}": "nowhere does not exist",
@@ -392,9 +394,10 @@ BAD_INPUT = {
     "{both} --pretokenizer mecab": "invalid choice: 'mecab'",
     "{both} --source-lang=": "--source-lang '' is not a language code, such as en",
     "{both} --target-lang a/b": "--target-lang 'a/b' is not a language code, such as en",
+    "{both} --target-lang German": "--target-lang 'German' is not a language code; use de",
     "{both} --tokenizer nowhere": "nowhere does not exist",
     "{both} --hold-out 11": "--hold-out 11 is more than a fifth of the 50 pairs of {en} and {de}; hold out fewer",
-    "--source {blank} --target {de} --hold-out 5": "of 20 pairs of {blank} and {de} that were tried only 0 are clean",
+    "--source {blank} --target {de} --hold-out 5": "only 0 of 20 pairs sampled from {blank} and {de} pass the cleaning",
     "{both} --hold-out 0": "--hold-out 0 must be at least 1",
     "{both} --hold-out 5 --valid-source {en} --valid-target {de}": "from the training text: omit it, or --valid-source",
     "--source /dev/null --target {de} --hold-out 5": "/dev/null is not a regular file; --hold-out reads the text twice",
@@ -419,7 +422,13 @@ def test_bad_input_is_refused_in_one_sentence_and_leaves_nothing(
     write_json(old / "dataset.json", {})
     en, de = write_pairs(inputs, "train", english_german(50))
     names = {"en": en, "de": de, "folder": inputs, "both": f"--source {en} --target {de}"}
-    for name, content in {"short": "x\n" * 49, "empty": "", "columns": "a\tb\nno tab\n", "blank": "\n" * 50}.items():
+    for name, content in {
+        "short": "x\n" * 49,
+        "empty": "",
+        "columns": "a\tb\nno tab\n",
+        "blank": "\n" * 50,
+        "three": "a\tb\tc\n" * 50,
+    }.items():
         names[name] = inputs / name
         (inputs / name).write_text(content)
     given = shlex.split(arguments.format(**names))
@@ -429,6 +438,30 @@ def test_bad_input_is_refused_in_one_sentence_and_leaves_nothing(
         captured = capsys.readouterr()
         assert message.format(**names) in captured.err
         assert captured.err.splitlines()[-1].startswith("deepnmt: ")
+
+
+@pytest.mark.parametrize(
+    ("names", "swapped"),
+    [
+        (("train.en", "train.de"), False),
+        (("train.de", "train.en"), True),
+        (("train.de.txt", "train.eng"), True),
+        (("news.de-en.en", "news.de-en.de"), False),
+        (("train.de", "train.fr"), False),
+        (("source", "target"), False),
+    ],
+)
+def test_files_given_in_the_wrong_order_are_noticed_by_their_names(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], names: tuple[str, str], swapped: bool
+) -> None:
+    files = [tmp_path / name for name in names]
+    for file, lines in zip(files, zip(*english_german(20), strict=True), strict=True):
+        file.write_text("".join(f"{line}\n" for line in lines))
+    train = write_pairs(tmp_path, "other", english_german(60, seed=1))
+    options: dict[str, Any] = {**LANGUAGES, "vocab_size": 400, "workers": 1, "out": tmp_path / "d"}
+    deepnmt.prepare(source=train[0], target=train[1], valid_source=files[0], valid_target=files[1], **options)
+    warning = f"deepnmt: {files[0]} is given as en and {files[1]} as de; are they swapped?\n"
+    assert (warning in capfd.readouterr().err) is swapped
 
 
 def test_mistakes_in_a_call_from_python_are_refused(tmp_path: Path) -> None:
