@@ -31,6 +31,9 @@ def replacing(path: Path) -> Iterator[Path]:
         raise InputError(f"{path} is a device or a pipe and cannot be replaced; choose a file")
     aside = path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{token_hex(2)}.partial")
     missing = [folder for folder in path.parents if not folder.exists()]
+    base = next(folder for folder in path.parents if folder.exists())
+    if not base.is_dir():
+        raise InputError(f"{base} is a file, so {path} cannot be written; choose another folder")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield aside
@@ -40,7 +43,9 @@ def replacing(path: Path) -> Iterator[Path]:
         else:
             aside.replace(path)
         _sync(path.parent)
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename is not None:  # the temporary name means nothing to a reader
+            error.filename = str(error.filename).replace(str(aside), str(path))
         _remove(aside)
         for folder in missing:
             with suppress(OSError):  # something else may be in it by now

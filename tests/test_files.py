@@ -82,6 +82,21 @@ def test_a_device_or_a_pipe_is_never_replaced(tmp_path):
     assert (tmp_path / "pipe").is_fifo()
 
 
+def test_a_file_that_should_be_a_folder_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with (
+        raises(InputError, match="file is a file, so .*/file/deep/new cannot be written"),
+        replacing(tmp_path / "file" / "deep" / "new"),
+    ):
+        pass
+
+
+def test_an_error_names_the_file_and_not_its_temporary_name(tmp_path):
+    with raises(PermissionError) as refused, replacing(tmp_path / "new") as aside:
+        raise PermissionError(13, "Permission denied", str(aside / "part"))
+    assert refused.value.filename == str(tmp_path / "new" / "part")
+
+
 def test_two_hosts_with_the_same_process_number_do_not_share_a_temporary_name(tmp_path, write, monkeypatch):
     path = tmp_path / "thing"
     with replacing(path) as ours:
