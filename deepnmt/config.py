@@ -71,7 +71,11 @@ def _resolve(table: dict[str, Any], overrides: Overrides, dataset: Dataset | Non
         for part in reversed(name.split(".")):
             value = {part: value}
         table = overlay(table, value)
-    recipe = from_table(Recipe, table)
+    try:
+        recipe = from_table(Recipe, table)
+    except InputError as error:
+        is_lost = str(error).startswith("unknown setting") and "did you mean" not in str(error)
+        raise InputError(f"{error}; `deepnmt presets demo` prints all settings" if is_lost else str(error)) from error
     if dataset is not None and recipe.model.share_embeddings and not dataset.tokenizers.shared:
         raise InputError(
             f"the recipe shares embeddings, but {dataset.folder} has a separate vocabulary for each language; "

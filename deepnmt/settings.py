@@ -178,6 +178,7 @@ def check_bounds(
     """
     wanted = {"at least": least, "above": above, "below": below}
     bounds = " and ".join(f"{name} {bound:g}" for name, bound in wanted.items() if bound is not None)
+    bounds = bounds.replace("below inf", "finite")
     for name in names.split():
         value = getattr(settings, name.rpartition(".")[2])
         for number in value if isinstance(value, tuple) else (value,):

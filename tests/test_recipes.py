@@ -159,6 +159,10 @@ class TestOverrides:
             ("model.encoder.num_layer=6", "unknown setting model.encoder.num_layer; did you mean num_layers?"),
             ("lr=1", "unknown setting lr; did you mean training.lr?"),
             ("dim=8", "unknown setting dim; did you mean model.encoder.dim or model.decoder.dim?"),
+            (
+                "training.learning_rate=1",
+                "unknown setting training.learning_rate; `deepnmt presets demo` prints all settings",
+            ),
             ("modle.norm=pre", "unknown setting modle; did you mean model?"),
             ("model.norm=per", "model.norm is 'per', not one of pre, post; did you mean pre?"),
             ("model.encoder.num_layers=six", "model.encoder.num_layers must be a whole number, not 'six'"),

@@ -249,6 +249,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
     path = folder / "dataset.json"
     if not path.exists():
         why = "it has no dataset.json" if folder.is_dir() else "there is no such folder"
+        why = "it is a file" if folder.is_file() else why
         raise InputError(f"{folder} is not a dataset: {why}; make one with `deepnmt prepare`")
     meta = read_json(path, AGAIN)
     if (version := meta.get("format")) != DATASET_FORMAT:

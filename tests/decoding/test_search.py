@@ -205,7 +205,7 @@ def test_where_the_rules_leave_nothing_there_is_no_hypothesis():
         ({"patience": 0.0}, "patience = 0.0 must be above 0"),
         ({"length_penalty": math.nan}, "length_penalty = nan must be above -10 and below 10"),
         ({"length_penalty": 500.0}, "length_penalty = 500.0 must be above -10 and below 10"),
-        ({"max_length_ratio": math.inf}, "max_length_ratio = inf must be at least 0 and below inf"),
+        ({"max_length_ratio": math.inf}, "max_length_ratio = inf must be at least 0 and finite"),
         ({"max_source_length": 0}, "max_source_length = 0 must be at least 2"),
         ({"min_length": 9, "max_length": 4}, "min_length = 9 is more than max_length = 4"),
         ({"sampling": True, "temperature": 0.0}, "temperature = 0.0 must be at least 1e-06 and finite"),

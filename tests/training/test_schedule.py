@@ -58,7 +58,7 @@ def test_no_warmup_starts_at_lr():
         ({"max_steps": 5, "label_smoothing": 1.0}, "label_smoothing = 1.0 must be at least 0 and below 1"),
         ({"max_steps": 5, "lr": 0.0}, "lr = 0.0 must be above 0"),
         ({"max_steps": 5, "betas": (0.9, 1.0)}, "betas = 1.0 must be"),
-        ({"max_steps": 5, "lr": math.inf}, "lr = inf must be above 0 and below inf"),
+        ({"max_steps": 5, "lr": math.inf}, "lr = inf must be above 0 and finite"),
         ({"max_steps": 5, "lr": 1e-3, "min_lr": 2e-3}, "min_lr = 0.002 must be at most lr = 0.001"),
         ({"max_steps": 5, "seed": -1}, "seed = -1 must be at least 0"),
         ({"max_steps": 5, "seed": 2**64}, "seed = 18446744073709551616 must be at least 0 and below 9"),
