@@ -85,7 +85,7 @@ def test_a_device_or_a_pipe_is_never_replaced(tmp_path):
 def test_a_file_that_should_be_a_folder_is_named(tmp_path):
     (tmp_path / "file").touch()
     with (
-        raises(InputError, match="file is a file, so .*/file/deep/new cannot be written"),
+        raises(InputError, match=r"file is a file, so .*/file/deep/new cannot be written"),
         replacing(tmp_path / "file" / "deep" / "new"),
     ):
         pass

@@ -33,6 +33,7 @@ from deepnmt.progress import say
 from deepnmt.settings import to_table
 from deepnmt.training import folder
 from deepnmt.training.checkpoint import STATE, Checkpoints, read_state
+from deepnmt.training.config import TrainingConfig
 from deepnmt.training.curves import Curves, JsonLines, TensorBoard, WeightsAndBiases, require_wandb
 from deepnmt.training.diagnosis import Diagnosis
 from deepnmt.training.display import Display
@@ -49,6 +50,8 @@ from deepnmt.training.validation import TextMetrics, Validator
 
 GUESSING_SAMPLE = 5_000_000
 WORK_SPACES = 2**27  # bytes that the matrix library keeps for a stream
+MANY_EPOCHS = 500
+CPU_FLOPS = 1e12  # a second, which few CPUs reach
 LOCK_WAIT_SECONDS = 60  # for ranks that are started again: the main rank before may still be ending
 
 
@@ -191,8 +194,22 @@ def announce(
         say(f"training.tokens_per_update = {config.tokens_per_update:,}, but an update is at least {length}")
     if device.type == "cpu" and config.precision == "bf16" and not multiplies_bf16():
         say("this CPU has no bf16 instructions: training.precision=fp32 is faster")
+    for warning in excesses(config, stream, size, device):
+        say(warning)
     if report := stream.pairs.report():
         say(report)
+
+
+def excesses(config: TrainingConfig, stream: BatchStream, size: int, device: torch.device) -> Iterator[str]:
+    """What makes a run far too long: little text read very often, or a large model on a CPU."""
+    text = int(stream.pairs.lengths[1][stream.pairs.usable].sum())
+    epochs = min(config.max_steps * min(config.tokens_per_update / text, 1), config.max_epochs or math.inf)
+    if epochs > MANY_EPOCHS:
+        remedy = "set training.max_epochs, or choose a smaller recipe"
+        yield f"the text has only {text:,} target tokens, which training would read {epochs:,.0f} times; {remedy}"
+    days = 6 * size * epochs * text / CPU_FLOPS / 86400
+    if device.type == "cpu" and days > 1:
+        yield f"on a CPU with 1 TFLOP/s, this run takes {days:,.0f} days; `demo` is a preset for CPUs"
 
 
 def build_training(

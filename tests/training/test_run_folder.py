@@ -251,6 +251,22 @@ def test_a_run_says_what_it_trains_and_that_bf16_is_slow_here(tmp_path, capsys, 
     assert ("this CPU has no bf16 instructions: training.precision=fp32 is faster" in told) != has_bf16
 
 
+def test_a_run_that_is_far_too_long_is_mentioned(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(assembly, "CPU_FLOPS", 1.0)
+    with open_job(tmp_path / "short", SHORT):
+        pass
+    told = capsys.readouterr().err
+    assert "which training would read" not in told
+    assert re.search(r"on a CPU with 1 TFLOP/s, this run takes [\d,]+ days; `demo` is a preset for CPUs", told)
+    monkeypatch.undo()
+    for number, limit in enumerate((None, 20)):
+        with open_job(tmp_path / str(number), replace(SHORT, max_steps=1_000_000, max_epochs=limit)):
+            pass
+        told = capsys.readouterr().err
+        assert ("which training would read" in told) == (limit is None)
+        assert "TFLOP/s" not in told
+
+
 def test_a_batch_that_is_larger_than_an_update_is_mentioned(tmp_path, capsys):
     with open_job(tmp_path, replace(SHORT, tokens_per_update=32)):
         pass
