@@ -129,9 +129,19 @@ def fill(tensors: Mapping[str, Tensor], stored: Mapping[str, Tensor], where: Pat
 
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
+        hint = _where_else(path.parent)
         if not path.parent.exists():
-            raise InputError(f"the model folder {path.parent} does not exist")
-        inside = path.parent / "model"
-        hint = f" (a RUN; its model is {inside})" if (inside / path.name).is_file() else ""
+            raise InputError(f"the model folder {path.parent} does not exist{hint}")
         raise InputError(f"{path.parent} is not a MODEL folder: it has no {path.name}{hint}")
     return read_json(path)
+
+
+def _where_else(folder: Path) -> str:
+    """Where the model is, if the folder is a RUN, or the model of a RUN that has not finished."""
+    if (folder / "model" / META).is_file():
+        return f" (a RUN; its model is {folder / 'model'})"
+    run = folder.parent if folder.name == "model" else folder
+    last = run / "last.json"
+    if not last.is_file():
+        return ""
+    return f" ({run} has not finished training; its last checkpoint is {run / str(read_json(last).get('checkpoint'))})"

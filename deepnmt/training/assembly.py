@@ -80,8 +80,8 @@ def open_run(
         if recipe.training.wandb_project is not None:
             require_wandb()
         if stored is not None:
-            folder.check_recipe(out, stored, recipe)
             folder.check_tokenizers(out, dataset)
+            folder.check_recipe(out, stored, recipe)
             start = folder.initial_model(out, start)
         elif start is not None:
             check_start(start, first_model(recipe), dataset)

@@ -53,7 +53,7 @@ def check_recipe(folder: Path, stored: Recipe, now: Recipe) -> None:
         may_change = section == "decoding" or (section == "training" and field in MAY_CHANGE)
         if not may_change and before.get(name) != after.get(name):
             raise InputError(
-                f"{folder} was started with {_setting(name, before)}, and now {_setting(name, after)}: "
+                f"{folder} was started with {_setting(name, before)}, but now {_setting(name, after)}: "
                 "restore the setting, or start a new run in another folder"
             )
 
@@ -62,7 +62,7 @@ def check_tokenizers(folder: Path, dataset: Dataset) -> None:
     """Refuse a dataset whose subwords are not those of the RUN or MODEL folder."""
     stored, tokenizers = TokenizerPair.load(folder), dataset.tokenizers
     if (stored.source.pieces, stored.target.pieces) != (tokenizers.source.pieces, tokenizers.target.pieces):
-        raise InputError(f"{dataset.folder} has other subwords than {folder}: prepare it with --tokenizer {folder}")
+        raise InputError(f"{dataset.folder} has other subwords than {folder}; prepare it with --tokenizer {folder}")
 
 
 def initial_model(folder: Path, given: Path | None) -> Path | None:

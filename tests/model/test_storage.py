@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from deepnmt import __version__
 from deepnmt.errors import InputError
+from deepnmt.files import write_json
 from deepnmt.model.connections.dlcl import DlclConfig
 from deepnmt.model.storage import load_meta, load_model, save_model
 
@@ -105,6 +106,15 @@ class TestRefusals:
         (tmp_path / "model" / "meta.json").touch()
         told = refusal(tmp_path)
         assert told == "MODEL is not a MODEL folder: it has no meta.json (a RUN; its model is MODEL/model)"
+
+    def test_a_run_that_has_not_finished_has_checkpoints(self, tmp_path):
+        run = tmp_path / "run"
+        run.mkdir()
+        write_json(run / "last.json", {"checkpoint": "checkpoints/step-5"})
+        hint = "(MODEL has not finished training; its last checkpoint is MODEL/checkpoints/step-5)"
+        assert refusal(run) == f"MODEL is not a MODEL folder: it has no meta.json {hint}"
+        with raises(InputError, match=r"run/model does not exist \(.*its last checkpoint is .*/checkpoints/step-5\)$"):
+            load_model(run / "model")
 
     def test_missing_weights(self, folder):
         (folder / "model.safetensors").unlink()

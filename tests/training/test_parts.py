@@ -226,9 +226,9 @@ def test_changed_setting_is_named_and_harmless_ones_may_change(tmp_path):
     before = from_table(Recipe, RECIPE)
     harmless = load_recipe(before, ["training.max_steps=9", "training.activation_checkpointing=true"])
     check_recipe(tmp_path, before, harmless)
-    with pytest.raises(InputError, match=r"was started with training.lr = 0.0007, and now training.lr = 0.5"):
+    with pytest.raises(InputError, match=r"was started with training.lr = 0.0007, but now training.lr = 0.5"):
         check_recipe(tmp_path, before, load_recipe(harmless, ["training.lr=0.5"]))
-    with pytest.raises(InputError, match=r"training.clip_norm unset, and now training.clip_norm = 1.0"):
+    with pytest.raises(InputError, match=r"training.clip_norm unset, but now training.clip_norm = 1.0"):
         check_recipe(tmp_path, before, load_recipe(before, ["training.clip_norm=1.0"]))
 
 
