@@ -10,7 +10,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from functools import lru_cache
+from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,7 +51,8 @@ class WorkerPool:
             file.flush()
             try:
                 for task in tasks:
-                    flying.append(self._pool.submit(_work, file.name, task))
+                    with _delayed_interrupt():  # the first call starts the processes
+                        flying.append(self._pool.submit(_work, file.name, task))
                     if len(flying) > 2 * self.num_workers:
                         yield flying.popleft().result()
                 while flying:
@@ -71,8 +74,18 @@ class WorkerPool:
         self._pool.shutdown(cancel_futures=True)
 
 
+@contextmanager
+def _delayed_interrupt() -> Iterator[None]:
+    """Processes that are started inside never see Ctrl-C, not even while they import; this one sees it afterwards."""
+    ensure_running()  # multiprocessing's own process, whose start would unblock the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _begin_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the pool
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

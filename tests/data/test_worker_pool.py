@@ -41,6 +41,16 @@ def test_a_worker_that_dies_is_an_error_not_a_hang() -> None:
         list(workers.in_order(partial(add, 1), [1, 99, 2]))
 
 
+def sees_interrupts(_: int) -> bool:
+    return signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, set())
+
+
+def test_workers_leave_ctrl_c_to_their_parent_from_the_beginning() -> None:
+    with WorkerPool(2) as workers:
+        assert list(workers.in_order(sees_interrupts, range(4))) == 4 * [False]
+    assert sees_interrupts(0)
+
+
 def test_tasks_are_drawn_only_as_they_are_needed() -> None:
     drawn = 0
 
