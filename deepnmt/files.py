@@ -15,7 +15,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
-from deepnmt.errors import InputError
+from deepnmt.errors import InputError, RunError
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
@@ -44,14 +44,21 @@ def replacing(path: Path) -> Iterator[Path]:
             aside.replace(path)
         _sync(path.parent)
     except BaseException as error:
-        if isinstance(error, OSError) and error.filename is not None:  # the temporary name means nothing to a reader
-            error.filename = str(error.filename).replace(str(aside), str(path))
+        _name_final(error, aside, path)
         _remove(aside)
         for folder in missing:
             with suppress(OSError):  # something else may be in it by now
                 folder.rmdir()
         raise
     _remove(aside)
+
+
+def _name_final(error: BaseException, aside: Path, path: Path) -> None:
+    """Let the error name what was to be written, instead of nothing or its temporary name."""
+    if isinstance(error, OSError) and error.errno is not None:
+        error.filename = str(error.filename or path).replace(str(aside), str(path))
+    elif isinstance(error, RunError):
+        error.args = (str(error).replace(str(aside), str(path)),)
 
 
 def remove_leftovers(path: Path) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from pytest import fixture, mark, raises
 
-from deepnmt.errors import InputError
+from deepnmt.errors import InputError, RunError
 from deepnmt.files import remove_leftovers, replacing, sha256, write_json
 
 
@@ -95,6 +95,11 @@ def test_an_error_names_the_file_and_not_its_temporary_name(tmp_path):
     with raises(PermissionError) as refused, replacing(tmp_path / "new") as aside:
         raise PermissionError(13, "Permission denied", str(aside / "part"))
     assert refused.value.filename == str(tmp_path / "new" / "part")
+    with raises(OSError) as refused, replacing(tmp_path / "new"):
+        raise OSError(28, "No space left on device")
+    assert refused.value.filename == str(tmp_path / "new")
+    with raises(RunError, match=f"^cannot write {tmp_path}/new/part$"), replacing(tmp_path / "new") as aside:
+        raise RunError(f"cannot write {aside / 'part'}")
 
 
 def test_two_hosts_with_the_same_process_number_do_not_share_a_temporary_name(tmp_path, write, monkeypatch):

@@ -154,8 +154,12 @@ class ResumableFile:
 
     def append(self, text: bytes, lines: int) -> None:
         """Add the output of `lines` lines of the input."""
-        self._file.write(text)
-        self._file.flush()
+        try:
+            self._file.write(text)
+            self._file.flush()
+        except OSError as error:
+            error.filename = str(self.path)
+            raise
         self.lines += lines
         if self.job is not None:
             os.fsync(self._file.fileno())
@@ -168,7 +172,8 @@ class ResumableFile:
         if kind is None:
             os.fsync(self._file.fileno())
             self.partial.replace(self.path)
-        self._file.close()
+        with suppress(OSError):  # a full disk, which `append` has reported
+            self._file.close()
         if kind is None or not self.note.exists():
             self.note.unlink(missing_ok=True)
             self.partial.unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 """A MODEL folder: the config, the weights and their description. `data` writes the tokeniser files."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     try:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path)
     except SafetensorError as error:
-        raise RunError(f"cannot write {path}: {error}") from error
+        reason = re.search(r"([^:]+) \(os error \d+\)$", str(error))
+        raise RunError(f"cannot write {path}: {reason[1].strip() if reason else error}") from error
     path.chmod(0o644)  # safetensors lets nobody but the owner read the file; a model may be served by another user
 
 

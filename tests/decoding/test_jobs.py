@@ -1,11 +1,13 @@
 """Chunks from pipes and files, and files that survive an interruption."""
 
 import bz2
+import errno
 import gzip
 import io
 import os
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -160,3 +162,12 @@ def test_lines_are_counted_as_they_are_read(tmp_path, content, pack):
     path = tmp_path / "text"
     path.write_bytes(pack(content))
     assert count_lines(path) == (sum(len(chunk) for _, chunk in file_chunks(path, 2)) if content else 0)
+
+
+def test_a_full_disk_is_reported_with_the_name_of_the_output_and_leaves_nothing(tmp_path):
+    with pytest.raises(OSError) as refused, ResumableFile(tmp_path / "out", None) as file:
+        file._file.close()
+        file._file = Path("/dev/full").open("wb")  # noqa: SIM115
+        file.append(b"text", 1)
+    assert (refused.value.errno, refused.value.filename) == (errno.ENOSPC, str(tmp_path / "out"))
+    assert list(tmp_path.iterdir()) == []

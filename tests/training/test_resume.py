@@ -184,11 +184,13 @@ def test_full_disk_ends_the_run_and_leaves_the_checkpoint_before(tmp_path, monke
     run_to_end(tmp_path, replace(CONFIG, max_steps=5))
 
     def full(tensors, path):
-        raise SafetensorError("No space left on device (os error 28)")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     with open_job(tmp_path, CONFIG) as (run, job):
         monkeypatch.setattr(deepnmt.model.storage, "save_file", full)
-        with pytest.raises(RunError, match=r"cannot write .*model.safetensors: No space left"):
+        with pytest.raises(
+            RunError, match=r"cannot write .*/checkpoints/\w+-\d+/model.safetensors: No space left on device$"
+        ):
             train(run, job)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000005"]
 
