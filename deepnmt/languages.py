@@ -34,9 +34,9 @@ SCRIPTS = {
 
 
 def base_language(code: str) -> str:
-    """de for de, de-AT, de_CH, DE and deu_Latn."""
+    """de for de, de-AT, de_CH, DE, deu_Latn and German."""
     base = code.replace("_", "-").partition("-")[0].lower()
-    return TWO_LETTERS.get(base, base)
+    return TWO_LETTERS.get(base) or code_named(base) or base
 
 
 def code_named(name: str) -> str | None:

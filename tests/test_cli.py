@@ -1,5 +1,6 @@
 """The command `deepnmt`: help at once, refusals in one sentence, statuses that scripts can trust."""
 
+import inspect
 import platform
 import subprocess
 import sys
@@ -192,5 +193,19 @@ def test_the_package_names_what_others_may_build_on():
     subprocess.run([sys.executable, "-c", script], check=True)
     for name in deepnmt.__all__:
         assert callable(getattr(deepnmt, name))
+        if inspect.isfunction(getattr(deepnmt, name)):
+            signature = inspect.signature(getattr(deepnmt, name))
+            assert [one for one in signature.parameters if one not in getattr(deepnmt, name).__doc__] == [], name
+            assert signature.return_annotation is not signature.empty
+            assert all(one.annotation is not one.empty for one in signature.parameters.values())
+    for mistake in (
+        lambda: deepnmt.export("MODEL", to="pmml"),
+        lambda: deepnmt.convert("MODEL", "OUT", toolkit="other"),
+        lambda: deepnmt.score([1], ["text"]),
+        lambda: deepnmt.inspect_curves(),
+    ):
+        with raises(InputError):
+            mistake()
+    assert list(deepnmt.score(["a b"], ["a b"], target_lang="German", metrics="compound_bleu")) == ["compound_bleu"]
     with raises(AttributeError, match="module 'deepnmt' has no attribute 'nonsense'"):
         deepnmt.nonsense  # noqa: B018

@@ -45,7 +45,7 @@ def average(
     last: average the last N checkpoints of the kind `of` (by default epochs, or steps if no epoch has ended).
     best: instead, the N with the best validation scores. steps: instead, those of these steps.
     best_on_valid: of the averages of the last (or best) 1 to N, keep the one with the best BLEU on the validation set
-        of `data` (by default the run's), decoded with the run's settings unless `beam` is given.
+        of `data` (by default the run's), decoded with the run's settings unless `beam` is given, on `device`.
     """
     run, out = Path(run), Path(out)
     about = read_about(run)

@@ -24,7 +24,8 @@ def backtranslate(
     `settings` are the fields of `TranslationConfig`; without `beam`, translations are sampled, which gives better
     training data (https://arxiv.org/abs/1808.09381). `source_lang` and `target_lang` are for multilingual models. Under
     torchrun, each rank translates its share of the chunks (of `chunk` lines), and the last one to finish merges them;
-    the others return None. The result does not depend on the number of ranks.
+    the others return None. The result does not depend on the number of ranks. `device` and `precision` are those of
+    `Translator`.
     """
     check_text(Path(text))
     if "nbest" in settings:

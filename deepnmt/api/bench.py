@@ -21,7 +21,10 @@ def bench_training(
     data: str | Path | None = None,
     device: str | None = None,
 ) -> TrainingSpeed:
-    """Time optimiser updates, with the sentence lengths of the DATASET `data` or typical ones."""
+    """Time optimiser updates of `recipe` (a preset or a TOML file) with these `overrides`, on `device`.
+
+    The sentence lengths are those of the DATASET `data`, or typical ones. `trial` sets the size and number of updates.
+    """
     lengths = typical_lengths()
     if data is not None:
         corpus = next(iter(Dataset.open(Path(data)).train.values()))
@@ -40,7 +43,11 @@ def bench_generation(
     device: str | None = None,
     precision: str = "fp32",
 ) -> Iterator[GenerationSpeed]:
-    """Time the search on random sentences, with the recipe's model or with each of these depths in turn."""
+    """Time the search on random sentences, on `device` in `precision`.
+
+    The model is that of `recipe` (a preset or a TOML file) with these `overrides`, or one for each combination of
+    `encoder_layers` and `decoder_layers`. `workload` sets the number and length of sentences, the beam and the workers.
+    """
     config, chosen = _load(recipe, overrides).model, choose_device(device)
     try:
         variants = with_depth(config, encoder_layers, decoder_layers)

@@ -52,14 +52,15 @@ def convert(
     model, `source_lang` and `target_lang` set the default languages.
 
     For dlcl, fairseq, opennmt-py and sockeye, the languages and either subword-nmt's `codes` or SentencePiece models
-    (`tokenizer`) are needed to translate text, and fairseq's dictionaries for the first two (the target's defaults to
-    the source's); without them the MODEL has no tokenisers. `codes`, `tokenizer` and `pretokenizer` have one entry for
-    both sides, or one per side; `pretokenizer` defaults to moses with codes, and to none with SentencePiece.
+    (`tokenizer`) are needed to translate text, and fairseq's dictionaries for the first two (`source_dict`, and
+    `target_dict` if it is another one); without them the MODEL has no tokenisers. `codes`, `tokenizer` and
+    `pretokenizer` have one entry for both sides, or one per side; `pretokenizer` defaults to moses with codes, and to
+    none with SentencePiece. `lowercase`: the model was trained on lowercased text. `overwrite` replaces a MODEL.
     """
     checkpoint, out = Path(checkpoint), Path(out)
     toolkit = toolkit or recognise(checkpoint)
     if toolkit not in FORMATS:
-        raise ValueError(f"toolkit = {toolkit!r} must be one of {', '.join(FORMATS)}")
+        raise InputError(f"toolkit = {toolkit!r} must be one of {', '.join(FORMATS)}")
     check_out(out, overwrite, "a MODEL folder", META, CONFIG)
     dictionaries = {"--source-dict": source_dict, "--target-dict": target_dict}
     subwords = {"--codes": codes, "--tokenizer": tokenizer}

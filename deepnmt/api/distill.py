@@ -30,12 +30,12 @@ def distill(
     target_lang: str | None = None,
     **settings: Any,
 ) -> SyntheticText | None:
-    """Translate the source of a parallel text with a teacher, a MODEL or an ensemble; write `out`.LANGUAGE for both
-    languages.
+    """Translate the file `source` with a teacher, and write `out`.LANGUAGE for both languages.
 
-    With `reference`, the target of that text, each line gets the one of its `nbest` translations (default: `beam`) that
-    is most like its reference, by chrF; without it, the best one. `settings` are the fields of `TranslationConfig`. An
-    interrupted call is resumed, and torchrun shares the work, as in `backtranslate`.
+    The teacher `model` is a MODEL folder, or several, which form an ensemble. With `reference`, the translation of
+    `source`, each line gets the one of its `nbest` translations (default: `beam`) that is most like its reference, by
+    chrF; without it, the best one. `settings` are the fields of `TranslationConfig`. `device`, `precision`, `chunk`,
+    `source_lang`, `target_lang`, resuming and torchrun are as in `backtranslate`.
     """
     folders = [Path(folder) for folder in ([model] if isinstance(model, str | Path) else model)]
     source, out = Path(source), Path(out)

@@ -43,11 +43,12 @@ def evaluate(
     confidence: bool = False,
     **settings: Any,
 ) -> Evaluation:
-    """Translate the file `source` with a MODEL (or an ensemble) and score it against one or several reference files.
+    """Translate the file `source` with a MODEL (or an ensemble) and score it against `references`, one file or several.
 
     `settings` are the fields of `TranslationConfig` (`beam`, `length_penalty`, ...), by default the model's. `output`
     is a file for the translations. `shortlist` uses the model's lexical shortlist. `confidence` adds 95 % intervals by
-    bootstrap resampling. Languages (by default the model's), `metrics` and `lowercase` are those of `deepnmt.score`.
+    bootstrap resampling. `source_lang` and `target_lang` (by default the model's), `metrics` and `lowercase` are those
+    of `deepnmt.score`; `device` and `precision` those of `Translator`.
     """
     from_table(TranslationConfig, settings)
     out = None if output is None else Path(output)

@@ -8,6 +8,7 @@ from deepnmt.decoding.export import DESCRIPTION, FORMATS
 from deepnmt.decoding.export import export as export_model
 from deepnmt.decoding.export.argos import SUFFIX, check_package, export_package
 from deepnmt.decoding.export.comparison import Agreement
+from deepnmt.errors import InputError
 from deepnmt.files import check_out
 from deepnmt.progress import say
 
@@ -33,12 +34,12 @@ def export(
 
     If the package that runs the format is installed, the export is kept only if it agrees with the model on random
     sources and on `sentences`. `out` defaults to the model's folder name followed by the format. `argos` packs an
-    export to CTranslate2 into one file for Argos Translate and LibreTranslate.
+    export to CTranslate2 into one file for Argos Translate and LibreTranslate. `overwrite` replaces an earlier export.
     """
     if to not in FORMATS:
-        raise ValueError(f"to = {to!r} must be one of {', '.join(FORMATS)}")
+        raise InputError(f"to = {to!r} must be one of {', '.join(FORMATS)}")
     if argos and to != "ctranslate2":
-        raise ValueError(f"argos = true packs an export to ctranslate2, not to {to}")
+        raise InputError(f"argos = true packs an export to ctranslate2, not to {to}")
     folder = Path(model).resolve()
     suffix = SUFFIX if argos else f"-{to}"
     path = Path(out) if out is not None else folder.with_name(folder.name + suffix)

@@ -20,7 +20,10 @@ RANDOM_SENTENCES, RANDOM_WORDS = 2000, 1000  # enough to see how far the gradien
 
 
 def inspect_size(model: str | Path, overrides: Sequence[str] = (), *, data: str | Path | None = None) -> ModelSize:
-    """The parameters and FLOPs of each part of a MODEL, or of a recipe (with the vocabulary sizes of `data`)."""
+    """The parameters and FLOPs of each part of `model`: a MODEL folder, or a preset or TOML file.
+
+    A recipe can have `overrides`, and the vocabulary sizes of the DATASET `data`.
+    """
     return ModelSize(str(model), config := _config(model, overrides, data), measure(config))
 
 
@@ -37,7 +40,7 @@ def _config(model: str | Path, overrides: Sequence[str], data: str | Path | None
 
 
 def inspect_weights(model: str | Path) -> list[ConnectionWeights]:
-    """The learned connection weights of the encoder and the decoder of a MODEL."""
+    """The learned connection weights of the encoder and the decoder of the MODEL folder `model`."""
     if not Path(model).is_dir():
         raise InputError(f"{model} is not a MODEL folder; only a trained model has learned weights")
     return read_weights(Path(model))
@@ -52,7 +55,8 @@ def inspect_gradients(
 ) -> gradients.GradientReport:
     """The gradient of each encoder layer over the first updates, for pre-norm, post-norm and DLCL.
 
-    Trains on the DATASET `data`, or on random sentences.
+    The models are those of `recipe` (a preset or a TOML file) with these `overrides`, trained on the DATASET `data` or
+    on random sentences; `trial` sets the number of updates, their size and the width.
     """
     dataset = None if data is None else Dataset.open(Path(data))
     words = [] if dataset else [f"model.{side}_vocab_size={RANDOM_WORDS}" for side in ("source", "target")]
@@ -73,5 +77,7 @@ def inspect_gradients(
 
 
 def inspect_curves(*runs: str | Path) -> LearningCurves:
-    """Validation loss and BLEU of RUN folders over updates, target tokens and seconds; also while they train."""
+    """Validation loss and BLEU of RUN folders (`runs`) over updates, target tokens and time; also while they train."""
+    if not runs:
+        raise InputError("inspect_curves needs at least one RUN folder")
     return read_curves([Path(run) for run in runs])

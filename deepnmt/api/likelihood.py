@@ -19,9 +19,10 @@ def likelihood(
     source_lang: str | None = None,
     target_lang: str | None = None,
 ) -> list[Likelihood]:
-    """The log probability of each subword of the lines of `target`, given those of `source`.
+    """The log probability under a MODEL of each subword of the lines of the file `target`, given those of `source`.
 
-    `Translator.likelihoods` does the same for lists of texts.
+    `model`, `device` and `precision` are those of `Translator`; `source_lang` and `target_lang` are for multilingual
+    models. `Translator.likelihoods` does the same for lists of texts.
     """
     texts, translations = read_lines(str(source)), read_lines(str(target))
     check_lengths([(str(source), texts)], [(str(target), translations)])

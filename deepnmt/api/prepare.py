@@ -39,14 +39,17 @@ def prepare(
     overwrite: bool = False,
     **settings: Any,
 ) -> Dataset:
-    """Clean parallel text, learn subwords, encode it, and write everything to the folder `out`.
+    """Clean parallel text, learn subwords, encode it, and write everything to the DATASET folder `out`.
+
+    `source_lang` and `target_lang` are codes, such as en and pt-BR.
 
     Text is one or several files (plain, .gz, .xz, .bz2, .zst): `source` and `target` with corresponding lines, `tsv`
     with two columns, or `memory` (TMX or XLIFF). These form the training corpus called `train`; `corpora` adds others
-    by name, each a pair of files, and `weights` and `tags` are by corpus name. `settings` are the fields of
-    `PrepareSettings`, such as `vocab_size=8000` or `vocab_size=(8000, 6000)`; without a validation set,
-    `hold_out=2000` takes one out of the training text. `workers` is the number of processes (default: all cores); it
-    does not affect the result.
+    by name, each a pair of files, and `weights` and `tags` are by corpus name. The validation set is `valid_source` and
+    `valid_target`, `valid_tsv` or `valid_memory`, or `hold_out=2000` takes one out of the training text; a test set is
+    `test_source` and `test_target`, `test_tsv` or `test_memory`. `settings` are the fields of `PrepareSettings`, such
+    as `vocab_size=8000` or `vocab_size=(8000, 6000)`. `workers` is the number of processes (default: all cores); it
+    does not affect the result. `overwrite` replaces an existing DATASET.
     """
     languages = source_lang, target_lang
     files = {"train": _pair_files("", source, target, tsv, memory, languages)}

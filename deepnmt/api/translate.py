@@ -85,7 +85,8 @@ def translate_file(
     lines of a source term, a tab and its translation. `scores` adds a column, `as_json` writes one object per line.
     `settings` are the fields of `TranslationConfig`: with `nbest` the output is line number, score and text; with
     `alignments` the last column has word links. `chunk` lines are sorted by length and translated together. `shortlist`
-    uses the model's lexical shortlist. `source_lang` and `target_lang` are for multilingual models.
+    uses the model's lexical shortlist. `source_lang` and `target_lang` are for multilingual models; `device` and
+    `precision` are those of `Translator`.
     """
     given, target = (None if path is None or str(path) == "-" else Path(path) for path in (source, out))
     folders = [Path(folder) for folder in ([model] if isinstance(model, str | Path) else model)]

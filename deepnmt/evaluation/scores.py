@@ -99,10 +99,13 @@ def score(
     resamples: int = 0,
     on_metric: Callable[[str], None] = lambda title: None,
 ) -> Scores:
-    """Score raw, detokenised lines against one reference or several (each a list with the same number of lines).
+    """Score `hypotheses`, raw, detokenised lines, against one reference or several.
 
-    `metrics` are names of `deepnmt.evaluation.metrics.METRICS`, by default all that suit the languages; `lowercase`
-    replaces each by its case-insensitive variant. `resamples` above one adds 95 % intervals from that many resamples.
+    `references` is a list of lines, or a list of such lists. `source_lang` and `target_lang` are codes, such as en and
+    de, which select the tokenisers. `metrics` are names of `deepnmt.evaluation.metrics.METRICS`, by default all that
+    suit the languages; `lowercase` replaces each by its case-insensitive variant. `resamples` above one adds 95 %
+    intervals from that many resamples.
+    `on_metric` is called with the title of each score before it is computed.
     """
     languages = Languages(source_lang, target_lang)
     return _scored([("hypotheses", hypotheses)], references, languages, metrics, lowercase, on_metric, resamples)[0][1]
@@ -120,9 +123,11 @@ def compare(
     samples: int | None = None,
     on_metric: Callable[[str], None] = lambda title: None,
 ) -> list[tuple[str, Scores]]:
-    """Score named systems; the first is the baseline, the others get p-values for their differences from it.
+    """Score named `systems`; the first is the baseline, the others get p-values for their differences from it.
 
-    Intervals come from the bootstrap's resamples; with the randomisation test, from their default number.
+    `test` is "bootstrap" or "randomization", with this number of `samples`. `references`, `source_lang`, `target_lang`,
+    `metrics`, `lowercase` and `on_metric` are those of `score`. Intervals come from the bootstrap's resamples; with the
+    randomisation test, from their default number.
     """
     named = list(systems.items()) if isinstance(systems, Mapping) else list(systems)
     if len(named) < 2:
@@ -151,7 +156,7 @@ def _scored(
     sets: Any = [references] if isinstance(next(iter(references), None), str) else list(references)
     check_lengths(systems, [(f"reference {i}", lines) for i, lines in enumerate(sets, start=1)])
     found: list[dict[str, Score]] = [{} for _ in systems]
-    names = metrics or choose(languages)
+    names = [metrics] if isinstance(metrics, str) else metrics or choose(languages)
     names = list(dict.fromkeys(map(lowercased, names))) if lowercase else names
     for name, metric in build(names, languages).items():
         on_metric(METRICS[name].title)
@@ -218,6 +223,9 @@ def check_lengths(systems: Named, references: Named) -> None:
             raise InputError(f"{name} must be a list of lines, not a string")
         if not lines:
             raise InputError(f"{name} is empty: nothing to score")
+        for number, line in enumerate(lines, start=1):
+            if not isinstance(line, str):
+                raise InputError(f"{name} must be strings, but number {number:,} is {line!r}")
         if len(lines) != len(first_lines):
             raise InputError(
                 f"{name} has {len(lines):,} lines and {first_name} has {len(first_lines):,}:"

@@ -61,7 +61,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def load_model(folder: str | Path, device: str | torch.device = "cpu") -> Transformer:
-    """The model of a MODEL folder, in eval mode."""
+    """The model of a MODEL folder, in eval mode on `device`."""
     folder = Path(folder)
     load_meta(folder)
     return build_model(folder, read_weights(folder)).to(device)

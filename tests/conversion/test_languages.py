@@ -129,8 +129,8 @@ def test_prepared_text_begins_with_the_tags(folder, tmp_path):
 
 
 def test_codes_of_three_letters_are_languages_too():
-    assert [base_language(code) for code in ("eng_Latn", "zho_Hans", "deu", "de-AT", "ace_Arab")] == [
-        *("en", "zh", "de", "de", "ace"),
+    assert [base_language(code) for code in ("eng_Latn", "zho_Hans", "deu", "de-AT", "ace_Arab", "German")] == [
+        *("en", "zh", "de", "de", "ace", "de"),
     ]
 
 
