@@ -45,8 +45,8 @@ class _Help(argparse.RawDescriptionHelpFormatter):
     """Keeps the line breaks of a text that has some, and wraps others."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        fill = super() if "\n" in text else super(argparse.RawDescriptionHelpFormatter, self)
-        return fill._fill_text(text, width, indent)
+        kind = argparse.RawDescriptionHelpFormatter if "\n" in text else argparse.HelpFormatter
+        return kind._fill_text(self, text, width, indent)
 
 
 class _Parser(argparse.ArgumentParser):
