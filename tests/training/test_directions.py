@@ -8,6 +8,7 @@ import small
 from small import ALONE, CONFIG_MODEL, CPU, TRAINING
 
 import deepnmt
+from deepnmt.cli import main
 from deepnmt.config import Recipe
 from deepnmt.data.dataset import Direction
 from deepnmt.errors import InputError
@@ -81,6 +82,13 @@ def test_validation_scores_each_direction_and_their_mean(run):
     assert last["bleu"] == pytest.approx((last["bleu/en-aa"] + last["bleu/en-bb"]) / 2)
     assert last["signatures"]["bleu"] == "mean of en-aa, en-bb"
     assert last["signatures"]["bleu/en-bb"].startswith("BLEU|nrefs:1")
+
+
+def test_a_study_has_one_direction(run, tmp_path, capsys):
+    data = str(run.folder.parent / "data")
+    assert main(["reproduce", "table7", "--scale", "tiny", "--data", data, "--out", str(tmp_path / "STUDY")]) == 2
+    assert "has several directions, and a study has one" in capsys.readouterr().err
+    assert not (tmp_path / "STUDY").exists()
 
 
 def validator(*directions, **changes):
