@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -60,7 +61,6 @@ class JsonLines(Sink):
 
     def __init__(self, folder: Path, step: int, lines: int | None) -> None:
         self.path = folder / LOG
-        self.path.touch()
         self._open(step, lines, kept=())
 
     def rewind(self, step: int, lines: int | None) -> None:
@@ -86,17 +86,26 @@ class JsonLines(Sink):
         self.file.close()
 
 
-def read_log(folder: Path) -> list[dict[str, Any]]:
-    """The complete lines. Only a line feed ends one: samples may contain U+2028, where `splitlines` would split."""
+def read_log(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """The complete lines, of one kind or of all; none before there is a log.
+
+    Only a line feed ends a line: samples may contain U+2028, where `splitlines` would split.
+    """
     lines = []
-    for text in (folder / LOG).read_bytes().split(b"\n")[:-1]:
+    content = (folder / LOG).read_bytes() if (folder / LOG).exists() else b""
+    for text in content.split(b"\n")[:-1]:
         try:
             line = json.loads(text)
         except ValueError:
             continue
-        if isinstance(line, dict) and "step" in line:
+        if isinstance(line, dict) and "step" in line and kind in (None, line["kind"]):
             lines.append(line)
     return lines
+
+
+def seconds_of(line: Mapping[str, Any]) -> float:
+    """The time that a line about training is about."""
+    return line["tokens"] / (line["tokens_per_second"] or math.inf)
 
 
 def _dump(line: Mapping[str, Any]) -> str:
