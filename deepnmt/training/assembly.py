@@ -14,8 +14,9 @@ import torch
 
 from deepnmt.config import Recipe
 from deepnmt.data.batching import BatchStream, StreamState
-from deepnmt.data.collate import AnyBatch, Batch, PackedBatch
-from deepnmt.data.dataset import Dataset
+from deepnmt.data.collate import AnyBatch, pack, pad
+from deepnmt.data.dataset import Dataset, Side
+from deepnmt.data.epoch_plan import BatchShape
 from deepnmt.data.loader import Loader
 from deepnmt.data.vocabulary import UNK
 from deepnmt.devices import device_name, multiplies_bf16
@@ -330,8 +331,6 @@ def _fits(state: TrainingState, engine: EagerEngine, layout: str, lengths: set[i
 def _made_up_batch(tokens: int, length: int, layout: str, device: torch.device) -> AnyBatch:
     """Sentences of one length, as many as there is room for."""
     rows = max(tokens // length, 1)
-    ids = torch.full((rows, length), UNK, device=device)
-    if layout != "packed":
-        return Batch(ids, ids, ids, ids.numel(), ids.numel(), np.arange(rows))
-    flat, offsets = ids.flatten(), torch.arange(rows + 1, device=device, dtype=torch.int32) * length
-    return PackedBatch(flat, offsets, flat, flat, offsets, ids.numel(), ids.numel(), np.arange(rows))
+    side = Side.joined(np.full(rows * (length - 1), UNK), np.full(rows, length - 1))  # without eos
+    lay_out, room = (pack, rows * length) if layout == "packed" else (pad, length)
+    return lay_out(side, side, BatchShape(rows, room, room), np.arange(rows)).to(device)
