@@ -248,7 +248,7 @@ class BatchStream:
             return
         for name, now in self._made_from.items():
             before = state["made_from"].get(name)
-            if before != now and (name, before) != ("content", None):  # which earlier versions did not store
+            if before != now:
                 changed = (
                     "other sentences, or another order" if name == "content" else f"{name} was {before}, now {now}"
                 )

@@ -177,7 +177,7 @@ def announce(
         best = "the last checkpoint will count as the best (`deepnmt prepare --hold-out N` makes a validation set)"
         say(f"{dataset.folder} has no validation set: {best}")
     if newest is not None:
-        if (before := read_state(newest).get("measure", state.measure)) != state.measure:
+        if (before := read_state(newest)["measure"]) != state.measure:
             say(f"validation has changed from {before} to {state.measure}: earlier scores no longer count")
         return
     if config.grow_at and config.grow_at[-1] >= config.max_steps:
@@ -257,7 +257,7 @@ def open_curves(recipe: Recipe, out: Path, state: TrainingState, world: World) -
     """The curves of the run, continued from its state; only the main rank writes any."""
     if not world.is_main:
         return Curves()
-    config, curves = recipe.training, Curves([JsonLines(out, state.step, state.log_lines)])
+    config, curves = recipe.training, Curves([JsonLines(out, state.log_lines)])
     if config.tensorboard:
         try:
             curves.append(TensorBoard(out, state.step))

@@ -30,7 +30,7 @@ class Sink:
     def tick(self, step: int) -> None:
         """A step is done; called at every step."""
 
-    def rewind(self, step: int, lines: int | None) -> None:
+    def rewind(self, step: int, lines: int) -> None:
         """Forget what came after a checkpoint of this step, saved when the log had this many lines."""
 
     def picture(self, name: str, matrix: Tensor, step: int) -> None:
@@ -47,7 +47,7 @@ class Curves(list[Sink]):
         for sink in self:
             sink.write({"kind": kind, "step": step, **values})
 
-    def rewind(self, step: int, lines: int | None) -> None:
+    def rewind(self, step: int, lines: int) -> None:
         for sink in self:
             sink.rewind(step, lines)
 
@@ -59,19 +59,18 @@ class Curves(list[Sink]):
 class JsonLines(Sink):
     """One JSON object per line. Opening it at a checkpoint drops later lines, and a line that was cut short."""
 
-    def __init__(self, folder: Path, step: int, lines: int | None) -> None:
+    def __init__(self, folder: Path, lines: int) -> None:
         self.path = folder / LOG
-        self._open(step, lines, kept=())
+        self._open(lines, kept=())
 
-    def rewind(self, step: int, lines: int | None) -> None:
+    def rewind(self, step: int, lines: int) -> None:
         """Earlier rollbacks to the same checkpoint stay on record."""
         self.file.close()
-        self._open(step, lines, kept=("rollback",))
+        self._open(lines, kept=("rollback",))
 
-    def _open(self, step: int, lines: int | None, kept: tuple[str, ...]) -> None:
+    def _open(self, lines: int, kept: tuple[str, ...]) -> None:
         found = read_log(self.path.parent)
-        count = sum(line["step"] <= step for line in found) if lines is None else lines
-        found = found[:count] + [line for line in found[count:] if line["kind"] in kept]
+        found = found[:lines] + [line for line in found[lines:] if line["kind"] in kept]
         write_text(self.path, "".join(map(_dump, found)))
         self.lines = len(found)
         self.file = self.path.open("a", encoding="utf-8", newline="\n")
@@ -135,7 +134,7 @@ class TensorBoard(Sink):
         for line in [] if is_validated else lines:
             self.write(line)
 
-    def rewind(self, step: int, lines: int | None) -> None:
+    def rewind(self, step: int, lines: int) -> None:
         self.writer.close()
         self._open(step)
 

@@ -258,8 +258,6 @@ def test_resuming_with_other_data_is_refused() -> None:
         InputError, match="other sentences, or another order"
     ):  # sentences are numbered in the order of the corpora
         BatchStream(dict(reversed(corpora.items())), config, seed=1, state=state)
-    del state["made_from"]["content"]  # as earlier versions stored it
-    BatchStream(corpora, config, seed=1, state=state)
 
 
 def test_resuming_with_the_same_text_in_another_order_is_refused(tmp_path: Path) -> None:
