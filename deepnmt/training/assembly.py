@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from deepnmt.config import Recipe
+from deepnmt.config import Recipe, load_recipe
 from deepnmt.data.batching import BatchStream, StreamState
 from deepnmt.data.collate import AnyBatch, pack, pad
 from deepnmt.data.dataset import Dataset, Side
@@ -73,7 +73,7 @@ def open_run(
         is_resumed = world.agree(world.is_main and folder.check_folder(out, resume))
         if is_resumed and world.is_main:
             held.enter_context(hold_lock(out, LOCK_WAIT_SECONDS if world.size > 1 else 0))
-        stored = folder.read_recipe(out) if is_resumed else None
+        stored = load_recipe(out / folder.RECIPE) if is_resumed else None
         recipe = settle(recipe, dataset, world, stored)
         if recipe.training.wandb_project is not None:
             require_wandb()
