@@ -3,7 +3,6 @@
 import fcntl
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from deepnmt.decoding.config import TranslationConfig
 from deepnmt.decoding.jobs import ResumableFile, chunk_lines, count_lines, file_chunks, fingerprint
 from deepnmt.decoding.lines import one_line
 from deepnmt.decoding.translator import Hypothesis, Translator, default_settings
+from deepnmt.devices import torchrun_ranks
 from deepnmt.errors import InputError
 from deepnmt.files import replacing
 from deepnmt.progress import say
@@ -127,7 +127,9 @@ def synthesise(
     does not depend on the number of ranks.
     """
     from_table(TranslationConfig, (default_settings(models[0]) if models else {}) | settings)
-    rank, world_size, device = _rank_and_device(device)
+    rank, world_size, local_rank = torchrun_ranks()
+    if world_size > 1 and device in (None, "cuda") and torch.cuda.is_available():
+        device = f"cuda:{local_rank % torch.cuda.device_count()}"
     translator = Translator(models, device, precision).for_languages(source_lang, target_lang)
     size = chunk_lines(chunk, translator.device.type)
     finals = _finals(out, (text, *inputs), translator)
@@ -148,20 +150,6 @@ def check_text(path: Path) -> None:
     check_readable(path)
     if next(file_chunks(path, 1), None) is None:
         raise InputError(f"{path} is empty")
-
-
-def _rank_and_device(asked: str | None) -> tuple[int, int, str | None]:
-    """Rank, number of ranks and device, from the environment that torchrun sets."""
-    given = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": os.environ.get("RANK", "0")}
-    try:
-        rank, world_size, local = (int(os.environ.get(name, default)) for name, default in given.items())
-    except ValueError as error:
-        raise InputError(f"{', '.join(given)} in the environment must be whole numbers: {error}") from error
-    if not 0 <= rank < world_size:
-        raise InputError(f"RANK = {rank} is not below WORLD_SIZE = {world_size}")
-    if world_size > 1 and asked in (None, "cuda") and torch.cuda.is_available():
-        asked = f"cuda:{local % torch.cuda.device_count()}"
-    return rank, world_size, asked
 
 
 def _finals(out: Path, inputs: Sequence[Path], translator: Translator) -> tuple[Path, Path]:
