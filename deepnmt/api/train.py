@@ -2,7 +2,6 @@
 
 import signal
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -168,8 +167,8 @@ def _text_metrics(recipe: Recipe, dataset: Dataset) -> TextMetrics:
     """Translates with the recipe's validation settings, and scores with BLEU and chrF."""
     beam, penalty = recipe.training.validation_beam, recipe.decoding.length_penalty
 
-    def translate(model: Any, sources: list[str]) -> list[str]:
-        translator = Translator.of(model, dataset.tokenizers)
+    def translate(model: Any, languages: tuple[str, str], sources: list[str]) -> list[str]:
+        translator = Translator.of(model, dataset.tokenizers).for_languages(*languages)
         return translator.translate(sources, beam=beam, length_penalty=penalty)
 
-    return TextMetrics(translate, partial(quick_scores, target_lang=dataset.tokenizers.target.language))
+    return TextMetrics(translate, quick_scores)

@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     from deepnmt.api.train import train
+    from deepnmt.data.tokenizer import TokenizerPair
 
     options = vars(arguments)
     options.setdefault("data", None)
@@ -38,5 +39,7 @@ def run(arguments: argparse.Namespace) -> None:
         arguments.overrides.append(f"training.tokens_per_update={options.pop('tokens_per_update')}")
     finished = train(**options)
     if finished.is_finished and torchrun_ranks()[0] == 0:
-        evaluate = f"deepnmt evaluate {finished.model} --source test.SOURCE --reference test.TARGET"
-        print(f"next:\n  deepnmt translate {finished.model} < input.txt\n  {evaluate}", file=sys.stderr)
+        model, files = str(finished.model), "--source test.SOURCE --reference test.TARGET"
+        if TokenizerPair.load(finished.model).is_multilingual:
+            model = f"{model} --source-lang CODE --target-lang CODE"
+        print(f"next:\n  deepnmt translate {model} < input.txt\n  deepnmt evaluate {model} {files}", file=sys.stderr)

@@ -122,6 +122,8 @@ def _begin(request: Request, setup: Setup, experiments: dict[str, Experiment], b
     """Store the settings and the test sets of the study."""
     dataset, pair = setup.dataset, setup.dataset.tokenizers
     languages = pair.source.language, pair.target.language
+    if len(dataset.meta.get("directions", ())) > 1:
+        raise InputError(f"{dataset.folder} has several directions, and a study has one; prepare a dataset with one")
     tests = _tests(request, dataset)
     if not tests and any("scores" in experiment.measures for experiment in experiments.values()):
         raise InputError(f"{dataset.folder} has no test set: prepare it with --test-source, or give one with --test")
