@@ -53,7 +53,7 @@ class Run:
         if not best.exists():
             return {}
         step = read_state(self.folder / read_json(best)["checkpoint"]).get("step")
-        lines = [line for line in self.log if line["kind"] == "validation" and line["step"] == step]
+        lines = [line for line in read_log(self.folder, "validation") if line["step"] == step]
         figures = lines[-1] if lines else {}
         return {name: value for name, value in figures.items() if isinstance(value, float)}
 

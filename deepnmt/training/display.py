@@ -59,7 +59,7 @@ class Display(Sink):
         else:
             self.bar.update(self.bar.task_ids[0], completed=step, description=text)
 
-    def rewind(self, step: int, lines: int | None) -> None:
+    def rewind(self, step: int, lines: int) -> None:
         self._count_from(step)
 
     def close(self) -> None:
