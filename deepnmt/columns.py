@@ -3,6 +3,14 @@
 import csv
 import io
 from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+class ShownAsText:
+    """A result that a notebook shows as `print` does."""
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))
 
 
 def aligned(rows: Sequence[Sequence[str]], numbers: slice = slice(1, None)) -> str:

@@ -1,5 +1,6 @@
 """The code in the documentation runs."""
 
+import io
 import pkgutil
 import re
 import shutil
@@ -185,6 +186,10 @@ def test_the_python_page_runs_and_shows_every_name(tmp_path, monkeypatch):
     assert len(names["found"].hypotheses) == 12
     assert names["logits"].shape == (1, names["target_input"].shape[1], names["pair"].target.vocab_size)
     assert names["encoder"].kind == "dlcl"
+    shown = io.StringIO()
+    for result in (names["found"].scores, names["curves"], names["report"], deepnmt.inspect_size("demo")):
+        result._repr_pretty_(types.SimpleNamespace(text=shown.write), cycle=False)  # as a notebook does
+        assert str(result) in shown.getvalue()
     for name in set(deepnmt.__all__) - {"Run"}:
         assert re.search(rf"deepnmt\.{name}\(|`{name}`", page), f"docs/python.md does not show deepnmt.{name}"
 

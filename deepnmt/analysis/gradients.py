@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from deepnmt.analysis.charts import Axes, Series
 from deepnmt.analysis.config import GradientTrial
 from deepnmt.analysis.size import describe
-from deepnmt.columns import aligned, comma_separated
+from deepnmt.columns import ShownAsText, aligned, comma_separated
 from deepnmt.config import Recipe
 from deepnmt.data.batching import BatchingConfig, BatchStream
 from deepnmt.data.dataset import Corpus
@@ -51,7 +51,7 @@ class Gradients:
 
 
 @dataclass(frozen=True)
-class GradientReport:
+class GradientReport(ShownAsText):
     """The measurements of every arm; `model` is the recipe's, as it was measured."""
 
     name: str

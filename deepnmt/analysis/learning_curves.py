@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from deepnmt.analysis.charts import Axes, Series
-from deepnmt.columns import aligned, comma_separated
+from deepnmt.columns import ShownAsText, aligned, comma_separated
 from deepnmt.errors import InputError
 from deepnmt.progress import say
 from deepnmt.training.curves import LOG, read_log, seconds_of
@@ -36,7 +36,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class LearningCurves:
+class LearningCurves(ShownAsText):
     """The validations of each run, by its name. As text: a summary, and tables over updates."""
 
     runs: dict[str, list[Point]]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from deepnmt.columns import aligned
+from deepnmt.columns import ShownAsText, aligned
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.storage import undrawn_model
 
@@ -21,7 +21,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class ModelSize:
+class ModelSize(ShownAsText):
     """A model of this config, part by part."""
 
     name: str

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from deepnmt.columns import ShownAsText
 from deepnmt.errors import InputError
 from deepnmt.evaluation.metrics import METRICS, Languages, build, choose, lowercased
 
@@ -37,7 +38,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Scores(Mapping[str, Score]):
+class Scores(ShownAsText, Mapping[str, Score]):
     """The figures of one system by their short names: `scores.bleu` is `scores["bleu"]`."""
 
     figures: Mapping[str, Score]
