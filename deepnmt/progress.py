@@ -39,9 +39,13 @@ class Progress:
     def line(self) -> str:
         total = f"/{self.total:,}" if self.total else ""
         note = f"  {self.note}" if self.note else ""
-        count, rate = self.total or self.done, f"{self.rate:,.0f}"
-        unit, rate_unit = (self.unit.removesuffix("s") if one else self.unit for one in (count == 1, rate == "1"))
-        return f"{self.title}: {self.done:,}{total} {unit} ({rate} {rate_unit}/s){note}"
+        one, rate = self.unit.removesuffix("s"), f"{self.rate:,.0f}"
+        speed = f"{rate} {one if rate == '1' else self.unit}/s"
+        if self.done and rate == "0":
+            speed = f"{1 / self.rate:,.0f} s per {one}"
+        return (
+            f"{self.title}: {self.done:,}{total} {one if (self.total or self.done) == 1 else self.unit} ({speed}){note}"
+        )
 
 
 @contextmanager

@@ -48,6 +48,18 @@ def test_one_is_singular(capsys, monkeypatch):
     assert all(line.endswith("(100 lines/s)") for line in lines)
 
 
+def test_less_than_one_a_second_is_shown_as_the_time_of_one(capsys, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    for done in (0, 3):
+        with progress("score", total=3, unit="runs") as shown:
+            clock[0] += 12
+            shown.advance(done)
+    assert [line for line in capsys.readouterr().err.splitlines() if "/3" in line][
+        -1
+    ] == "score: 3/3 runs (4 s per run)"
+
+
 def test_a_failure_is_not_reported_as_done(capsys):
     with raises(RuntimeError), progress("train") as shown:
         shown.advance()
