@@ -43,9 +43,8 @@ class Progress:
         speed = f"{rate} {one if rate == '1' else self.unit}/s"
         if self.done and rate == "0":
             speed = f"{1 / self.rate:,.0f} s per {one}"
-        return (
-            f"{self.title}: {self.done:,}{total} {one if (self.total or self.done) == 1 else self.unit} ({speed}){note}"
-        )
+        unit = one if (self.total or self.done) == 1 else self.unit
+        return f"{self.title}: {self.done:,}{total} {unit} ({speed}){note}"
 
 
 @contextmanager

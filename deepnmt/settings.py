@@ -142,7 +142,7 @@ _NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: 
 def _variant(variants: Mapping[str, type[Any]], value: Any, where: str) -> Any:
     table = {"kind": value} if isinstance(value, str) else value
     if not isinstance(table, Mapping) or "kind" not in table:
-        raise InputError(f"{where}.kind is missing: one of {', '.join(variants)}")
+        raise InputError(f"{where}.kind is missing; choose from {', '.join(variants)}")
     kind = _choice(tuple(variants), table["kind"], f"{where}.kind")
     return from_table(variants[kind], {name: value for name, value in table.items() if name != "kind"}, where)
 

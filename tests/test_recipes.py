@@ -184,7 +184,7 @@ class TestOverrides:
                 "model.encoder.connection.kind=dlc",
                 f"model.encoder.connection.kind is 'dlc', not one of {', '.join(CONNECTIONS)}; did you mean dlcl?",
             ),
-            ("model.encoder.connection.groups=2", "model.encoder.connection.kind is missing: one of residual"),
+            ("model.encoder.connection.groups=2", "model.encoder.connection.kind is missing; choose from residual"),
             ("model.encoder=3", "model.encoder is a section, not a value: 3"),
             ("model.encoder.dim.x=3", "model.encoder.dim must be a whole number, not {'x': 3}"),
             ("decoding.beam=0", "decoding: beam = 0 must be at least 1"),

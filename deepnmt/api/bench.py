@@ -61,5 +61,5 @@ def _load(recipe: str, overrides: Sequence[str]) -> Recipe:
     loaded = load_recipe(recipe, overrides)
     for name in ("source_vocab_size", "target_vocab_size"):
         if (size := getattr(loaded.model, name)) <= len(SPECIAL_PIECES):
-            raise InputError(f"model.{name} = {size} leaves no symbols to measure with; set that of your data")
+            raise InputError(f"model.{name} = {size} leaves no symbols for sentences; set it to your vocabulary size")
     return loaded

@@ -110,7 +110,7 @@ def _resolve_all(
         if isinstance(data, Path) and not data.exists():
             raise InputError(f"{data}, the dataset of {out}, does not exist; pass its new location as --data")
     if data is None:
-        raise InputError(f"--data is missing, and {out} holds no run to resume")
+        raise InputError(f"--data is missing, and {out} contains no run to resume")
     dataset = data if isinstance(data, Dataset) else Dataset.open(Path(data))
     dataset.verify()
     if recipe is None:

@@ -54,7 +54,7 @@ class PreparedModel:
 def prepare(model: Transformer, precision: str) -> PreparedModel:
     """`model`, changed in place to use this precision, with its sub-layers folded into plain ones if possible."""
     if precision not in PRECISIONS:
-        raise InputError(f"precision {precision!r} is not known: one of {', '.join(PRECISIONS)}")
+        raise InputError(f"unknown precision {precision!r}; choose from {', '.join(PRECISIONS)}")
     device = model.output_weight.device.type
     if precision == "int8" and device != "cpu":
         raise InputError(f"precision int8 is for the CPU; on {device} use fp16 or bf16")

@@ -124,5 +124,5 @@ def lowercased(name: str) -> str:
 def build(names: Sequence[str], languages: Languages) -> dict[str, "Metric"]:
     for name in names:
         if name not in METRICS:
-            raise InputError(f"unknown score {name!r}; one of {', '.join(METRICS)}")
+            raise InputError(f"unknown score {name!r}; choose from {', '.join(METRICS)}")
     return {name: METRICS[name].make(languages, METRICS[name].lowercase) for name in names}

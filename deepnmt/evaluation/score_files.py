@@ -35,7 +35,7 @@ def score_files(
     if samples is not None and samples < 2:
         raise InputError(f"samples = {samples} must be above 1")
     if samples is not None and not confidence and (len(hypotheses) == 1 or test is None):
-        raise InputError(f"samples = {samples} has no use here: ask for intervals (--confidence) or for a paired test")
+        raise InputError(f"samples = {samples} has no effect without intervals (--confidence) or a paired test")
     reference_files = [(path, read_lines(path)) for path in references]
     systems = [(path, read_lines(path)) for path in hypotheses]
     check_lengths(systems, reference_files)

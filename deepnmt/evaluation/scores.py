@@ -134,7 +134,7 @@ def compare(
     if len(named) < 2:
         raise InputError("a paired test needs two hypotheses or more")
     if test not in TESTS:
-        raise InputError(f"unknown test {test!r}; one of {', '.join(TESTS)}")
+        raise InputError(f"unknown test {test!r}; choose from {', '.join(TESTS)}")
     languages, count = Languages(source_lang, target_lang), samples or TESTS[test].samples
     if test == "bootstrap" and len(named[0][1]) < FEW_LINES:
         languages.notice(

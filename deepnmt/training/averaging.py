@@ -53,7 +53,7 @@ def choose_checkpoints(
     count = last if best is None else best
     if len(found) < count:
         raise InputError(
-            f"{run} has {len(found)} {kind} checkpoints, not {count}; ask for fewer, or train with a higher "
+            f"{run} has only {len(found)} of {count} {kind} checkpoints; ask for fewer, or train with a higher "
             f"training.keep_{kept}"
         )
     return found[len(found) - count :]
@@ -69,7 +69,7 @@ def best_window(paths: Sequence[Path], judge: Callable[[dict[str, Tensor]], floa
 def all_checkpoints(run: Path) -> list[Path]:
     paths = list_checkpoints(run / CHECKPOINTS)
     if not paths:
-        raise InputError(f"{run} holds no checkpoint; a RUN folder is what `deepnmt train --out` writes")
+        raise InputError(f"{run} contains no checkpoint; `deepnmt train --out` writes RUN folders")
     return paths
 
 

@@ -33,9 +33,9 @@ def check_folder(folder: Path, resume: bool) -> bool:
         raise InputError(f"{folder} is a file; --out must name a folder")
     has_run = (folder / RECIPE).exists()
     if has_run and not resume:
-        raise InputError(f"{folder} already holds a run; resume it with --resume, or choose another --out")
+        raise InputError(f"{folder} already contains a run; resume it with --resume, or choose another --out")
     if not has_run and folder.is_dir() and any(not _is_beginning(path) for path in folder.iterdir()):
-        raise InputError(f"{folder} is not empty and holds no run; choose another --out")
+        raise InputError(f"{folder} is not empty and contains no run; choose another --out")
     return has_run
 
 

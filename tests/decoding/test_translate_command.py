@@ -212,7 +212,7 @@ def test_invalid_input_is_translated_with_a_warning_that_names_the_line(digits_m
         (["MODEL", "--input", "/nowhere.txt"], "/nowhere.txt does not exist"),
         (["MODEL", "--beam", "0"], "--beam 0 must be at least 1"),
         (["MODEL", "--beam", "x"], "argument --beam: invalid int value"),
-        (["MODEL", "--precision", "int3"], "precision 'int3' is not known"),
+        (["MODEL", "--precision", "int3"], "unknown precision 'int3'"),
         (["MODEL", "--threads", "0"], "threads must be at least 1"),
         (["MODEL", "--chunk", "0"], "--chunk 0 must be at least 1"),
         (["MODEL", "--input", "SOURCE", "--output", "SOURCE"], "is an input: name another file"),

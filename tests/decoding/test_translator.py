@@ -383,7 +383,7 @@ def test_threads_share_a_translator(translator):
 
 
 def test_senseless_machines_are_refused(digits_model):
-    with pytest.raises(InputError, match="precision 'int4' is not known"):
+    with pytest.raises(InputError, match="unknown precision 'int4'"):
         Translator(digits_model, precision="int4")
     with pytest.raises(InputError, match="fp16 is for the GPU"):
         Translator(digits_model, precision="fp16")

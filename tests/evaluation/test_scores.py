@@ -194,7 +194,7 @@ def test_scores_are_read_by_name_and_unknown_names_are_told_what_there_is() -> N
         (lambda: score(["a"], "a"), "reference 1 must be a list of lines, not a string"),
         (lambda: score(["a"], []), "no reference"),
         (lambda: score_files([__file__], []), "no reference"),
-        (lambda: score(["a"], ["a"], metrics=["blue"]), "unknown score 'blue'; one of bleu,"),
+        (lambda: score(["a"], ["a"], metrics=["blue"]), "unknown score 'blue'; choose from bleu,"),
         (lambda: score(["a"], ["a"], metrics=["multi_bleu"]), "add --target-lang"),
     ],
 )

@@ -88,7 +88,7 @@ def test_kinds_of_bleu_that_share_a_name_in_sacrebleu_stay_apart() -> None:
 def test_refusals() -> None:
     with pytest.raises(InputError, match="two hypotheses or more"):
         compare([("a", GOOD)], REFERENCE)
-    with pytest.raises(InputError, match="unknown test 'sign'; one of bootstrap, randomization"):
+    with pytest.raises(InputError, match="unknown test 'sign'; choose from bootstrap, randomization"):
         compare([("a", GOOD), ("b", BAD)], REFERENCE, test="sign")
     with pytest.raises(InputError, match="b has 59 lines and reference 1 has 60"):
         compare([("a", GOOD), ("b", BAD[1:])], REFERENCE)

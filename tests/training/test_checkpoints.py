@@ -235,14 +235,14 @@ def test_best_window_is_the_one_the_judge_likes_best(finished):
 @pytest.mark.parametrize(
     "choose, message",
     [
-        (lambda run: choose_checkpoints(run, last=5), r"has 2 epoch checkpoints, not 5; .*training\.keep_epochs"),
+        (lambda run: choose_checkpoints(run, last=5), r"has only 2 of 5 epoch checkpoints; .*training\.keep_epochs"),
         (
             lambda run: choose_checkpoints(run, last=9, kind="step"),
-            r"has 5 step checkpoints, not 9; .*training\.keep_last",
+            r"has only 5 of 9 step checkpoints; .*training\.keep_last",
         ),
-        (lambda run: choose_checkpoints(run, best=9), r"validated checkpoints, not 9; .*training\.keep_best"),
+        (lambda run: choose_checkpoints(run, best=9), r"of 9 validated checkpoints; .*training\.keep_best"),
         (lambda run: choose_checkpoints(run, steps=[7]), r"has no checkpoint of step 7; there are .*16, 18, 20"),
-        (lambda run: choose_checkpoints(run / "nowhere", last=1), "holds no checkpoint"),
+        (lambda run: choose_checkpoints(run / "nowhere", last=1), "contains no checkpoint"),
     ],
 )
 def test_impossible_choices_are_refused(choose, message, finished):

@@ -236,11 +236,11 @@ def test_folders_that_must_not_be_overwritten_are_refused(tmp_path):
     assert not check_folder(tmp_path / "new", resume=False)
     assert not check_folder(tmp_path / "new", resume=True)
     (tmp_path / "thesis.txt").write_text("x")
-    with pytest.raises(InputError, match="not empty and holds no run"):
+    with pytest.raises(InputError, match="not empty and contains no run"):
         check_folder(tmp_path, resume=True)
     write_text(tmp_path / "recipe.toml", to_toml(RECIPE))
     assert check_folder(tmp_path, resume=True)
-    with pytest.raises(InputError, match="already holds a run; resume it with --resume"):
+    with pytest.raises(InputError, match="already contains a run; resume it with --resume"):
         check_folder(tmp_path, resume=False)
     with pytest.raises(InputError, match="is a file"):
         check_folder(tmp_path / "thesis.txt", resume=False)

@@ -151,7 +151,7 @@ def test_logged_scores_are_those_of_the_checkpoint(place):
 
 def test_run_is_refused_twice_and_a_finished_one_resumes_to_its_end(place, capsys):
     assert main(arguments(place, "run")) == 2
-    assert "already holds a run; resume it with --resume" in capsys.readouterr().err
+    assert "already contains a run; resume it with --resume" in capsys.readouterr().err
     before = curves(place / "run")
     assert main([*arguments(place, "run"), "--resume"]) == 0
     assert "all 60 steps are done" in capsys.readouterr().err
@@ -280,7 +280,7 @@ def test_averaging_a_run(place, capsys, unchanged):
     Translator(place / "averaged").translate(["a cat"], beam=1)
     for given, message in [
         ([run, "--last", "2", "--out", str(place / "averaged")], "already exists"),
-        ([run, "--last", "99", "--out", str(place / "more")], "epoch checkpoints, not 99"),
+        ([run, "--last", "99", "--out", str(place / "more")], "of 99 epoch checkpoints"),
         ([run, "--last", "0", "--out", str(place / "more")], "at least 1"),
         ([run, "--steps", "7", "--out", str(place / "more")], "has no checkpoint of step 7"),
         ([run, "--best-on-valid", "--last", "1", "--data", "nowhere", "--out", str(place / "more")], "not a dataset"),

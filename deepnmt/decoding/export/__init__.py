@@ -55,7 +55,7 @@ def export(
     form = FORMATS[to]
     missing = [name for name in form.NEEDS if find_spec(name) is None]
     if missing:
-        raise InputError(f"deepnmt export --to {to} needs {' and '.join(missing)}: pip install 'deepnmt[{to}]'")
+        raise InputError(f"deepnmt export --to {to} needs {', '.join(missing)}: pip install 'deepnmt[{to}]'")
     model, tokenizers = load_model(folder), TokenizerPair.load(folder)
     check_vocabularies(folder, model.config, tokenizers)
     form.check(model.config, tokenizers)
