@@ -3,9 +3,8 @@
 A validation set may be a sample of the training text.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import nsmallest
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -60,16 +59,6 @@ class HeldOut:
     def __len__(self) -> int:
         return len(self.text[0])
 
-    def overlaps(self, keys: Sequence[Keys], languages: Sequence[str]) -> npt.NDArray[np.bool_]:
-        """True for training pairs with a side that is in this set, in the same language."""
-        found = np.zeros(len(keys[0]), bool)
-        for (side, language), (own, known) in product(
-            zip(keys, languages, strict=True), zip(self.keys, self.languages, strict=True)
-        ):
-            if language == known:
-                found |= np.isin(side, own)
-        return found
-
     def encode(self, tokenizers: TokenizerPair) -> tuple[Side, Side]:
         pair = tokenizers.for_languages(*self.languages)
         return flatten(pair.source.encode_words(self.words[0])), flatten(pair.target.encode_words(self.words[1]))
@@ -82,6 +71,21 @@ class HeldOut:
             lengths = np.maximum(*map(np.array, counts))
         for i in np.flatnonzero(lengths > (settings.max_length or np.inf)):
             self.noted.add("too-long", f"{where} pair {before + i + 1}", self.text[0][i], self.text[1][i])
+
+
+def keys_by_language(held_out: Iterable[HeldOut]) -> dict[str, Keys]:
+    """The keys of all held-out text."""
+    found: dict[str, list[Keys]] = {}
+    for one in held_out:
+        for language, side in zip(one.languages, one.keys, strict=True):
+            found.setdefault(language, []).append(side)
+    return {language: np.unique(np.concatenate(listed)) for language, listed in found.items()}
+
+
+def overlaps(pairs: Sequence[Keys], languages: Sequence[str], held_out: Mapping[str, Keys]) -> npt.NDArray[np.bool_]:
+    """True for pairs with a side that is held out in the same language; in any direction and on any side."""
+    sides = zip(pairs, languages, strict=True)
+    return np.logical_or(*(np.isin(side, held_out.get(language, ())) for side, language in sides))
 
 
 def write_held_out(
@@ -128,8 +132,7 @@ def sample(files: Sequence[ParallelFile], count: int, cleaner: Cleaner, others: 
     sides = [[pair[side] for pair in found.values()] for side in (0, 1)]
     clean = cleaner(RawChunk(files[0], 1, sides))
     usable = SeenKeys().add(pair_keys(*clean.keys))
-    for one in others:
-        usable &= ~one.overlaps(clean.keys, cleaner.languages)
+    usable &= ~overlaps(clean.keys, cleaner.languages, keys_by_language(others))
     # In words, since there are no subwords yet: what is too long in words is too long in any unit.
     lengths = ([line.count(b" ") + 1 for line in lines] for lines in clean.lines)
     judged = [cleaner.settings.judge_lengths(*pair) for pair in zip(*lengths, strict=True)]

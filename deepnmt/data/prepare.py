@@ -8,7 +8,7 @@ import errno
 import re
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import accumulate, chain
@@ -23,7 +23,7 @@ from deepnmt import __version__
 from deepnmt.data import learning
 from deepnmt.data.cleaning import Keys, ReasonCounts, SeenKeys, pair_keys
 from deepnmt.data.dataset import DATASET_FORMAT, CorpusWriter, Dataset, train_file_name
-from deepnmt.data.held_out import HeldOut, sample, write_held_out
+from deepnmt.data.held_out import HeldOut, keys_by_language, overlaps, sample, write_held_out
 from deepnmt.data.parallel import CHUNK_PAIRS, ParallelFile, RawChunk, parallel_chunks
 from deepnmt.data.passes import CleanChunk, Cleaner, SpoolChunk, count_words, encode
 from deepnmt.data.prepare_settings import REASONS, PrepareSettings
@@ -209,14 +209,14 @@ class _Preparation:
 
     def _clean(self, spool: Path, held_out: list[HeldOut]) -> Chunks:
         """First pass: write the kept pairs to the spool, chunk by chunk."""
-        seen = {languages: SeenKeys() for languages in self.directions}
+        seen, held_out_keys = {languages: SeenKeys() for languages in self.directions}, keys_by_language(held_out)
         kept: Chunks = {corpus.name: [] for corpus in self.corpora}
         with progress("cleaning", unit="pairs") as shown:
             for corpus in self.corpora:
                 dropped = self.dropped[corpus.name]
                 for chunk in self.workers.in_order(self.cleaners[corpus.languages], self._chunks(corpus)):
                     pairs = len(chunk.numbers) + dropped.merge(chunk.dropped)
-                    rows = self._without_repetitions(corpus, chunk, seen[corpus.languages], held_out)
+                    rows = self._without_repetitions(corpus, chunk, seen[corpus.languages], held_out_keys)
                     if len(rows):
                         path = spool / f"{corpus.name}-{len(kept[corpus.name])}"
                         path.write_bytes(b"".join(side[i] + b"\n" for side in chunk.lines for i in rows))
@@ -227,15 +227,14 @@ class _Preparation:
         return kept
 
     def _without_repetitions(
-        self, corpus: CorpusInput, chunk: CleanChunk, seen: SeenKeys, held_out: list[HeldOut]
+        self, corpus: CorpusInput, chunk: CleanChunk, seen: SeenKeys, held_out: Mapping[str, Keys]
     ) -> npt.NDArray[np.int64]:
         """The pairs of a chunk that do not overlap with held-out sets and were not seen before."""
         reasons = np.full(len(chunk.numbers), "", "U9")
         pairs = pair_keys(*chunk.keys)
         repeated = ~seen.add(pairs)
         if "overlap" not in self.settings.keep:
-            for one in held_out:
-                reasons[one.overlaps(chunk.keys, corpus.languages)] = "overlap"
+            reasons[overlaps(chunk.keys, corpus.languages, held_out)] = "overlap"
         if "duplicate" not in self.settings.keep:
             reasons[repeated & (reasons == "")] = "duplicate"
         sampled = np.isin(pairs, self.sampled.get(corpus.languages, ()))
