@@ -204,7 +204,9 @@ def test_signals_save_and_end_with_one_sentence(place, number, status):
         last = process.output.strip().splitlines()[-1]
     assert last.startswith("deepnmt: stopped after step ") and "--resume continues from there" in last
     step = int(last.split()[4].replace(",", ""))
-    assert (place / run / "checkpoints" / f"step-{step:08d}" / "manifest.json").exists()
+    newest = place / run / json.loads((place / run / "last.json").read_text())["checkpoint"]  # of the step or its epoch
+    assert json.loads((newest / "state.json").read_text())["run"]["step"] == step
+    assert (newest / "manifest.json").exists()
 
 
 @pytest.mark.parametrize(
