@@ -7,6 +7,7 @@ import torch
 from pytest import mark, raises
 
 from deepnmt.cli import main
+from deepnmt.commands.prepare import PRESETS
 from deepnmt.config import find_recipe, load_recipe, preset_names, recipes_folder
 from deepnmt.errors import InputError
 from deepnmt.model.connections import CONNECTIONS
@@ -73,6 +74,11 @@ def test_a_system_of_the_paper_is_what_its_name_says(name):
         assert stack.num_layers == depths[0]
     kinds = [word for word in words if word in CONNECTIONS]  # "fixed-average" comes after its scheme
     assert model.encoder.connection.kind == (kinds[0] if kinds else "residual")
+
+
+def test_prepare_suggests_presets_that_exist():
+    assert {*PRESETS.values()} <= {*preset_names()}
+    assert list(PRESETS) == sorted(PRESETS)
 
 
 def test_the_deep_recipe_is_the_setting_that_was_measured():

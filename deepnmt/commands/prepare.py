@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ EXAMPLE = """deepnmt prepare --source train.en --target train.de \\
   # a multilingual model
   deepnmt prepare --direction en de a.en a.de --direction en fr b.en b.fr \\
       --hold-out 1000 --out DATASET"""
+PRESETS = {200_000: "demo", 2_000_000: "deep", inf: "en-de-pre-dlcl-30l"}  # for fewer pairs than this
 CLEANING = {
     "max_length": "drop longer sentences; 0: no limit",
     "max_ratio": "drop pairs with a larger length ratio; 0: no limit",
@@ -162,7 +164,9 @@ def show_summary(meta: dict[str, Any], out: Path) -> None:
     pairs, seconds = sum(corpus["pairs_read"] for corpus in meta["train"]), max(meta["seconds"], 0.1)
     print(f"{'Shared vocabulary' if meta['shared_vocabulary'] else 'Vocabularies'}: {sizes}. ", end="")
     print(f"{pairs:,} pairs in {seconds:,.1f} s, {2 * pairs / seconds:,.0f} sentences/s.")
-    print(f"Next: deepnmt train RECIPE --data {out} --out RUN     (`deepnmt presets` lists recipes)")
+    recipe = next(name for most, name in PRESETS.items() if pairs < most)
+    recipe += "" if meta["shared_vocabulary"] else " model.share_embeddings=false"
+    print(f"Next: deepnmt train {recipe} --data {out} --out RUN     (`deepnmt presets` lists others)")
 
 
 def _advice(meta: dict[str, Any]) -> Iterator[str]:

@@ -613,9 +613,13 @@ def test_the_summary_says_what_was_kept_dropped_and_what_to_do_next(
         "sentences/s",
     ):
         assert part in shown.out
-    assert f"Next: deepnmt train RECIPE --data {out} --out RUN" in shown.out.replace("\n", "")
+    assert f"Next: deepnmt train demo --data {out} --out RUN" in shown.out.replace("\n", "")
     assert "cleaning: 51 pairs" in shown.err
     assert "UTF-8" not in shown.out and "is small" not in shown.out
+
+    again = ["--source", str(train[0]), "--target", str(train[1]), *SMALL, "--separate", "--overwrite"]
+    assert main(["prepare", *again, "--out", str(out)]) == 0
+    assert f"deepnmt train demo model.share_embeddings=false --data {out} --out RUN" in capsys.readouterr().out
 
     train[1].write_bytes(train[1].read_bytes() + "schön\n".encode("latin-1"))
     train[0].write_text(train[0].read_text() + "nice\n")
