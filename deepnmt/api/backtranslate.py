@@ -35,6 +35,7 @@ def backtranslate(
         Path(text),
         Path(out),
         title="backtranslate",
+        sides=("source", "target"),
         device=device,
         precision=precision,
         chunk=chunk,

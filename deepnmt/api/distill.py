@@ -59,6 +59,7 @@ def distill(
         out,
         lines_of,
         title="distill",
+        sides=("target", "source"),
         inputs=inputs,
         device=device,
         precision=precision,
