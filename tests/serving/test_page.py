@@ -10,7 +10,8 @@ from phrasebook import phrases
 from pytest import approx, fixture, mark, skip
 
 from deepnmt.serving.limits import Limits
-from deepnmt.serving.models import Models, ServedModel, load_models
+from deepnmt.serving.loading import load_models
+from deepnmt.serving.models import Models, ServedModel
 from deepnmt.serving.prometheus import Metrics
 from deepnmt.serving.server import create_app
 
