@@ -44,6 +44,8 @@ def load_models(
     )
     for given, file in zip(terms, files, strict=True):
         _check_terms(given, file, models)
+    for model in models:  # or the first requests would all encode the same terms
+        model.glossaries.of_files(model.source, model.target)
     return models
 
 

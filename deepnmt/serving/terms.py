@@ -46,14 +46,14 @@ class Glossaries:
         self.max_subwords = max_subwords
         # Of files for these languages alone and files for all, the former take precedence.
         self.files = sorted(files, key=lambda file: bool(file.languages))
-        self._of_files = lru_cache(KEPT)(self._from_files)
+        self.of_files = lru_cache(KEPT)(self._from_files)
         self._of_request = lru_cache(KEPT)(self._extended)
 
     async def find(self, source: str, target: str, own: Pairs = ()) -> Glossary | None:
         """The terms of the server for these languages, and those of a request, which take precedence."""
         if not own and not self.files:
             return None
-        get, arguments = (self._of_request, (own,)) if own else (self._of_files, ())
+        get, arguments = (self._of_request, (own,)) if own else (self.of_files, ())
         try:
             return await asyncio.to_thread(get, source, target, *arguments)
         except InputError as error:
@@ -69,5 +69,5 @@ class Glossaries:
         return self.encoded(terms, source, target) if terms else None
 
     def _extended(self, source: str, target: str, own: Pairs) -> Glossary:
-        base = self._of_files(source, target) or self.encoded({}, source, target)
+        base = self.of_files(source, target) or self.encoded({}, source, target)
         return base.extended(own)

@@ -740,6 +740,11 @@ def test_the_servers_terms_apply_to_every_request_and_give_way_to_its_own(terms_
     assert "Kirche" in both[0] and "Haus" in both[1]
 
 
+def test_the_servers_terms_are_encoded_before_the_first_request(terms_app, monkeypatch):
+    monkeypatch.setattr(Glossary, "_encoded", lambda *_: 1 / 0)
+    assert "Kirche" in texts_of(post(terms_app, {"text": "The house is old."}))[0]
+
+
 def test_sentences_without_a_requests_terms_are_those_of_other_requests(phrase_folder, monkeypatch):
     limits, metrics = Limits(batch_wait=0), Metrics()
     models = load_models([str(phrase_folder)], "cpu", "fp32", limits, metrics)
