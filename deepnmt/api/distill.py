@@ -13,7 +13,6 @@ from deepnmt.decoding.config import TranslationConfig
 from deepnmt.decoding.jobs import count_lines
 from deepnmt.decoding.translator import Hypothesis, default_settings
 from deepnmt.errors import InputError
-from deepnmt.settings import from_table
 from deepnmt.text import iterate_lines
 
 
@@ -48,11 +47,11 @@ def distill(
         check_text(reference)
         if (lines := count_lines(reference)) != (wanted := count_lines(source)):
             raise InputError(f"{reference} has {lines:,} lines but {source} has {wanted:,}; it needs one for each")
-        beam = from_table(TranslationConfig, (default_settings(folders[0]) if folders else {}) | settings).beam
-        settings.setdefault("nbest", beam)
+        defaults = default_settings(folders[0]) if folders else {}
+        settings.setdefault("nbest", (defaults | settings).get("beam", TranslationConfig.beam))
         lines_of, inputs = _MostLike(reference).lines, [reference]
     elif "nbest" in settings:
-        raise InputError("nbest is the number of translations to choose from by the reference: give the reference too")
+        raise InputError(f"nbest = {settings['nbest']} needs a reference, by which one of the translations is chosen")
     return synthesise(
         folders,
         source,

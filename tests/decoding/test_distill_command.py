@@ -104,7 +104,7 @@ def test_an_interrupted_call_finds_its_place_in_the_reference(random_model, text
         (["--source", "nowhere"], "nowhere does not exist"),
         (["--source", "train.de", "--reference", "short.en"], "short.en has 1 lines but train.de has 32"),
         (["--source", "train.de", "--reference", "empty.en"], "empty.en is empty"),
-        (["--source", "train.de", "--nbest", "4"], "give the reference too"),
+        (["--source", "train.de", "--nbest", "4"], "--nbest 4 needs a reference"),
         (["--source", "train.de", "--reference", "train.en", "--nbest", "9"], "nbest"),
     ],
 )
