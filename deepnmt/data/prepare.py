@@ -119,8 +119,8 @@ class _Preparation:
         if self.given:  # it has its own normalisation and words
             asked = self.preprocessors
             self.preprocessors = [self.given.source.preprocessor, self.given.target.preprocessor]
-            for ours, theirs in zip(asked, self.preprocessors, strict=True):
-                _refuse_contradictions(settings.tokenizer[0], ours, theirs)
+            for i in (0, -1):
+                _refuse_contradictions(settings.tokenizer[i], asked[i], self.preprocessors[i])
         self.cleaner = Cleaner(settings, self.preprocessors)  # raises now if a language is not supported
 
     def run(
@@ -276,6 +276,8 @@ class _Preparation:
 
 def _refuse_contradictions(tokenizer: Path, asked: Preprocessor, given: Preprocessor) -> None:
     """A given tokeniser keeps its own preprocessing: another one that was asked for would have no effect."""
+    if asked.language != given.language:
+        raise InputError(f"{tokenizer} is a tokeniser for {given.language}, not {asked.language}")
     for field in fields(Preprocessor):
         wanted, has = getattr(asked, field.name), getattr(given, field.name)
         if wanted not in (field.default, has):
