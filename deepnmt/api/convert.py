@@ -62,10 +62,11 @@ def convert(
         raise ValueError(f"toolkit = {toolkit!r} must be one of {', '.join(FORMATS)}")
     check_out(out, overwrite, "a MODEL folder", META, CONFIG)
     dictionaries = {"--source-dict": source_dict, "--target-dict": target_dict}
-    subwords = {"--codes": codes, "--tokenizer": tokenizer}
+    subwords = {"--codes": codes, "--tokenizer": tokenizer, "--pretokenizer": pretokenizer}
+    given: dict[str, object] = {**dictionaries, **subwords, "--lowercase": lowercase}
     text: ForeignText | None = None
     if toolkit in TEXTS:
-        _refuse({**dictionaries, **subwords}, f"{toolkit}, whose folder has tokenisers")
+        _refuse(given, f"{toolkit}, whose folder has tokenisers")
         text = read_text(toolkit, checkpoint, source_lang, target_lang)
         model = convert_model(checkpoint, toolkit, text.numbering)
     else:
@@ -75,8 +76,8 @@ def convert(
         else:
             needed = {"--source-dict": source_dict, **needed}
         needed |= {"--source-lang": source_lang, "--target-lang": target_lang}
-        has_text = any(needed.values()) or target_dict is not None
-        _check_text(needed, {**subwords, "--pretokenizer": pretokenizer}, has_text)
+        has_text = any((given | needed).values())
+        _check_text(needed, subwords, has_text)
         foreign = FORMATS[toolkit](checkpoint)
         vocabularies, numbering = _vocabularies(foreign, source_dict, target_dict)
         model = rebuild(foreign, numbering)

@@ -109,7 +109,7 @@ class Glossary:
             if not isinstance(source, str) or not isinstance(target, str):
                 raise InputError(f"a term and its translation must be strings, not {source!r} and {target!r}")
             entry = target, self._encoded(source, target)
-            if found.setdefault(lower_case(source), entry) != entry:
+            if found.setdefault(lower_case(source.strip()), entry) != entry:
                 raise InputError(f"the term {source!r} has two translations; upper and lower case are the same")
         return found
 

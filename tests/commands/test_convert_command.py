@@ -133,6 +133,10 @@ def test_subword_options_that_do_not_fit_are_refused(convert, tmp_path, text_fil
 
     languages = ["--source-lang", "en", "--target-lang", "de"]
     assert refusal("--tokenizer", PIECES, *languages) == "to convert tokenisers, also give --source-dict"
+    assert refusal("--lowercase").startswith("to convert tokenisers, also give --source-dict, --codes or --tokenizer")
+    assert refusal("--from", "nllb", "--pretokenizer", "moses", "--lowercase") == (
+        "--pretokenizer and --lowercase are not used with nllb, whose folder has tokenisers"
+    )
     assert refusal(*text_files, "--tokenizer", PIECES) == "give either --codes or --tokenizer, not both"
     given = ["--source-dict", tmp_path / "dict.txt", *languages, "--tokenizer"]  # with symbols of subword-nmt
     assert refusal(*given, PIECES, PIECES, PIECES) == "--tokenizer takes one value for both sides, or one per side"

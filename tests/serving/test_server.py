@@ -715,7 +715,7 @@ def terms_app(phrase_folder, tmp_path_factory):
     models.close()
 
 
-@mark.parametrize("terms", [{"house": "Kirche"}, [["House", "Kirche"], ["HOUSE", "Kirche"]]])
+@mark.parametrize("terms", [{" house ": "Kirche"}, [["House", "Kirche"], ["HOUSE", "Kirche"]]])
 def test_a_request_brings_terms_of_its_own(real_app, terms):
     text = "The house is old. The garden is old."
     (plain,) = texts_of(post(real_app, {"text": text}))
