@@ -2,6 +2,7 @@ import errno
 import json
 import os
 import random
+import re
 import shlex
 import signal
 import subprocess
@@ -455,7 +456,7 @@ def test_a_dataset_that_another_process_made_meanwhile_stays(tmp_path: Path, mon
         (tmp_path / "data").mkdir()
         write_json(tmp_path / "data" / "dataset.json", {})
 
-    monkeypatch.setattr(preparing.HeldOut, "write", make_another)
+    monkeypatch.setattr(preparing, "write_held_out", make_another)
     with pytest.raises(InputError, match="already exists"):
         make(tmp_path, english_german(50), english_german(5, seed=1))
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["dataset.json"]
@@ -526,13 +527,15 @@ def test_a_failure_midway_leaves_the_old_dataset_whole(
 
 
 def test_what_a_killed_call_left_is_cleared_away_by_the_next(tmp_path: Path) -> None:
-    process = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    dead, alive, other = (
-        tmp_path / f".{name}.{number}.partial"
-        for name, number in (("d[1]", int(process.stdout)), ("d[1]", os.getppid()), ("d1", int(process.stdout)))
-    )
-    for folder in (dead, alive, other):
+    killed = "import os, pathlib; from deepnmt.files import replacing\n"
+    killed += "with replacing(pathlib.Path('d[1]')) as folder: folder.mkdir(); print(folder, flush=True); os._exit(9)"
+    process = subprocess.run([sys.executable, "-c", killed], capture_output=True, text=True, cwd=tmp_path)
+    dead = Path(process.stdout.strip())
+    alive = dead.with_name(re.sub(r"-\d+-", f"-{os.getppid()}-", dead.name))
+    other = dead.with_name(dead.name.replace("d[1]", "d1"))
+    for folder in (alive, other):
         folder.mkdir()
+    assert dead.exists()
     make(tmp_path, english_german(50), out=tmp_path / "d[1]")
     assert not dead.exists()
     assert alive.exists() and other.exists()
