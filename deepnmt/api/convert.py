@@ -164,7 +164,8 @@ def recognise(checkpoint: Path) -> str:
     if not checkpoint.exists():
         raise InputError(f"{checkpoint} does not exist")
     if not checkpoint.is_dir():
-        raise InputError(f"{checkpoint} is a file; name its format with --from {' or '.join(FORMATS)}")
+        formats = " or ".join(toolkit for toolkit in FORMATS if toolkit not in TEXTS)
+        raise InputError(f"{checkpoint} is a file; name its format with --from {formats}")
     if (checkpoint / "config.json").is_file():
         model_type = read_json(checkpoint / "config.json").get("model_type")
         if is_exported(checkpoint):
@@ -177,7 +178,7 @@ def recognise(checkpoint: Path) -> str:
         return "nllb" if toolkit == "m2m100" and not (checkpoint / "vocab.json").is_file() else toolkit
     if any(checkpoint.glob("*.npz")):
         return "marian"
-    if (checkpoint / PARAMETERS).is_file():
+    if (checkpoint / PARAMETERS).exists():
         return "sockeye"
     raise InputError(f"{checkpoint} is not a supported model: it has no config.json, .npz file or {PARAMETERS}")
 

@@ -123,6 +123,12 @@ def test_sentencepiece_model_segments_and_the_dictionary_numbers(convert, checkp
     assert len(deepnmt.Translator(tmp_path / "MODEL").translate(["small tree", ""], beam=2)) == 2
 
 
+def test_a_file_needs_its_format_and_only_those_of_files_are_offered(convert, tmp_path):
+    status, _, err = convert(AUTHORS / "dlcl_pre.npz", "--out", tmp_path / "MODEL")
+    assert status == 2
+    assert err.endswith("is a file; name its format with --from dlcl or fairseq or opennmt-py or sockeye\n")
+
+
 def test_subword_options_that_do_not_fit_are_refused(convert, tmp_path, text_files):
     command = [AUTHORS / "dlcl_pre.npz", "--from", "dlcl", "--out", tmp_path / "MODEL"]
 

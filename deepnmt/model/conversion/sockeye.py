@@ -87,6 +87,9 @@ def read(path: Path) -> ForeignModel:
 
 
 def _read_parameters(path: Path) -> dict[str, Tensor]:
+    if path.is_dir():
+        remedy = f"convert it with `python -m sockeye.convert_deepspeed --model {path.parent}`"
+        raise InputError(f"{path} is a folder, as DeepSpeed writes it; {remedy}")
     try:
         return read_state_dict(path)
     except InputError as error:
