@@ -1,4 +1,7 @@
-"""Atomic writes: files are written under a temporary name and renamed, so that a kill leaves nothing half-written."""
+"""Atomic writes: files are written under a temporary name and renamed, so that a kill leaves nothing half-written.
+
+Also locks, and the reading of JSON and TOML.
+"""
 
 import ctypes
 import errno
