@@ -59,14 +59,20 @@ def remove_leftovers(path: Path) -> None:
     beginning = f".{path.name}.{_host()}-"
     for aside in path.parent.glob(f"{escape(beginning)}*.partial"):
         process = aside.name.removeprefix(beginning).partition("-")[0]
-        if process.isdecimal():
-            try:
-                os.kill(int(process), 0)
-            except ProcessLookupError:
-                with suppress(OSError):  # another process may be removing it too
-                    _remove(aside)
-            except PermissionError:  # it runs, for another user
-                continue
+        if process.isdecimal() and not is_running(int(process)):
+            with suppress(OSError):  # another process may be removing it too
+                _remove(aside)
+
+
+def is_running(process: int) -> bool:
+    """Whether a process of this host, by its number, still runs."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is another user's
+        pass
+    return True
 
 
 def _host() -> str:

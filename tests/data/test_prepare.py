@@ -2,7 +2,6 @@ import errno
 import json
 import os
 import random
-import re
 import shlex
 import signal
 import subprocess
@@ -25,7 +24,7 @@ from deepnmt.data import prepare as preparing
 from deepnmt.data.dataset import CorpusWriter, Dataset
 from deepnmt.data.prepare_settings import PrepareSettings
 from deepnmt.errors import InputError
-from deepnmt.files import write_json
+from deepnmt.files import _host, write_json
 
 Pairs = list[tuple[str, str]]
 LANGUAGES = {"source_lang": "en", "target_lang": "de"}
@@ -527,15 +526,13 @@ def test_a_failure_midway_leaves_the_old_dataset_whole(
 
 
 def test_what_a_killed_call_left_is_cleared_away_by_the_next(tmp_path: Path) -> None:
-    killed = "import os, pathlib; from deepnmt.files import replacing\n"
-    killed += "with replacing(pathlib.Path('d[1]')) as folder: folder.mkdir(); print(folder, flush=True); os._exit(9)"
-    process = subprocess.run([sys.executable, "-c", killed], capture_output=True, text=True, cwd=tmp_path)
-    dead = Path(process.stdout.strip())
-    alive = dead.with_name(re.sub(r"-\d+-", f"-{os.getppid()}-", dead.name))
-    other = dead.with_name(dead.name.replace("d[1]", "d1"))
-    for folder in (alive, other):
+    process = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    dead, alive, other = (
+        tmp_path / f".{name}.{_host()}-{number}-abcd.partial"
+        for name, number in (("d[1]", int(process.stdout)), ("d[1]", os.getppid()), ("d1", int(process.stdout)))
+    )
+    for folder in (dead, alive, other):
         folder.mkdir()
-    assert dead.exists()
     make(tmp_path, english_german(50), out=tmp_path / "d[1]")
     assert not dead.exists()
     assert alive.exists() and other.exists()
