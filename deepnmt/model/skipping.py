@@ -56,3 +56,16 @@ def nothing_skipped(model: nn.Module) -> Iterator[None]:
     finally:
         for module, p in skips.items():
             module.p = p
+
+
+@contextmanager
+def bypassed(layer: nn.Module) -> Iterator[None]:
+    """Inside, this layer returns its input, like one that LayerDrop skips, but always and in evaluation too.
+
+    Its connection needs to know nothing: it receives y = x, a layer that adds nothing.
+    """
+    handle = layer.register_forward_hook(lambda layer, given, output: given[0])
+    try:
+        yield
+    finally:
+        handle.remove()
