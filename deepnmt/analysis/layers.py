@@ -21,6 +21,13 @@ NOTE = """importance: increase of the loss when this layer alone is bypassed, ±
 the layer's output y with its input x, and |y - x| / |x|; norm: |y|; exit loss: the loss if the stack ended
 after this layer. Losses are in nats per target subword, the others means over subwords. Layer 0 is the embedding."""
 
+CHARTS = (
+    ("importance", "loss without the layer", "increase, nats per target subword"),
+    ("exit_loss", "loss if the stack ended after the layer", "nats per target subword"),
+    ("change", "change from input to output", "|y - x| / |x|"),
+    ("norm", "norm of the output", "|y|"),
+)
+
 
 @dataclass(frozen=True)
 class LayerUse:
@@ -208,22 +215,17 @@ def _table(use: StackUse) -> str:
 
 
 def draw(report: LayerReport) -> list[str]:
-    """Charts of each measure over depth, with a line for each stack, and a heat map of each stack's similarities."""
-    charts = []
-    for name, title, label in (
-        ("importance", "Loss without the layer", "increase, nats per target subword"),
-        ("exit_loss", "Loss if the stack ended after the layer", "nats per target subword"),
-        ("change", "Change that the layer makes", "|y - x| / |x|"),
-        ("norm", "Norm of the layer's output", "|y|"),
-    ):
-        series = []
+    """Each measure over depth and then the similarities, for one stack beside the other: their scales differ."""
+    pictures = []
+    for name, title, label in CHARTS:
         for use in report.stacks:
             layers = [layer for layer in use.layers if getattr(layer, name) is not None]
             errors = [layer.standard_error or 0.0 for layer in layers] if name == "importance" else []
-            series.append(Series(use.stack, [(layer.layer, getattr(layer, name)) for layer in layers], errors))
-        charts.append(line_chart(series, Axes(title, "layer (0 is the embedding)", label)))
+            series = Series(use.stack, [(layer.layer, getattr(layer, name)) for layer in layers], errors)
+            axes = Axes(f"{use.stack.capitalize()}: {title}", "layer (0 is the embedding)", label)
+            pictures.append(line_chart([series], axes))
     named = [use.similarity_by_name() for use in report.stacks]
-    return charts + [heat_map(one.matrix, one.rows, one.columns, one.title, mask=False) for one in named]
+    return pictures + [heat_map(one.matrix, one.rows, one.columns, one.title, mask=False, joint="and") for one in named]
 
 
 def to_csv(report: LayerReport) -> str:

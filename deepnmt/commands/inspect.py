@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deepnmt.analysis.config import GradientTrial
+from deepnmt.analysis.figures import check_format, save_figure
 from deepnmt.commands.options import LANGUAGES, MACHINE, OVERRIDES, add_options, add_settings, settings_in
 from deepnmt.devices import use_threads
 from deepnmt.errors import InputError
@@ -71,8 +72,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     out = arguments.out
-    if arguments.what != "size" and out is not None and not arguments.json and out.suffix not in FIGURES:
-        raise InputError(f"--out {out}: the file name must end in {', '.join(FIGURES)}")
+    if arguments.what != "size" and out is not None and not arguments.json:
+        if out.suffix not in FIGURES:
+            raise InputError(f"--out {out}: the file name must end in {', '.join(FIGURES)}")
+        check_format(out)
     if arguments.what in ("weights", "layers") and arguments.overrides:
         raise InputError(f"{arguments.overrides[0]}: inspect {arguments.what} takes a MODEL folder and no overrides")
     show = {"size": _size, "weights": _weights, "layers": _layers, "gradients": _gradients, "curves": _curves}
@@ -193,7 +196,6 @@ def _save(
 ) -> None:
     """Write the pictures as a page or as one figure, or the values that they show."""
     from deepnmt.analysis.charts import grid, page
-    from deepnmt.analysis.figures import save_figure
 
     if out.suffix == ".csv":
         write_text(out, values)

@@ -203,4 +203,6 @@ def test_the_report_in_every_form():
     assert rows[0][:4] == ["encoder", "0", "", ""] and float(rows[5][2]) == approx(
         stacks[1].layers[1].importance, rel=1e-4
     )
-    assert len(draw(report)) == 4 + 2
+    *charts, encoder, decoder = draw(report)
+    assert len(charts) == 4 * 2 and "Decoder: norm of the output" in charts[-1]
+    assert "y3 and y1: " in encoder and "2-layer decoder" in decoder

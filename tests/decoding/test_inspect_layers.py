@@ -56,7 +56,7 @@ def test_every_form(digits_model, files, tmp_path, capsys):
     assert float(rows[4]["importance"]) == pytest.approx(expected["importance"], rel=1e-4)
     for name in ("layers.svg", "layers.html"):
         assert call(digits_model, *files, "--out", tmp_path / name) == 0
-        assert "Loss without the layer" in (tmp_path / name).read_text()
+        assert "Encoder: loss without the layer" in (tmp_path / name).read_text()
     assert not capsys.readouterr().out
 
 
