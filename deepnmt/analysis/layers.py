@@ -1,6 +1,5 @@
 """What each layer of a trained model contributes to its loss and to its representations, on real sentences."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -16,6 +15,7 @@ from deepnmt.columns import aligned, comma_separated
 from deepnmt.decoding.likelihood import ForcedBatch
 from deepnmt.model.skipping import bypassed
 from deepnmt.model.transformer import Encoded, Stack, Transformer
+from deepnmt.training.validation import perplexity
 
 NOTE = """importance: increase of the loss when this layer alone is bypassed, ± its standard error; cosine, change: of
 the layer's output y with its input x, and |y - x| / |x|; norm: |y|; exit loss: the loss if the stack ended
@@ -72,7 +72,7 @@ class LayerReport:
         sample = (
             f"{self.sentences:,} pairs, {self.source_subwords:,} source and {self.target_subwords:,} target subwords"
         )
-        loss = f"loss {self.loss:.4f} nats per target subword, perplexity {math.exp(self.loss):.2f}"
+        loss = f"loss {self.loss:.4f} nats per target subword, perplexity {perplexity(self.loss):.2f}"
         return "\n\n".join([f"{self.model}: {self.about}", f"{sample}\n{loss}", *map(_table, self.stacks), NOTE])
 
 

@@ -96,6 +96,18 @@ def test_batches_and_padding_do_not_matter(connection, sublayer):
     assert numbers(parts[1]) == approx(numbers(whole[1]), rel=1e-3, abs=2e-5)
 
 
+@mark.gpu
+@every_scheme
+def test_a_gpu_measures_what_a_cpu_measures(connection, sublayer):
+    model = model_of(connection, sublayer)
+    loss, stacks = measure_layers(model, batches_of())
+    (batch,) = batches_of()
+    moved = {name: value.cuda() for name, value in vars(batch).items() if name != "sentences"}
+    on_gpu = measure_layers(model.cuda(), [replace(batch, **moved)])
+    assert on_gpu[0] == approx(loss, rel=1e-4)
+    assert numbers(on_gpu[1]) == approx(numbers(stacks), rel=1e-2, abs=1e-3)
+
+
 @torch.no_grad()
 def make_second_an_identity(layers):
     """Its branches add nothing, and norms that are not inside a branch are plain, as those of the layer below."""
