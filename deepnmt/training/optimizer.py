@@ -5,13 +5,13 @@ Clipping, unscaling and skipping are done inside the fused Adam kernel, through 
 
 import re
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from deepnmt.training.adam import KernelAdam, begun
+from deepnmt.training.adam import KernelAdam, adam_state
 from deepnmt.training.config import TrainingConfig
 from deepnmt.training.distributed import World
 from deepnmt.training.muon import Muon
@@ -34,26 +34,10 @@ def build_optimizer(model: nn.Module, config: TrainingConfig, world: World) -> t
     ]
     groups = [group for group in groups if group["params"]]
     is_sharded = any(hasattr(p, "full_tensor") for p in trained.values())
-    adam = partial(
-        KernelAdam if world.device.type == "cuda" and not is_sharded else torch.optim.Adam,
-        fused=True,
-        decoupled_weight_decay=config.optimizer != "adam",
-        lr=config.lr,
-        betas=config.betas,
-        eps=config.eps,
-    )
-    if config.optimizer != "muon":
-        return adam(groups)
-    return Muon(
-        matrices.values(),
-        adam(groups),
-        lr=config.lr,
-        rate_factor=1.0 if config.matrix_lr is None else config.matrix_lr / config.lr,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-        dtype=torch.bfloat16 if world.device.type == "cuda" or config.precision == "bf16" else torch.float32,
-        spread=world.spread_rows,
-    )
+    kind = KernelAdam if world.device.type == "cuda" and not is_sharded else torch.optim.Adam
+    decoupled = config.optimizer != "adam"
+    adam = kind(groups, lr=config.lr, betas=config.betas, eps=config.eps, decoupled_weight_decay=decoupled, fused=True)
+    return Muon(matrices.values(), adam, config, world) if config.optimizer == "muon" else adam
 
 
 @dataclass(frozen=True)
@@ -143,6 +127,6 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     assert len(named) == len(mine), "a sharded module is in one piece: its parameters are not the optimiser's"
     tensors = {}
     for name, parameter in named:
-        state = begun(optimizer.state[parameter], parameter)
+        state = adam_state(optimizer.state[parameter], parameter)
         tensors.update({f"{kind}/{name}": tensor for kind, tensor in state.items()})
     return tensors
