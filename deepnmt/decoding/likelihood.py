@@ -47,10 +47,7 @@ def forced_batches(
     pair: TokenizerPair, texts: Mapping[int, tuple[str, str]], max_positions: int, device: torch.device
 ) -> Iterator[ForcedBatch]:
     """Sources and targets by number, from zero, sorted by length. A line that the model cannot take is refused."""
-    opening, (sources, targets) = (
-        len(pair.target.opening()),
-        ([text[side] for text in texts.values()] for side in (0, 1)),
-    )
+    sources, targets = ([text[side] for text in texts.values()] for side in (0, 1))
     ids = zip(pair.source.encode_batch(sources), pair.target.encode_batch(targets), strict=True)
     sides = (([*source, *pair.source.ending], [EOS, *target, EOS]) for source, target in ids)
     encoded = dict(zip(texts, sides, strict=True))
@@ -64,7 +61,7 @@ def forced_batches(
     for batch in batched(sorted(lengths, key=lengths.__getitem__), lengths.__getitem__, BATCH_TOKENS):
         inputs, outputs = (padded([encoded[i][side] for i in batch], device=device) for side in (0, 1))
         scored = outputs[:, 1:] != PAD
-        scored[:, :opening] = False
+        scored[:, : len(pair.target.opening())] = False
         yield ForcedBatch(batch, inputs, outputs[:, :-1], outputs[:, 1:], scored)
 
 

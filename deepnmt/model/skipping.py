@@ -62,9 +62,9 @@ def nothing_skipped(model: nn.Module) -> Iterator[None]:
 def bypassed(layer: nn.Module) -> Iterator[None]:
     """Inside, this layer returns its input, like one that LayerDrop skips, but always and in evaluation too.
 
-    Its connection needs to know nothing: it receives y = x, a layer that adds nothing.
+    Its connection is given y = x, the output of a layer that adds nothing, and needs no code for that.
     """
-    handle = layer.register_forward_hook(lambda layer, given, output: given[0])
+    handle = layer.register_forward_hook(lambda module, given, output: given[0])
     try:
         yield
     finally:
