@@ -32,7 +32,7 @@ COMMANDS = {
     "score": "score translations with BLEU, chrF and TER, with signatures",
     "likelihood": "score translations by their probability (forced decoding)",
     "serve": "serve models over HTTP, with a web page for translating",
-    "inspect": "show sizes, connection weights, gradients and learning curves",
+    "inspect": "show sizes, weights, layers, gradients and learning curves",
     "bench": "measure how fast a recipe trains or generates on this machine",
     "convert": "convert another toolkit's model to a MODEL folder",
     "export": "export a MODEL to CTranslate2, Hugging Face or ONNX",
