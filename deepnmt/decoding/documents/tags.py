@@ -3,9 +3,8 @@
 Every tag comes out exactly once, with elements nested as before; they may change their order, as words do.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 
 import numpy as np
 
@@ -29,14 +28,17 @@ class Element:
     close: str
     parent: int  # its number among the elements, -1 for none
     is_opaque: bool = False
+    may_vanish: bool = False  # if nothing is inside
 
     @property
     def is_mark(self) -> bool:
         return self.start == self.end and not self.close and not self.is_opaque
 
 
-def with_elements(source: str, elements: Sequence[Element], hypothesis: Hypothesis) -> str:
-    """The translation as HTML. Parents come before their children in `elements`."""
+def with_elements(
+    source: str, elements: Sequence[Element], hypothesis: Hypothesis, escape: Callable[[str], str]
+) -> str:
+    """The translation with its tags. Parents come before their children in `elements`."""
     text = hypothesis.text
     if text == source or len(elements) > MAX_PLACED:
         scale = len(text) / max(len(source), 1)
@@ -51,9 +53,11 @@ def with_elements(source: str, elements: Sequence[Element], hypothesis: Hypothes
         for number in sorted(numbers, key=lambda number: (*spans[number], number)):
             element, (own_start, own_end) = elements[number], spans[number]
             inner = "" if element.is_opaque else written(children.get(number, ()), own_start, own_end)
-            parts += [escape(text[at:own_start], quote=False), element.open, inner, element.close]
+            parts.append(escape(text[at:own_start]))
+            if inner or not element.may_vanish:
+                parts += [element.open, inner, element.close]
             at = own_end
-        return "".join(parts) + escape(text[at:end], quote=False)
+        return "".join(parts) + escape(text[at:end])
 
     return written(children.get(-1, ()), 0, len(text))
 
