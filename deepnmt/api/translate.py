@@ -87,9 +87,9 @@ def translate_file(
     text, or a document (html, markdown, po, srt, vtt, text), of which the sentences are counted; by default, the ending
     of the file decides. An output file appears when it is complete; after an interruption the same call resumes, except
     for documents. `prefixes` is a file of forced beginnings, one per line; `terms` a glossary, lines of a source term,
-    a tab and its translation. `scores` adds a column, `as_json` writes one object per line. `settings` are the fields of
-    `TranslationConfig`: with `nbest` the output is line number, score and text; with `alignments` the last column has
-    word links. `chunk` lines are sorted by length and translated together. `shortlist` uses the model's lexical
+    a tab and its translation. `scores` adds a column, `as_json` writes one object per line. `settings` are the fields
+    of `TranslationConfig`: with `nbest` the output is line number, score and text; with `alignments` the last column
+    has word links. `chunk` lines are sorted by length and translated together. `shortlist` uses the model's lexical
     shortlist. `source_lang` and `target_lang` are for multilingual models.
     """
     given, target = (None if path is None or str(path) == "-" else Path(path) for path in (source, out))

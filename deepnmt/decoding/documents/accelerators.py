@@ -2,6 +2,7 @@
 
 import re
 
+from deepnmt.decoding.placeholders import PLACEHOLDER
 from deepnmt.decoding.splitting import UNSPACED_LANGUAGES
 from deepnmt.languages import base_language
 
@@ -15,7 +16,7 @@ _END = re.compile(r"[\s.…:]*$")
 
 def without_accelerator(label: str) -> tuple[str, str]:
     """The label as a reader sees it, and the marker with its letter, or nothing."""
-    found = list(_MARKER.finditer(label)) if len(label) <= MAX_LABEL else []
+    found = list(_MARKER.finditer(label)) if len(label) <= MAX_LABEL and "<" not in label else []
     if len(found) != 1 or label.count(found[0].group()) != 1 or found[0].end() == len(label):
         return label, ""
     at = found[0].start()
@@ -27,11 +28,17 @@ def with_accelerator(label: str, accelerator: str, language: str) -> str:
     if not accelerator or not label:
         return label
     marker, letter = accelerator[0], re.escape(accelerator[1])
-    places = (re.search(pattern, label, re.IGNORECASE) for pattern in (rf"(?<!\w){letter}", letter))
-    place = next((match for match in places if match), None)
+    taken = {i for match in PLACEHOLDER.finditer(label) for i in range(*match.span())}
+
+    def first(pattern: str) -> int | None:
+        found = (match.start() for match in re.finditer(pattern, label, re.IGNORECASE))
+        return next((place for place in found if place not in taken), None)
+
+    place = first(rf"(?<!\w){letter}")
+    place = first(letter) if place is None else place
     if base_language(language) in UNSPACED_LANGUAGES and place is None:
         end = _END.search(label)
         at = end.start() if end else len(label)
         return f"{label[:at]}({accelerator.upper()}){label[at:]}"
-    place = place or re.search(r"[^\W\d_]", label)
-    return label[: place.start()] + marker + label[place.start() :] if place else label
+    place = first(r"[^\W\d_]") if place is None else place
+    return label if place is None else label[:place] + marker + label[place:]

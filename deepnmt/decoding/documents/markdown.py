@@ -5,14 +5,14 @@ markdown-it finds the blocks. The tags of inline markup are found here, because 
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from html import unescape
-from itertools import count
 
 from markdown_it import MarkdownIt
 from markdown_it.common.utils import normalizeReference
 
 from deepnmt.decoding.documents.document import Document, Part
-from deepnmt.decoding.documents.html import read_html
+from deepnmt.decoding.documents.html import BLOCKS, read_html
 from deepnmt.decoding.documents.layout import width_of, wrapped
 from deepnmt.decoding.documents.passages import passages
 from deepnmt.decoding.documents.tagged import MARKUP, markup_token, with_lone
@@ -40,8 +40,8 @@ _INLINE = re.compile(
     r"|(?P<emoji>(?<![\w:]):[a-z0-9_+-]+:(?![\w:]))"
     r"|(?P<comment><!--.*?-->)"
     rf"|(?P<markup>{MARKUP.pattern})"
-    r"|(?P<bracket>!?\[)"
-    r"|(?P<delimiter>\*+|_+|~~)",
+    r"|(?P<bracket>!?\[|\])"
+    r"|(?P<delimiter>\*+|_+|(?<!~)~~(?!~))",
     re.DOTALL | re.MULTILINE,
 )
 _TARGET = re.compile(
@@ -49,7 +49,8 @@ _TARGET = re.compile(
     r"(?:\s+(?:\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|\((?:[^()\\]|\\.)*\)))?\s*\)",
     re.DOTALL,
 )
-_BRACKET = re.compile(r"\\.|(?<!`)(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`)|[\[\]]", re.DOTALL)
+_BRACKET = re.compile(r"\\.|(?<!`)(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`)|!?\[|\]", re.DOTALL)
+HELD = "\x00"  # a space at which no line is broken
 CELLS = ("th_open", "td_open")
 _LABEL = re.compile(r"\[((?:[^\[\]\\]|\\.)*)\]", re.DOTALL)
 
@@ -67,7 +68,7 @@ def _parts(text: str, language: str) -> Iterator[str | Part]:
     line, column, parent = 0, 0, ""  # what is written so far, and the block before
     for block in blocks:
         first, last = block.map or (-1, 0)
-        if block.type == "html_block" and block.level == 0 and first >= line:
+        if block.type == "html_block" and block.level == 0 and first >= line and _is_whole(block.content):
             yield _between(lines, (line, column), (first, 0))
             yield from read_html("".join(lines[first:last]), language).parts
             line, column = last, 0
@@ -80,6 +81,12 @@ def _parts(text: str, language: str) -> Iterator[str | Part]:
                 line, column = first + len(rows) - 1, places[-1] + len(rows[-1])
         parent = block.type
     yield _between(lines, (line, column), (len(lines), 0))
+
+
+def _is_whole(block: str) -> bool:
+    """Does a block of HTML begin with a block element? Otherwise, its line breaks make it one."""
+    tag = re.match(r"\s*</?(\w+)", block)
+    return tag is not None and tag[1].lower() in BLOCKS
 
 
 def _between(lines: Sequence[str], start: tuple[int, int], end: tuple[int, int]) -> str:
@@ -116,7 +123,8 @@ class Paragraph(Part):
         self.joints = [lines[i][end:] + lines[i + 1][: places[i + 1]] for i, end in enumerate(ends[:-1])]
         self.raw = "".join(row + joint for row, joint in zip(rows, [*self.joints, ""], strict=True))
         self.width, self.is_paragraph = max(map(width_of, rows)), parent == "paragraph_open"
-        tokens = matched(with_lone(_inline("\n".join(rows), labels, count()), "mark"))
+        tokens = matched(with_lone(_inline("\n".join(rows), labels), "mark"))
+        tokens = [_unbroken(token) for token in tokens]
         self.plain = "".join(token.raw for token in tokens)
         self.inside = Document(passages(tokens, language, _cell_escaped if parent in CELLS else _escaped))
 
@@ -134,13 +142,18 @@ class Paragraph(Part):
         if self.joints:
             rows = [line for row in rows for line in self._wrapped(row)]
         joints = [*self.joints, *self.joints[-1:] * len(rows)][: len(rows) - 1]
-        return "".join(row + joint for row, joint in zip(rows, [*joints, ""], strict=True))
+        return "".join(row + joint for row, joint in zip(rows, [*joints, ""], strict=True)).replace(HELD, " ")
 
     def _wrapped(self, row: str) -> list[str]:
         """Lines as wide as those of the source; a break that was forced stays at the end."""
         content = row.rstrip(" ").removesuffix("\\")
         *lines, last = wrapped(content, self.width, _CAN_START)
         return [*lines, last + row[len(content) :]]
+
+
+def _unbroken(token: Token) -> Token:
+    """A tag or code, in which no line is to be broken."""
+    return token if token.kind in ("text", "block") else replace(token, raw=token.raw.replace(" ", HELD))
 
 
 def _escaped(text: str) -> str:
@@ -151,23 +164,32 @@ def _cell_escaped(text: str) -> str:
     return _escaped(text).replace("|", "\\|")
 
 
-def _inline(text: str, labels: frozenset[str], names: Iterator[int]) -> list[Token]:
-    """The tokens of inline Markdown. Names are different for all pairs of tags."""
+def _inline(text: str, labels: frozenset[str]) -> list[Token]:
+    """The tokens of inline Markdown, in which emphasis and links have different names."""
     tokens: list[Token] = []
-    brackets, at = _bracket_pairs(text), 0
+    links, at = _links(text, labels), 0
+    closes = {link.content_end: link for link in links.values()}
     while match := _INLINE.search(text, at):
-        tokens += [text_token(text[at : match.start()])] if match.start() > at else []
+        start = match.start()
+        tokens += [text_token(text[at:start])] if start > at else []
         at = match.end()
-        if match["bracket"]:
-            link = _link(text, match, brackets, labels, names)
-            at = link[1] if link else at
-            tokens += link[0] if link else [text_token(match.group())]
+        if (link := links.get(start)) and link.is_image:
+            at = link.end
+            tokens.append(Token("mark", text[start:at]))
+        elif link:
+            tokens.append(Token("open", "[", f"[{start}"))
+        elif link := closes.get(start):
+            at = link.end
+            tokens.append(Token("close", link.close, f"[{link.start}", is_end=True))
         elif match["delimiter"]:
-            tokens.append(Token("delimiter", match.group(), name=_flanks(text, match)))
+            tokens.append(Token("delimiter", match.group(), _flanks(text, match)))
         else:
             tokens.append(_token(match))
+        if tokens[-1].kind == "mark" and text.startswith(" ", at) and not text[max(start - 1, 0) : start].strip():
+            tokens[-1].raw += " "  # an image or an emoji among words stays apart from them
+            at += 1
     tokens += [text_token(text[at:])] if at < len(text) else []
-    return _with_emphasis(tokens, names)
+    return _with_emphasis(tokens)
 
 
 def _token(match: re.Match[str]) -> Token:
@@ -176,6 +198,8 @@ def _token(match: re.Match[str]) -> Token:
         return text_token(raw, raw[1:] if match["escape"] else unescape(raw))
     if match["markup"]:
         return markup_token(match)
+    if match["bracket"]:
+        return text_token(raw)
     if match["syntax"] or match["break"]:
         return Token("block", raw)
     if match["code"] or match["math"] or match["address"]:
@@ -183,39 +207,48 @@ def _token(match: re.Match[str]) -> Token:
     return Token("mark", raw)
 
 
-def _bracket_pairs(text: str) -> dict[int, int]:
-    """The place of the closing bracket for that of each opening one."""
-    pairs: dict[int, int] = {}
-    opened: list[int] = []
-    for match in _BRACKET.finditer(text):
-        if match.group() == "[":
-            opened.append(match.start())
+@dataclass(frozen=True)
+class _Link:
+    """From the bracket that begins it to its end; `close` is what follows its text."""
+
+    start: int
+    content_end: int
+    end: int
+    close: str
+    is_image: bool
+
+
+def _links(text: str, labels: frozenset[str]) -> dict[int, _Link]:
+    """Links and images by their starts. There is no link inside a link."""
+    links: dict[int, _Link] = {}
+    opened: list[re.Match[str]] = []
+    at = unusable = 0  # so many of the open brackets are around a link
+    while match := _BRACKET.search(text, at):
+        at = match.end()
+        if match.group() in ("[", "!["):
+            opened.append(match)
         elif match.group() == "]" and opened:
-            pairs[opened.pop()] = match.start()
-    return pairs
+            begin = opened.pop()
+            is_image = begin.group() == "!["
+            link = _link(text, begin, match.start(), labels) if is_image or len(opened) >= unusable else None
+            unusable = min(unusable, len(opened))
+            if link:
+                at, links[link.start] = link.end, link
+                unusable = unusable if is_image else len(opened)
+    return links
 
 
-def _link(
-    text: str, match: re.Match[str], brackets: Mapping[int, int], labels: frozenset[str], names: Iterator[int]
-) -> tuple[list[Token], int] | None:
-    """The tokens of a link or an image, and where it ends; None if this bracket begins no link."""
-    end = brackets.get(match.end() - 1)
-    if end is None:
-        return None
-    content = text[match.end() : end]
-    if target := _TARGET.match(text, end + 1):
+def _link(text: str, begin: re.Match[str], content_end: int, labels: frozenset[str]) -> _Link | None:
+    content, after = text[begin.end() : content_end], content_end + 1
+    if target := _TARGET.match(text, after):
         close, end = f"]{target.group()}", target.end()
-    elif (label := _LABEL.match(text, end + 1)) and normalizeReference(label[1]) in labels:
+    elif (label := _LABEL.match(text, after)) and normalizeReference(label[1]) in labels:
         close, end = f"]{label.group()}", label.end()
-    elif normalizeReference(content) in labels:  # the link refers to its own text, which is about to change
-        close, end = f"][{content}]", end + (3 if text.startswith("[]", end + 1) else 1)
+    elif normalizeReference(content) in labels:  # it refers to its own text, which is about to change
+        close, end = f"][{content}]", after + (2 if text.startswith("[]", after) else 0)
     else:
         return None
-    if match.group() == "![":
-        return [Token("mark", text[match.start() : end])], end
-    name = str(next(names))
-    inside = _inline(content, labels, names)
-    return [Token("open", "[", name), *inside, Token("close", close, name, is_end=True)], end
+    return _Link(begin.start(), content_end, end, close, begin.group() == "![")
 
 
 def _flanks(text: str, match: re.Match[str]) -> str:
@@ -228,20 +261,22 @@ def _flanks(text: str, match: re.Match[str]) -> str:
     return "(" * is_left + ")" * is_right
 
 
-def _with_emphasis(tokens: list[Token], names: Iterator[int]) -> list[Token]:
+def _with_emphasis(tokens: list[Token]) -> list[Token]:
     """Each closing run of delimiters ends the last open run that is equal; those that remain are text."""
-    openers: dict[str, list[int]] = {}
     result = [text_token(token.raw) if token.kind == "delimiter" else token for token in tokens]
+    levels: list[dict[str, list[int]]] = [{}]  # open runs, outside of links and inside
     for i, token in enumerate(tokens):
-        if token.kind != "delimiter":
-            continue
-        if ")" in token.name and openers.get(token.raw):
-            start, name = openers[token.raw].pop(), str(next(names))
+        openers = levels[-1]
+        if token.name.startswith("["):
+            levels = levels[:-1] if token.is_end else [*levels, {}]
+        elif token.kind == "delimiter" and ")" in token.name and openers.get(token.raw):
+            start = openers[token.raw][-1]
+            openers[token.raw].clear()  # nested in its like, a run could end up beside it, as a longer one
             for others in openers.values():
                 while others and others[-1] > start:
                     others.pop()
-            result[start] = Token("open", token.raw, name, may_vanish=True)
-            result[i] = Token("close", token.raw, name, is_end=True)
-        elif "(" in token.name:
+            result[start] = Token("open", token.raw, f"*{start}", may_vanish=True)
+            result[i] = Token("close", token.raw, f"*{start}", is_end=True)
+        elif token.kind == "delimiter" and "(" in token.name:
             openers.setdefault(token.raw, []).append(i)
     return result

@@ -11,6 +11,7 @@ from deepnmt.decoding.documents.tags import Element, with_elements
 from deepnmt.decoding.documents.tokens import Token
 from deepnmt.decoding.translator import Hypothesis
 
+SPACE = " \t\n\r\f"
 MAX_DEPTH = 32  # of inline elements; the tags of deeper texts separate
 
 
@@ -119,7 +120,7 @@ class Passage(Part):
         own = [next(hypotheses) for _ in self.split]
         if all(found.text == sentence.text for found, sentence in zip(own, self.split, strict=True)):
             return self.raw
-        first = len(self.raw) - len(self.raw.lstrip(" \t\n\r\f"))
+        first = len(self.raw) - len(self.raw.lstrip(SPACE))
         parts = [self.raw[:first]]
         parts += [tag for _, tag in self.between[0]]
         gaps = fitted_gaps(self.split, self.language)
@@ -131,7 +132,9 @@ class Passage(Part):
                 parts += [gaps[k][at:place], tag]
                 at = place
             parts.append(gaps[k][at:])
-        return "".join(parts)
+        result = "".join(parts)
+        last = self.raw[len(self.raw.rstrip(SPACE)) :]
+        return result[:-1] + last if last and result.endswith(" ") else result
 
 
 def passages(

@@ -245,9 +245,8 @@ class Message(Part):
     def __init__(self, lines: list[str], entry: Entry, start: int, language: str, plural: tuple[int, int]) -> None:
         self.lines, self.entry, self.start, self.language, self.plural = lines, entry, start, language, plural
         self.texts = [entry.fields[name].text for name in ("msgid", "msgid_plural") if name in entry.fields]
-        labels = [without_accelerator(text) for text in self.texts]
-        self.accelerators = [accelerator for _, accelerator in labels]
-        self.inside = [Document(paragraphs(label, language, tagged)) for label, _ in labels]
+        self.labels = [without_accelerator(text) for text in self.texts]
+        self.inside = [Document(paragraphs(label, language, tagged)) for label, _ in self.labels]
 
     @property
     def sentences(self) -> list[tuple[str, bool]]:
@@ -258,7 +257,7 @@ class Message(Part):
         found = [document.written(hypotheses) for document in self.inside]
         first = entry.translations[0].first
         before, end = self.lines[start:first], _end(self.lines[first])
-        if not all(map(str.strip, found)):
+        if any(text.strip() and not own.strip() for text, own in zip(self.texts, found, strict=True)):
             return "".join(self.lines[start : entry.last])
         if entry.flags is None:
             place = entry.first if entry.previous is None else entry.previous
@@ -266,21 +265,21 @@ class Message(Part):
         else:
             before[entry.flags - start] = _with_flag(self.lines[entry.flags], is_fuzzy=True)
         is_wrapped = all(len(line) <= WIDTH + 2 for line in self.lines[entry.first : first])
-        values = [
-            self._checked(text, with_accelerator(translation, accelerator, self.language))
-            for text, translation, accelerator in zip(self.texts, found, self.accelerators, strict=True)
-        ]
+        values = list(map(self._value, self.texts, self.labels, found))
         names = {"msgstr": values[0]}
         if len(values) > 1:
             count, one = self.plural
             names = {f"msgstr[{i}]": values[not (i == one and count > 1)] for i in range(count)}
         return "".join(before) + "".join(_field_lines(name, text, is_wrapped, end) for name, text in names.items())
 
-    def _checked(self, source: str, translation: str) -> str:
-        """With what gettext requires: the source's line breaks at both ends, and arguments of C in their order."""
+    def _value(self, source: str, label: tuple[str, str], translation: str) -> str:
+        """The translation with its accelerator and, for C, arguments that say their number if the order changes."""
+        if translation == label[0]:
+            return source
         flags = self.lines[self.entry.flags] if self.entry.flags is not None else ""
         is_c = re.search(r"(?<![\w-])c-format", flags) is not None
-        return _numbered(source, translation) if is_c else translation
+        text = with_accelerator(translation, label[1], self.language)
+        return _numbered(source, text) if is_c else text
 
 
 def _numbered(source: str, translation: str) -> str:

@@ -13,6 +13,7 @@ from deepnmt.decoding.documents.tokens import Token, text_token
 from deepnmt.decoding.translator import Hypothesis
 
 MIN_WIDTH, MAX_WIDTH = 50, 100  # of text that was broken into lines by a program
+RAGGED = 15  # columns by which lines differ in such a text
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
 # Spaces that make columns, unless they are between sentences.
 _COLUMNS = re.compile(r"(?<=[^\s.!?…:])(?:[ ]{2,}|\s*\t\s*)(?=\S)")
@@ -37,10 +38,12 @@ def _plain(text: str) -> Sequence[Token]:
 def paragraphs(text: str, language: str, tokens_of: Tokens = _plain) -> Iterator[str | Part]:
     """The paragraphs of a text, and what is between them. `tokens_of` finds the tags in a paragraph."""
     lines = _LINE.findall(text)
-    width = max((width_of(line.rstrip()) for line in lines), default=0)
+    widths = [width_of(line.rstrip()) for line in lines]
+    width = max(widths, default=0)
+    is_even = sum(own > width - RAGGED for own in widths) > 2
     start = 0
     for end in range(1, len(lines) + 1):
-        if end < len(lines) and _is_continued(lines[end - 1], lines[end], width, is_first=end - 1 == start):
+        if end < len(lines) and _is_continued(lines[end - 1], lines[end], width, end - 1 == start, is_even):
             continue
         yield from _paragraph(lines[start:end], width, language, tokens_of)
         start = end
@@ -50,15 +53,17 @@ def _indent(line: str) -> str:
     return line[: len(line) - len(line.lstrip())]
 
 
-def _is_continued(line: str, following: str, width: int, is_first: bool) -> bool:
-    """Did a program break the line here, because the next word did not fit?"""
+def _is_continued(line: str, following: str, width: int, is_first: bool, is_even: bool) -> bool:
+    """Did a program break the line here, because the next word did not fit? Unless there are several lines of similar
+    widths, only a small letter says so."""
     last, content = line.strip(), following.strip()
     if not MIN_WIDTH <= width <= MAX_WIDTH or not last or not content or _ENDED.search(last):
         return False
     if _LISTED.match(content) or not _CONTINUES.match(content) or any(map(_COLUMNS.search, (last, content))):
         return False
-    is_even = is_first or _indent(line) == _indent(following)
-    return is_even and width_of(line.rstrip()) + 1 + width_of(content.split()[0]) > width
+    if not (is_first or _indent(line) == _indent(following)) or not (is_even or content[0].islower()):
+        return False
+    return width_of(line.rstrip()) + 1 + width_of(content.split()[0]) > width
 
 
 def _paragraph(lines: list[str], width: int, language: str, tokens_of: Tokens) -> Iterator[str | Part]:

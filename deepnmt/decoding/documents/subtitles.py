@@ -89,8 +89,9 @@ def _blocks(lines: Sequence[str], is_vtt: bool) -> Iterator[list[str | Speech]]:
         times = next((i for i in range(start, min(end, start + 2)) if _TIMES.fullmatch(lines[i])), None)
         for i in range(start, end):
             if i != times and _ARROW.search(lines[i]) and not (is_vtt and lines[start].startswith("NOTE")):
-                wrong = lines[i].strip()[:60]
-                raise InputError(f"line {i + 1:,}: expected times such as 00:00:01,000 --> 00:00:02,500, not {wrong!r}")
+                expected = "times such as 00:00:01,000 --> 00:00:02,500"
+                expected = "a blank line before this subtitle" if _TIMES.fullmatch(lines[i]) else expected
+                raise InputError(f"line {i + 1:,}: expected {expected}, not {lines[i].strip()[:60]!r}")
         if times is not None:
             has_cue = True
             yield ["".join(lines[start : times + 1]), *_speeches(lines[times + 1 : end])]
