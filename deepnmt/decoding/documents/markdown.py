@@ -169,6 +169,7 @@ def _inline(text: str, labels: frozenset[str]) -> list[Token]:
     tokens: list[Token] = []
     links, at = _links(text, labels), 0
     closes = {link.content_end: link for link in links.values()}
+    inside = ""  # the link around, whose tags match only each other
     while match := _INLINE.search(text, at):
         start = match.start()
         tokens += [text_token(text[at:start])] if start > at else []
@@ -177,14 +178,17 @@ def _inline(text: str, labels: frozenset[str]) -> list[Token]:
             at = link.end
             tokens.append(Token("mark", text[start:at]))
         elif link:
-            tokens.append(Token("open", "[", f"[{start}"))
+            inside = f"[{start}"
+            tokens.append(Token("open", "[", inside))
         elif link := closes.get(start):
             at = link.end
+            inside = ""
             tokens.append(Token("close", link.close, f"[{link.start}", is_end=True))
         elif match["delimiter"]:
             tokens.append(Token("delimiter", match.group(), _flanks(text, match)))
         else:
             tokens.append(_token(match))
+            tokens[-1].name += inside if tokens[-1].name else ""
         if tokens[-1].kind == "mark" and text.startswith(" ", at) and not text[max(start - 1, 0) : start].strip():
             tokens[-1].raw += " "  # an image or an emoji among words stays apart from them
             at += 1
