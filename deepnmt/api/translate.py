@@ -149,7 +149,12 @@ def _check_files(files: Sequence[Path], target: Path | None) -> None:
 
 
 def _check_document_options(kind: str, form: LineFormat, prefixes: str | Path | None, chunk: int | None) -> None:
-    options = {"n-best lists": form.number, "scores": form.scores, "alignments": form.alignments, "JSON": form.as_json}
+    options = {
+        "n-best lists": form.number,
+        "scores": form.scores,
+        "alignments": form.alignments,
+        "JSON lines": form.as_json,
+    }
     options |= {"prefixes": prefixes is not None, "chunks": chunk is not None}
     for name, is_given in options.items():
         if is_given:

@@ -50,7 +50,8 @@ _TARGET = re.compile(
     re.DOTALL,
 )
 _BRACKET = re.compile(r"\\.|(?<!`)(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`)|!?\[|\]", re.DOTALL)
-HELD = "\x00"  # a space at which no line is broken
+MIN_WIDTH = 72  # of a paragraph in several lines
+HELD, LINK = "\x00", "\x01["  # for a while: a space at which no line is broken, and the start of a link
 CELLS = ("th_open", "td_open")
 _LABEL = re.compile(r"\[((?:[^\[\]\\]|\\.)*)\]", re.DOTALL)
 
@@ -122,7 +123,7 @@ class Paragraph(Part):
         ends = [place + len(row) for place, row in zip(places, rows, strict=True)]
         self.joints = [lines[i][end:] + lines[i + 1][: places[i + 1]] for i, end in enumerate(ends[:-1])]
         self.raw = "".join(row + joint for row, joint in zip(rows, [*self.joints, ""], strict=True))
-        self.width, self.is_paragraph = max(map(width_of, rows)), parent == "paragraph_open"
+        self.width, self.is_paragraph = max(MIN_WIDTH, *map(width_of, rows)), parent == "paragraph_open"
         tokens = matched(with_lone(_inline("\n".join(rows), labels), "mark"))
         tokens = [_unbroken(token) for token in tokens]
         self.plain = "".join(token.raw for token in tokens)
@@ -142,7 +143,8 @@ class Paragraph(Part):
         if self.joints:
             rows = [line for row in rows for line in self._wrapped(row)]
         joints = [*self.joints, *self.joints[-1:] * len(rows)][: len(rows) - 1]
-        return "".join(row + joint for row, joint in zip(rows, [*joints, ""], strict=True)).replace(HELD, " ")
+        result = "".join(row + joint for row, joint in zip(rows, [*joints, ""], strict=True)).replace(HELD, " ")
+        return result.replace(f"!{LINK}", f"\\!{LINK}").replace(LINK, "[")  # an exclamation mark makes no image of it
 
     def _wrapped(self, row: str) -> list[str]:
         """Lines as wide as those of the source; a break that was forced stays at the end."""
@@ -152,8 +154,10 @@ class Paragraph(Part):
 
 
 def _unbroken(token: Token) -> Token:
-    """A tag or code, in which no line is to be broken."""
-    return token if token.kind in ("text", "block") else replace(token, raw=token.raw.replace(" ", HELD))
+    """A tag or code, in which no line is to be broken, and the start of a link, which is to be found again."""
+    if token.kind in ("text", "block"):
+        return token
+    return replace(token, raw=LINK if token.raw == "[" else token.raw.replace(" ", HELD))
 
 
 def _escaped(text: str) -> str:

@@ -1,7 +1,7 @@
 """Passages of text with inline tags: sentences without their tags, and the tags put back into the translations."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, groupby
 
@@ -138,7 +138,7 @@ class Passage(Part):
 
 
 def passages(
-    tokens: Sequence[Token], language: str, escape: Callable[[str], str] = str, is_first: bool = True
+    tokens: Iterable[Token], language: str, escape: Callable[[str], str] = str, is_first: bool = True
 ) -> Iterator[str | Passage]:
     """What is copied, and passages to translate into the language; their new text is written with `escape`.
 

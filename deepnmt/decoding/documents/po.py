@@ -10,7 +10,7 @@ from deepnmt.decoding.documents.document import Document, Part
 from deepnmt.decoding.documents.plurals import plural_rule
 from deepnmt.decoding.documents.prose import paragraphs
 from deepnmt.decoding.documents.tagged import tagged
-from deepnmt.decoding.placeholders import placeholders
+from deepnmt.decoding.documents.tokens import Token, text_token
 from deepnmt.decoding.translator import Hypothesis
 from deepnmt.errors import InputError
 from deepnmt.languages import base_language
@@ -22,7 +22,12 @@ _STRING = re.compile(r"\s*\"((?:[^\"\\]|\\.)*)\"\s*")
 _ESCAPE = re.compile(r"\\(?:([0-7]{1,3})|x([0-9A-Fa-f]{1,2})|(.))", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 _NAMES = {**{char: f"\\{name}" for name, char in _ESCAPES.items()}, '"': '\\"', "\\": "\\\\"}
-_DIRECTIVE = re.compile(r"%(?!\d+\$)(?=[-+#0\d.hlLqjzt]*[a-zA-Z])")
+# Of the formats of C, Python, PHP and others: %s, %(name)s, %1$-5.2f, %<PRIu64>; and %%.
+_DIRECTIVE = re.compile(
+    r"%(?:(?P<number>\d{1,2}\$)|\(\w{1,80}\))?[-+ #0']*(?:\*|\d{1,3})?(?:\.(?:\*|\d{1,3}))?"
+    r"(?:hh|ll|[hlLqjzt])?(?:[diouxXeEfFgGaAcCsSpnm@%]|<\w{1,20}>)"
+)
+_HAS_DIRECTIVES = re.compile(r"(?<![\w-])(?!no-|\w+-brace)[\w-]+-format")
 
 
 @dataclass
@@ -246,7 +251,10 @@ class Message(Part):
         self.lines, self.entry, self.start, self.language, self.plural = lines, entry, start, language, plural
         self.texts = [entry.fields[name].text for name in ("msgid", "msgid_plural") if name in entry.fields]
         self.labels = [without_accelerator(text) for text in self.texts]
-        self.inside = [Document(paragraphs(label, language, tagged)) for label, _ in self.labels]
+        flags = lines[entry.flags] if entry.flags is not None else ""
+        self.is_c = re.search(r"(?<![\w-])c-format", flags) is not None
+        reading = (_with_directives, _percent_escaped) if _HAS_DIRECTIVES.search(flags) else (tagged,)
+        self.inside = [Document(paragraphs(label, language, *reading)) for label, _ in self.labels]
 
     @property
     def sentences(self) -> list[tuple[str, bool]]:
@@ -276,21 +284,43 @@ class Message(Part):
         """The translation with its accelerator and, for C, arguments that say their number if the order changes."""
         if translation == label[0]:
             return source
-        flags = self.lines[self.entry.flags] if self.entry.flags is not None else ""
-        is_c = re.search(r"(?<![\w-])c-format", flags) is not None
         text = with_accelerator(translation, label[1], self.language)
-        return _numbered(source, text) if is_c else text
+        return _numbered(source, text) if self.is_c else text
+
+
+def _with_directives(text: str) -> Iterator[Token]:
+    """The tokens of a format string: its directives are kept, whatever the translation."""
+    for token in tagged(text):
+        at = 0
+        for match in _DIRECTIVE.finditer(token.raw) if token.kind == "text" else ():
+            raw = match.group()
+            yield text_token(token.raw[at : match.start()])
+            yield text_token(raw, "%") if raw == "%%" else Token("opaque", raw, text=raw)
+            at = match.end()
+        yield text_token(token.raw[at:]) if at else token
+
+
+def _percent_escaped(text: str) -> str:
+    return text.replace("%", "%%")
 
 
 def _numbered(source: str, translation: str) -> str:
     """%2$s before %1$d, where the translation has them in another order."""
-    order = [found for found in placeholders(source) if _DIRECTIVE.match(found)]
-    own = [found for found in placeholders(translation) if _DIRECTIVE.match(found)]
-    if own == order or sorted(own) != sorted(order):
+    order, own = ([each for each in map(_plain, _DIRECTIVE.finditer(text)) if each] for text in (source, translation))
+    if own == order or sorted(own) != sorted(order) or any("*" in each for each in own):
         return translation
     left = list(enumerate(order, start=1))
-    for found in own:
-        number = next(number for number, text in left if text == found)
-        left.remove((number, found))
-        translation = re.sub(rf"(?<!%){re.escape(found)}", f"%{number}${found[1:]}", translation, count=1)
-    return translation
+
+    def numbered(match: re.Match[str]) -> str:
+        if not (directive := _plain(match)):
+            return match.group()
+        number = next(number for number, each in left if each == directive)
+        left.remove((number, directive))
+        return f"%{number}${directive[1:]}"
+
+    return _DIRECTIVE.sub(numbered, translation)
+
+
+def _plain(match: re.Match[str]) -> str:
+    """A directive for the next argument; nothing for %%, a number or a name."""
+    return "" if match["number"] or match.group().endswith("%") or "(" in match.group() else match.group()

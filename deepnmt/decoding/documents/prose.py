@@ -4,7 +4,7 @@ Text that was broken into lines of a fixed width is joined for the translation, 
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from deepnmt.decoding.documents.document import Document, Part
 from deepnmt.decoding.documents.layout import width_of, wrapped
@@ -24,7 +24,7 @@ _CONTINUES = re.compile(r"[^\W_]|[\"'“‘„«(\[<{%$]")
 # Names of command-line options: -v, --verbose=LEVEL
 _OPTIONS = re.compile(r"-{1,2}[\w?][^\s,]*(?:(?:,\s*|\s+)-{1,2}[\w?][^\s,]*)*,?")
 
-Tokens = Callable[[str], Sequence[Token]]
+Tokens = Callable[[str], Iterable[Token]]
 
 
 def read_text(text: str, language: str) -> Document:
@@ -35,8 +35,15 @@ def _plain(text: str) -> Sequence[Token]:
     return [text_token(text)]
 
 
-def paragraphs(text: str, language: str, tokens_of: Tokens = _plain) -> Iterator[str | Part]:
-    """The paragraphs of a text, and what is between them. `tokens_of` finds the tags in a paragraph."""
+def paragraphs(
+    text: str, language: str, tokens_of: Tokens = _plain, escape: Callable[[str], str] = str
+) -> Iterator[str | Part]:
+    """The paragraphs of a text, and what is between them. `tokens_of` finds the tags in a paragraph, and `escape`
+    writes its new text."""
+
+    def inside(content: str) -> Iterator[str | Part]:
+        return passages(tokens_of(content), language, escape)
+
     lines = _LINE.findall(text)
     widths = [width_of(line.rstrip()) for line in lines]
     width = max(widths, default=0)
@@ -45,7 +52,7 @@ def paragraphs(text: str, language: str, tokens_of: Tokens = _plain) -> Iterator
     for end in range(1, len(lines) + 1):
         if end < len(lines) and _is_continued(lines[end - 1], lines[end], width, end - 1 == start, is_even):
             continue
-        yield from _paragraph(lines[start:end], width, language, tokens_of)
+        yield from _paragraph(lines[start:end], width, inside)
         start = end
 
 
@@ -66,7 +73,7 @@ def _is_continued(line: str, following: str, width: int, is_first: bool, is_even
     return width_of(line.rstrip()) + 1 + width_of(content.split()[0]) > width
 
 
-def _paragraph(lines: list[str], width: int, language: str, tokens_of: Tokens) -> Iterator[str | Part]:
+def _paragraph(lines: list[str], width: int, parts_of: Callable[[str], Iterator[str | Part]]) -> Iterator[str | Part]:
     """A paragraph without the white space and the bullet around it; of one line, its columns."""
     raw = "".join(lines)
     content = raw.strip()
@@ -76,12 +83,12 @@ def _paragraph(lines: list[str], width: int, language: str, tokens_of: Tokens) -
     yield raw[:start]
     if len(lines) > 1:
         inside = [lines[0][start:], *lines[1:]]
-        yield Wrapped(inside, width, start, Document(passages(tokens_of(_joined(inside)), language)))
+        yield Wrapped(inside, width, start, Document(parts_of(_joined(inside))))
     else:
         at = 0
         for match in [*_COLUMNS.finditer(content), None]:
             column = content[at : match.start() if match else len(content)]
-            yield from [column] if _OPTIONS.fullmatch(column) else passages(tokens_of(column), language)
+            yield from [column] if _OPTIONS.fullmatch(column) else parts_of(column)
             yield match.group() if match else ""
             at = match.end() if match else at
     yield raw[start + len(content) :]

@@ -6,9 +6,9 @@ from html import unescape
 from deepnmt.decoding.documents.html import BLOCKS, OPAQUE, VOID
 from deepnmt.decoding.documents.tokens import Token, ends, matched, text_token
 
-# Tags; times inside a cue of WebVTT; overrides of SubStation subtitles; character references.
+# Tags, but not %<PRIu64>; times inside a cue of WebVTT; overrides of SubStation subtitles; character references.
 MARKUP = re.compile(
-    r"<(?P<end>/?)(?P<name>[A-Za-z][\w:-]*)(?:[\s.][^<>]*)?(?<!/)>|</?[A-Za-z][\w:-]*(?:\s[^<>]*)?/>"
+    r"(?<!%)<(?P<end>/?)(?P<name>[A-Za-z][\w:-]*)(?:[\s.][^<>]*)?(?<!/)>|</?[A-Za-z][\w:-]*(?:\s[^<>]*)?/>"
     r"|<\d[\d:.]*>|\{\\[^{}]*\}|(?P<character>&(?:[A-Za-z]\w{1,8}|#\d{1,6}|#[xX][0-9A-Fa-f]{1,6});)"
 )
 

@@ -15,6 +15,7 @@ MAX_PLACED = 100  # elements of one sentence; more are placed in proportion to t
 ENOUGH = 0.2  # attention to an element from which on a single word may carry it
 Span = tuple[int, int]
 Masses = np.ndarray[tuple[int], np.dtype[np.float64]]
+Free = np.ndarray[tuple[int], np.dtype[np.bool_]]
 Owners = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
@@ -100,7 +101,7 @@ class _Placement:
         """The free words with the most attention to the element, counted against half of all attention."""
         is_free = owners < 0
         is_free[: words[0]] = is_free[words[1] :] = False
-        if element.is_opaque and (found := self._verbatim(element)) and is_free[slice(*found)].all():
+        if element.is_opaque and (found := self._verbatim(element, is_free)):
             return found
         share = np.array([_overlap(word, (element.start, element.end)) for word in self.source_words])
         mass = np.where(is_free, self.weights @ share, -np.inf)
@@ -109,12 +110,16 @@ class _Placement:
         best = int(mass.argmax())
         return (best, best + 1) if mass[best] >= ENOUGH else None
 
-    def _verbatim(self, element: Element) -> Span | None:
-        """The words in which an opaque element's content was copied."""
+    def _verbatim(self, element: Element, is_free: Free) -> Span | None:
+        """Free words in which an opaque element's content was copied."""
         content = self.source[element.start : element.end]
         at = self.text.find(content) if content else -1
-        touched = [i for i, word in enumerate(self.words) if _overlap((at, at + len(content)), word) > 0]
-        return (touched[0], touched[-1] + 1) if at >= 0 and touched else None
+        while at >= 0:
+            touched = [i for i, word in enumerate(self.words) if _overlap((at, at + len(content)), word) > 0]
+            if touched and is_free[touched].all():
+                return touched[0], touched[-1] + 1
+            at = self.text.find(content, at + len(content))
+        return None
 
     def _boundary(self, element: Element, words: Span, owners: Owners) -> Span:
         """Between two words, not inside a sibling: where a mark's next source word went, or at the same proportion."""
@@ -139,7 +144,8 @@ class _Placement:
         else:
             start, end = self.words[run[0]][0], self.words[run[1] - 1][1]
             content = self.source[element.start : element.end].strip()
-            at = self.text.find(content, start, end) if content and self._is_inside_word(element) else -1
+            is_part = element.is_opaque or self._is_inside_word(element)
+            at = self.text.find(content, start, end) if content and is_part else -1
             start, end = (start, end) if at < 0 else (at, at + len(content))
             while content and content[-1].isalnum() and end - start > 1 and not self.text[end - 1].isalnum():
                 end -= 1

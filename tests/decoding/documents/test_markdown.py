@@ -31,7 +31,7 @@ def translated(text, translate):
         ("Turn on **the light** now.", "NOW. **LIGHT THE** ON TURN"),
         ("# A title #\n", "# TITLE A #\n"),
         ("Two words\n=====\n", "WORDS TWO\n=====\n"),
-        ("> quoted text\n> goes on\n", "> ON GOES\n> TEXT QUOTED\n"),
+        ("> quoted text\n> goes on\n", "> ON GOES TEXT QUOTED\n"),
         ("- an item\n- [ ] a task\n  1. a third\n", "- ITEM AN\n- [ ] TASK A\n  1. THIRD A\n"),
         ("See [the docs](http://a.b/c_d 'x y') now", "NOW [DOCS THE](http://a.b/c_d 'x y') SEE"),
         ("See [the docs][1] now\n\n[1]: http://a.b 'A title'", "NOW [DOCS THE][1] SEE\n\n[1]: http://a.b 'A title'"),
@@ -63,9 +63,9 @@ def test_text_is_translated_and_markup_stays(text, expected):
 
 
 def test_paragraphs_are_wrapped_again_with_their_prefix():
-    text = "1. one two three four five six\n   seven eight nine ten\n\n> one two three four five\n> six seven\n"
+    text = f"1. {'one ' * 15}three\n   four five six.\n\n> {'seven ' * 14}eight\n> nine ten\n"
     assert translated(text, backwards) == (
-        "1. TEN NINE EIGHT SEVEN SIX\n   FIVE FOUR THREE TWO ONE\n\n> SEVEN SIX FIVE FOUR\n> THREE TWO ONE\n"
+        f"1. SIX. FIVE FOUR THREE {'ONE ' * 12}ONE\n   ONE ONE\n\n> TEN NINE EIGHT {'SEVEN ' * 11}SEVEN\n> SEVEN SEVEN\n"
     )
 
 

@@ -55,7 +55,7 @@ def test_what_a_user_expects():
         '#, fuzzy\n#~ msgid "gone"\n#~ msgstr "weg"\n\nmsgid "Line\\n"\n"\\tand \\"line\\"\\n"\nmsgstr ""\n'
     )
     expected = (
-        HEADER + '# A comment.\n#: src/a.c:12\n#, fuzzy, c-format\nmsgid "Open %s"\nmsgstr "OPEN %S"\n\n'
+        HEADER + '# A comment.\n#: src/a.c:12\n#, fuzzy, c-format\nmsgid "Open %s"\nmsgstr "OPEN %s"\n\n'
         '#: src/b.c\n#, fuzzy\nmsgctxt "menu"\nmsgid "_Open…"\nmsgstr "_OPEN…"\n\n'
         'msgid "Done"\nmsgstr "Fertig"\n\n#, fuzzy\nmsgid "Old"\nmsgstr "Alt"\n\n'
         '#, fuzzy\n#| msgid "One"\nmsgid "One file"\nmsgid_plural "{n} files"\n'
@@ -103,6 +103,18 @@ def test_arguments_in_another_order_are_numbered():
     text = f'{HEADER}#, c-format\nmsgid "%s has %d files"\nmsgstr ""\n'
     assert 'msgstr "%2$d Dateien von %1$s"' in filled(text, swapped)
     assert 'msgstr "%d Dateien von %s"' in filled(text.replace("c-format", "python-format"), swapped)
+
+
+def test_directives_are_kept_and_other_percent_signs_escaped():
+    def careless(sentence):
+        words = ["100%", "von", "%", "sind", "%d!"]
+        return hypothesis(sentence, words, [min(i, len(sentence.split()) - 1) for i in range(5)])
+
+    text = f'{HEADER}#, c-format\nmsgid "100%% of \\"%s\\" are %<PRIu64>, %5.1f%%"\nmsgstr ""\n'
+    (translation,) = re.findall(r'msgstr "(.+)"', filled(text, careless).partition("c-format")[2])
+    found = re.findall(r"%(?:\d\$)?(?:s|<PRIu64>|5\.1f|%)", translation)
+    assert translation.count("%") == sum(each.count("%") for each in found)
+    assert sorted(re.sub(r"\d\$", "", each) for each in found if each != "%%") == ["%5.1f", "%<PRIu64>", "%s"]
 
 
 @mark.parametrize(
