@@ -177,12 +177,25 @@ def test_plural_rules_are_valid_and_there_for_every_named_language():
     assert "n > 1" in plural_rule("pt_BR")
 
 
-STRINGS = st.lists(
-    st.sampled_from(
-        ["one", "Two.", "%s", "{n}", "&file", "_x", "\\", '"', "\n", "\t", "<b>", "</b>", "<file>", "<br/>", "&lt;", "é", " ", "-v"]
-    ),
-    min_size=1, max_size=12,
-).map(" ".join)  # fmt: skip
+PIECES = [
+    "one",
+    "Two.",
+    "%s",
+    "{n}",
+    "&file",
+    "_x",
+    "\\",
+    '"',
+    "\n",
+    "\t",
+    "<b>",
+    "</b>",
+    "<file>",
+    "<br/>",
+    "&lt;",
+    "é",
+]
+STRINGS = st.lists(st.sampled_from([*PIECES, " ", "-v"]), min_size=1, max_size=12).map(" ".join)
 QUOTED = STRINGS.map(
     lambda text: '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t") + '"'
 )
