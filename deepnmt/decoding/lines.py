@@ -33,7 +33,7 @@ class LineWarnings:
 
     def summarise(self) -> None:
         if self.count > MAX_WARNINGS:
-            say(f"{self.count - MAX_WARNINGS:,} more lines of {self.name} had warnings")
+            say(f"{self.count - MAX_WARNINGS:,} more warnings about {self.name}")
 
 
 def decoded(lines: Sequence[bytes], warn: Warn) -> list[str]:

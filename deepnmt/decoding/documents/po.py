@@ -54,6 +54,10 @@ class Entry:
         return [own for name, own in self.fields.items() if name.startswith("msgstr")]
 
     @property
+    def is_header(self) -> bool:
+        return "msgstr" in self.fields and "msgctxt" not in self.fields and not self.fields["msgid"].text
+
+    @property
     def is_untranslated(self) -> bool:
         return bool(self.fields["msgid"].text) and not any(own.text for own in self.translations)
 
@@ -61,8 +65,8 @@ class Entry:
 def read_po(text: str, language: str) -> Document:
     lines = _LINE.findall(text)
     entries = list(_entries(lines))
-    header = Header(lines, next((entry for entry in entries if not entry.fields["msgid"].text), None), language)
-    return Document(_parts(lines, entries, header))
+    header = next((entry for entry in entries if entry.is_header), None)
+    return Document(_parts(lines, entries, Header(lines, header, language)))
 
 
 def _parts(lines: list[str], entries: list[Entry], header: "Header") -> Iterator[str | Part]:
@@ -168,17 +172,17 @@ class Header:
     def __init__(self, lines: list[str], entry: Entry | None, language: str) -> None:
         self.lines, self.entry, self.language = lines, entry, language
         self.text = entry.fields["msgstr"].text if entry else ""
-        line = entry.first + 1 if entry else 1
+        self.line = entry.first + 1 if entry else 1
         charset = re.search(r"charset=([^\s;]+)", self._value("Content-Type"))
         if charset and charset[1].upper() not in ("UTF-8", "UTF8", "CHARSET"):
             raise InputError(
-                f"line {line:,}: the catalogue is in {charset[1]}; convert it with `msgconv -t UTF-8` first"
+                f"line {self.line:,}: the catalogue is in {charset[1]}; convert it with `msgconv -t UTF-8` first"
             )
         declared = self._value("Language")
         if declared and base_language(declared) != base_language(language):
             raise InputError(
-                f"line {line:,}: the catalogue is in the language {declared}, but the model translates to {language}; "
-                "correct the header's Language or choose another model"
+                f"line {self.line:,}: the catalogue is in the language {declared}, but the model translates to "
+                f"{language}; correct the header's Language or choose another model"
             )
 
     def _value(self, name: str) -> str:
@@ -203,7 +207,7 @@ class Header:
         except ValueError:
             count, one = 0, 0
         if not 0 <= one < count:
-            raise InputError(f"line 1: the header's Plural-Forms are not valid: {self.rule}")
+            raise InputError(f"line {self.line:,}: the header's Plural-Forms are not valid: {self.rule}")
         return count, one
 
     def written(self, start: int, has_plurals: bool) -> str:

@@ -68,6 +68,12 @@ def test_what_a_user_expects():
     assert filled(expected) == expected
 
 
+def test_only_the_header_is_a_header():
+    odd = 'msgid ""\nmsgid_plural ""\nmsgstr[0] ""\n\nmsgctxt "x"\nmsgid ""\nmsgstr "Language: fr\\n"\n'
+    assert filled(HEADER + odd) == HEADER + odd
+    assert filled(odd) == odd
+
+
 def test_an_empty_translation_is_not_written():
     text = f'{HEADER}msgid "Open"\nmsgstr ""\n'
     assert filled(text, lambda sentence: Hypothesis("", 0, 0, [])) == text
