@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from gettext import c2py
 
 from deepnmt.decoding.documents.accelerators import with_accelerator, without_accelerator
@@ -27,6 +28,9 @@ _DIRECTIVE = re.compile(
     r"%(?:(?P<number>\d{1,2}\$)|\(\w{1,80}\))?[-+ #0']*(?:\*|\d{1,3})?(?:\.(?:\*|\d{1,3}))?"
     r"(?:hh|ll|[hlLqjzt])?(?:[diouxXeEfFgGaAcCsSpnm@%]|<\w{1,20}>)"
 )
+# Options of commands: --files0-from=F, -v
+_OPTION = re.compile(r"(?<![\w-])(?:--[a-z][\w-]+(?:=[\w-]+)?|-[A-Za-z0-9](?![\w-]))")
+_IN_FORMAT = re.compile(f"{_DIRECTIVE.pattern}|{_OPTION.pattern}")
 _HAS_DIRECTIVES = re.compile(r"(?<![\w-])(?!no-|\w+-brace)[\w-]+-format")
 
 
@@ -257,8 +261,10 @@ class Message(Part):
         self.labels = [without_accelerator(text) for text in self.texts]
         flags = lines[entry.flags] if entry.flags is not None else ""
         self.is_c = re.search(r"(?<![\w-])c-format", flags) is not None
-        reading = (_with_directives, _percent_escaped) if _HAS_DIRECTIVES.search(flags) else (tagged,)
-        self.inside = [Document(paragraphs(label, language, *reading)) for label, _ in self.labels]
+        is_format = _HAS_DIRECTIVES.search(flags) is not None
+        tokens_of = partial(_tokens, _IN_FORMAT if is_format else _OPTION)
+        escape = _percent_escaped if is_format else str
+        self.inside = [Document(paragraphs(label, language, tokens_of, escape)) for label, _ in self.labels]
 
     @property
     def sentences(self) -> list[tuple[str, bool]]:
@@ -292,11 +298,11 @@ class Message(Part):
         return _numbered(source, text) if self.is_c else text
 
 
-def _with_directives(text: str) -> Iterator[Token]:
-    """The tokens of a format string: its directives are kept, whatever the translation."""
+def _tokens(kept: re.Pattern[str], text: str) -> Iterator[Token]:
+    """The tokens of a message, in which all that matches is kept, whatever the translation."""
     for token in tagged(text):
         at = 0
-        for match in _DIRECTIVE.finditer(token.raw) if token.kind == "text" else ():
+        for match in kept.finditer(token.raw) if token.kind == "text" else ():
             raw = match.group()
             yield text_token(token.raw[at : match.start()])
             yield text_token(raw, "%") if raw == "%%" else Token("opaque", raw, text=raw)

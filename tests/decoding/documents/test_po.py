@@ -111,6 +111,11 @@ def test_arguments_in_another_order_are_numbered():
     assert 'msgstr "%d Dateien von %s"' in filled(text.replace("c-format", "python-format"), swapped)
 
 
+def test_options_of_commands_are_kept():
+    text = f'{HEADER}msgid "use --from=F or -v, not e-mail"\nmsgstr ""\n'
+    assert 'msgstr "USE --from=F OR -v, NOT E-MAIL"' in filled(text)
+
+
 def test_directives_are_kept_and_other_percent_signs_escaped():
     def careless(sentence):
         words = ["100%", "von", "%", "sind", "%d!"]
