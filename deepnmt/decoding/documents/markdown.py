@@ -51,7 +51,8 @@ _TARGET = re.compile(
 )
 _BRACKET = re.compile(r"\\.|(?<!`)(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`)|!?\[|\]", re.DOTALL)
 MIN_WIDTH = 72  # of a paragraph in several lines
-HELD, LINK = "\x00", "\x01["  # for a while: a space at which no line is broken, and the start of a link
+# Until a paragraph is written: a space at which no line is broken, the start of a link, an edge of code or emphasis.
+HELD, LINK, EDGE = "\x00", "\x01[", "\x02"
 CELLS = ("th_open", "td_open")
 _LABEL = re.compile(r"\[((?:[^\[\]\\]|\\.)*)\]", re.DOTALL)
 
@@ -125,7 +126,7 @@ class Paragraph(Part):
         self.raw = "".join(row + joint for row, joint in zip(rows, [*self.joints, ""], strict=True))
         self.width, self.is_paragraph = max(MIN_WIDTH, *map(width_of, rows)), parent == "paragraph_open"
         tokens = matched(with_lone(_inline("\n".join(rows), labels), "mark"))
-        tokens = [_unbroken(token) for token in tokens]
+        tokens = [_guarded(token) for token in tokens]
         self.plain = "".join(token.raw for token in tokens)
         self.inside = Document(passages(tokens, language, _cell_escaped if parent in CELLS else _escaped))
 
@@ -143,8 +144,9 @@ class Paragraph(Part):
         if self.joints:
             rows = [line for row in rows for line in self._wrapped(row)]
         joints = [*self.joints, *self.joints[-1:] * len(rows)][: len(rows) - 1]
-        result = "".join(row + joint for row, joint in zip(rows, [*joints, ""], strict=True)).replace(HELD, " ")
-        return result.replace(f"!{LINK}", f"\\!{LINK}").replace(LINK, "[")  # an exclamation mark makes no image of it
+        result = "".join(row + joint for row, joint in zip(rows, [*joints, ""], strict=True))
+        result = result.replace(f"!{LINK}", f"\\!{LINK}").replace(EDGE * 2, " ")
+        return result.replace(LINK, "[").replace(HELD, " ").replace(EDGE, "")
 
     def _wrapped(self, row: str) -> list[str]:
         """Lines as wide as those of the source; a break that was forced stays at the end."""
@@ -153,11 +155,16 @@ class Paragraph(Part):
         return [*lines, last + row[len(content) :]]
 
 
-def _unbroken(token: Token) -> Token:
-    """A tag or code, in which no line is to be broken, and the start of a link, which is to be found again."""
+def _guarded(token: Token) -> Token:
+    """A tag or code as it must be found again, so that it is not broken and does not become one with its neighbours:
+    `a``b` would be one code, ****a** no emphasis, and ![ an image."""
     if token.kind in ("text", "block"):
         return token
-    return replace(token, raw=LINK if token.raw == "[" else token.raw.replace(" ", HELD))
+    raw = LINK if token.raw == "[" else token.raw.replace(" ", HELD)
+    is_code = token.kind == "opaque" and raw.startswith("`")
+    before = EDGE * (is_code or token.may_vanish)
+    after = EDGE * (is_code or (token.is_end and token.name.startswith("*")))
+    return replace(token, raw=before + raw + after)
 
 
 def _escaped(text: str) -> str:

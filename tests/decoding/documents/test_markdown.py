@@ -53,6 +53,7 @@ def translated(text, translate):
         ("> [!NOTE]\n> read this\n", "> [!NOTE]\n> THIS READ\n"),
         (":::tip\nread this\n:::\n", ":::tip\nTHIS READ\n:::\n"),
         ("first 1.", r"1\. FIRST"),
+        ("stop! [here](x)", "[HERE](x) STOP!"),
         ("x -", "\\- X"),
         ("* a b\n\n\tc d\n", "* B A\n\n\tD C\n"),
     ],
