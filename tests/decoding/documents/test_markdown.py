@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from pytest import mark
@@ -122,13 +122,11 @@ NOISE = st.one_of(st.text(max_size=80), st.text("*_`[]()!<>#-+|\\ \n\ta1.:~&", m
 
 
 @given(st.one_of(DOCUMENTS, NOISE))
-@settings(max_examples=100)
 def test_what_is_translated_as_itself_stays_as_it_was(text):
     assert translated(text, same) == text
 
 
 @given(DOCUMENTS)
-@settings(max_examples=100)
 def test_blocks_links_images_and_code_stay_whatever_the_translation(text):
     for translate in (shout, backwards, doubled):
         result = translated(text, translate)
