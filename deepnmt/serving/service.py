@@ -10,8 +10,8 @@ from starlette.types import Scope
 
 from deepnmt.decoding.documents.sentences import MAX_SENTENCE
 from deepnmt.serving.batch_queue import Hypotheses, Options, size_of
-from deepnmt.serving.limits import Limits, RefusedError
-from deepnmt.serving.models import Models, ServedModel, shortened
+from deepnmt.serving.limits import Limits, RefusedError, shortened
+from deepnmt.serving.models import Models, ServedModel
 from deepnmt.serving.prometheus import Gauges, Metrics
 
 # Limits of one request in the queue at once, so that a long document does not delay short requests.
