@@ -25,7 +25,7 @@ COMMANDS = {
     "train": "train a model from a recipe, or resume a run",
     "average": "average checkpoints of a run into a MODEL folder",
     "shortlist": "make a lexical shortlist, for faster translation on a CPU",
-    "translate": "translate raw text, from standard input or file to file",
+    "translate": "translate text or documents, from a pipe or file to file",
     "backtranslate": "make synthetic parallel text from monolingual text",
     "distill": "translate training text with a teacher, for a smaller student",
     "evaluate": "translate a test set and score it",

@@ -30,9 +30,24 @@ def read_lines(path: str | Path) -> list[str]:
         try:
             lines.append(line.decode("utf-8"))
         except UnicodeDecodeError as error:
-            place = f"{_name(Path(path))}, line {number:,}: not valid UTF-8 at byte {error.start + 1}"
-            raise InputError(f"{place}; convert the file to UTF-8 first") from None
+            raise _not_utf8(Path(path), number, error.start) from None
     return lines
+
+
+def read_all(path: str | Path) -> str:
+    """A UTF-8 file, or standard input (`-`), as it is, with line ends and byte order mark."""
+    content = b"".join(iterate_blocks(Path(path)))
+    _checked_start(_name(Path(path)), content)
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        before = content[: error.start]
+        raise _not_utf8(Path(path), before.count(b"\n") + 1, len(before) - before.rfind(b"\n") - 1) from None
+
+
+def _not_utf8(path: Path, line: int, byte: int) -> InputError:
+    place = f"{_name(path)}, line {line:,}: not valid UTF-8 at byte {byte + 1}"
+    return InputError(f"{place}; convert the file to UTF-8 first")
 
 
 def joined(lines: Iterable[str]) -> str:

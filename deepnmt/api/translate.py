@@ -1,4 +1,4 @@
-"""`deepnmt.translate_file`: translate text from file to file or through pipes."""
+"""`deepnmt.translate_file`: translate lines of text and documents from file to file or through pipes."""
 
 import json
 import sys
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from deepnmt.decoding.config import TranslationConfig
+from deepnmt.decoding.documents.formats import LINES, check_format, format_of, read_document
+from deepnmt.decoding.documents.translation import sentences_of, translated
 from deepnmt.decoding.glossary import Glossary, read_terms
 from deepnmt.decoding.jobs import ResumableFile, chunk_lines, count_lines, file_chunks, fingerprint, pipe_chunks
 from deepnmt.decoding.lines import LineWarnings, decoded, one_line
@@ -17,7 +19,7 @@ from deepnmt.decoding.translator import Hypothesis, Translator, default_settings
 from deepnmt.errors import InputError
 from deepnmt.progress import progress, say
 from deepnmt.settings import from_table
-from deepnmt.text import iterate_lines
+from deepnmt.text import iterate_lines, read_all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +68,7 @@ def translate_file(
     source: str | Path | None = None,
     out: str | Path | None = None,
     *,
+    file_format: str | None = None,
     prefixes: str | Path | None = None,
     terms: str | Path | None = None,
     scores: bool = False,
@@ -78,53 +81,110 @@ def translate_file(
     target_lang: str | None = None,
     **settings: Any,
 ) -> int:
-    """Translate a text file (plain, .gz, .xz, .bz2, .zst) with a MODEL or an ensemble; return the number of lines.
+    """Translate a file (plain, .gz, .xz, .bz2, .zst) with a MODEL or an ensemble; return the number of lines.
 
-    `source` and `out` default to standard input and output, like "-". An output file appears when it is complete; after
-    an interruption the same call resumes. `prefixes` is a file of forced beginnings, one per line; `terms` a glossary,
-    lines of a source term, a tab and its translation. `scores` adds a column, `as_json` writes one object per line.
-    `settings` are the fields of `TranslationConfig`: with `nbest` the output is line number, score and text; with
-    `alignments` the last column has word links. `chunk` lines are sorted by length and translated together. `shortlist`
-    uses the model's lexical shortlist. `source_lang` and `target_lang` are for multilingual models; `device` and
-    `precision` are those of `Translator`.
+    `source` and `out` default to standard input and output, like "-". `file_format` is that of the source: `lines` of
+    text, or a document (html, markdown, po, srt, vtt, text), of which the sentences are counted; by default, the ending
+    of the file decides. An output file appears when it is complete; after an interruption the same call resumes, except
+    for documents. `prefixes` is a file of forced beginnings, one per line; `terms` a glossary, lines of a source term,
+    a tab and its translation. `scores` adds a column, `as_json` writes one object per line. `settings` are the fields
+    of `TranslationConfig`: with `nbest` the output is line number, score and text; with `alignments` the last column
+    has word links. `chunk` lines are sorted by length and translated together. `shortlist` uses the model's lexical
+    shortlist. `source_lang` and `target_lang` are for multilingual models; `device` and `precision` are those of
+    `Translator`.
     """
     given, target = (None if path is None or str(path) == "-" else Path(path) for path in (source, out))
+    kind = format_of(given) if file_format is None else check_format(file_format)
     folders = [Path(folder) for folder in ([model] if isinstance(model, str | Path) else model)]
     files = [Path(path) for path in (given, prefixes, terms) if path is not None]
+    _check_files(files, target)
+    form = LineFormat(
+        number="nbest" in settings, scores=scores, alignments=settings.get("alignments", False), as_json=as_json
+    )
+    if kind == LINES:
+        _check_line_counts(given, prefixes)
+    else:
+        _check_document_options(kind, form, prefixes, chunk)
+        text = read_all(given or "-")
+    wanted = read_terms(terms) if terms else {}
+    if folders:
+        from_table(TranslationConfig, default_settings(folders[0]) | settings)
+    translator = Translator(folders, device, precision, shortlist).for_languages(source_lang, target_lang)
+    glossary = translator.glossary(wanted) if wanted else None
+    if kind != LINES:
+        return _translate_document(translator, text, kind, given, target, glossary, settings)
+    size = chunk_lines(chunk, translator.device.type)
+    job = {**settings, **asdict(form), "precision": precision, "shortlist": shortlist, "device": device}
+    job |= {"chunk": size, "languages": [source_lang, target_lang]}
+    is_resumable = given is not None and target is not None
+    with _opened(target, fingerprint(folders, files, job) if is_resumable else None) as destination:
+        name, chunks, left = _chunks(given, size, destination.lines)
+        return translate_chunks(
+            translator, name, chunks, destination, form.lines, prefixes=prefixes, terms=glossary, total=left, **settings
+        )
+
+
+def _chunks(given: Path | None, size: int, done: int) -> tuple[str, Iterable[tuple[int, list[bytes]]], int | None]:
+    """The name of the input, its lines after those that are done, and their number if it is known."""
+    if given is None:
+        return "standard input", pipe_chunks(sys.stdin.buffer, size), None
+    if done:
+        say(f"resuming after line {done:,} of {given}")
+    return str(given), file_chunks(given, size, done), count_lines(given) - done
+
+
+def _check_line_counts(given: Path | None, prefixes: str | Path | None) -> None:
+    if given is not None and prefixes is not None:
+        lines, forced = count_lines(given), count_lines(Path(prefixes))
+        if lines != forced:
+            raise InputError(f"{prefixes} has {forced:,} lines but {given} has {lines:,}; it needs one for each")
+
+
+def _check_files(files: Sequence[Path], target: Path | None) -> None:
     for path in files:
         if not path.is_file():  # it is read more than once
             reason = "is not a file; for a pipe, use standard input" if path.exists() else "does not exist"
             raise InputError(f"{path} {reason}")
         if target is not None and target.exists() and target.samefile(path):
             raise InputError(f"{path} is an input: name another file for the output")
-    total = None if given is None else count_lines(given)
-    if total is not None and prefixes is not None and (count := count_lines(Path(prefixes))) != total:
-        raise InputError(f"{prefixes} has {count:,} lines but {given} has {total:,}; it needs one for each")
-    wanted = read_terms(terms) if terms else {}
-    if folders:
-        from_table(TranslationConfig, default_settings(folders[0]) | settings)
-    translator = Translator(folders, device, precision, shortlist).for_languages(source_lang, target_lang)
-    glossary = translator.glossary(wanted) if wanted else None
-    size = chunk_lines(chunk, translator.device.type)
-    form = LineFormat(
-        number="nbest" in settings, scores=scores, alignments=settings.get("alignments", False), as_json=as_json
-    )
-    job = None
-    if given is not None and target is not None:
-        job = {**settings, **asdict(form), "precision": precision, "shortlist": shortlist, "device": device}
-        job |= {"chunk": size, "languages": [source_lang, target_lang]}
-        job = fingerprint(folders, files, job)
-    with _opened(target, job) as destination:
-        done = destination.lines
-        if done:
-            say(f"resuming after line {done:,} of {given}")
-        if given is None or total is None:
-            name, chunks, left = "standard input", pipe_chunks(sys.stdin.buffer, size), None
-        else:
-            name, chunks, left = str(given), file_chunks(given, size, done), total - done
-        return translate_chunks(
-            translator, name, chunks, destination, form.lines, prefixes=prefixes, terms=glossary, total=left, **settings
-        )
+
+
+def _check_document_options(kind: str, form: LineFormat, prefixes: str | Path | None, chunk: int | None) -> None:
+    options = {
+        "n-best lists": form.number,
+        "scores": form.scores,
+        "alignments": form.alignments,
+        "JSON lines": form.as_json,
+    }
+    options |= {"prefixes": prefixes is not None, "chunks": chunk is not None}
+    for name, is_given in options.items():
+        if is_given:
+            raise InputError(
+                f"{name} are for lines of text, not for {kind}: omit the option, or choose the format lines"
+            )
+
+
+def _translate_document(
+    translator: Translator,
+    text: str,
+    kind: str,
+    given: Path | None,
+    target: Path | None,
+    terms: Glossary | None,
+    settings: dict[str, Any],
+) -> int:
+    name = str(given or "standard input")
+    try:
+        document = read_document(text, kind, translator.tokenizers[0].target.language)
+    except InputError as error:
+        raise InputError(f"{name}, {error}") from error
+    sentences = sentences_of(document)
+    warnings = LineWarnings(name)
+    with _opened(target, None) as destination, progress("translate", total=len(sentences), unit="sentences") as shown:
+        result = translated(document, translator, terms, warnings.about, shown.advance, **settings)
+        destination.append(result.encode(), len(sentences))
+    warnings.summarise()
+    return len(sentences)
 
 
 class _Stream:

@@ -20,16 +20,20 @@ class LineWarnings:
     def after(self, first: int) -> Warn:
         """For a chunk of lines of which `first` came before."""
 
-        def warn(number: int, message: str) -> None:
-            self.count += 1
-            if self.count <= MAX_WARNINGS:
-                say(f"line {first + number + 1:,} of {self.name} {message}")
+        return lambda number, message: self._say(f"line {first + number + 1:,}", message)
 
-        return warn
+    def about(self, sentence: str, message: str) -> None:
+        """For a sentence of a document."""
+        self._say(repr(sentence if len(sentence) <= 40 else f"{sentence[:40]}…"), message)
+
+    def _say(self, place: str, message: str) -> None:
+        self.count += 1
+        if self.count <= MAX_WARNINGS:
+            say(f"{place} of {self.name} {message}")
 
     def summarise(self) -> None:
         if self.count > MAX_WARNINGS:
-            say(f"{self.count - MAX_WARNINGS:,} more lines of {self.name} had warnings")
+            say(f"{self.count - MAX_WARNINGS:,} more warnings about {self.name}")
 
 
 def decoded(lines: Sequence[bytes], warn: Warn) -> list[str]:

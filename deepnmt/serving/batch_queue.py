@@ -11,12 +11,12 @@ from datetime import UTC, datetime, timedelta
 from sys import getsizeof
 
 from deepnmt.decoding.config import DecodingConfig
+from deepnmt.decoding.documents.sentences import MAX_SENTENCE
 from deepnmt.decoding.glossary import Glossary
 from deepnmt.decoding.translator import Hypothesis, Translator
 from deepnmt.devices import return_memory
 from deepnmt.serving.limits import Limits
 from deepnmt.serving.prometheus import Metrics
-from deepnmt.serving.sentences import MAX_SENTENCE
 
 Hypotheses = Sequence[Hypothesis]  # of one sentence, best first
 logger = logging.getLogger("deepnmt.serving")

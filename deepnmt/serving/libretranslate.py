@@ -1,7 +1,6 @@
 """LibreTranslate's requests and answers, so that its clients work unchanged."""
 
 import asyncio
-from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
 from functools import cache
@@ -11,13 +10,13 @@ from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deepnmt.decoding.translator import Hypothesis
+from deepnmt.decoding.documents.document import Document
+from deepnmt.decoding.documents.html import read_html
+from deepnmt.decoding.documents.prose import read_text
 from deepnmt.languages import base_language, language_names
 from deepnmt.serving.limits import Limits, RefusedError
-from deepnmt.serving.markup import MarkupText
 from deepnmt.serving.models import Models, ServedModel
 from deepnmt.serving.responses import JsonAnswer, unless_gone
-from deepnmt.serving.sentences import fitted_gaps, split_sentences
 from deepnmt.serving.service import Service, off_loop
 from deepnmt.serving.shapes import DetectionAnswer, LanguageAnswer, LibreTranslateRequest, checked_texts
 
@@ -92,15 +91,16 @@ async def translate(service: Service, asked: LibreTranslateRequest, request: Req
     plain, aligned = (model.options(nbest, alignments, terms=terms) for alignments in (False, True))
     service.admit(request.scope, queries, aligned if html else plain)
     size = sum(map(len, queries))
-    documents = await off_loop(size, lambda: [(MarkupText if html else PlainText)(query) for query in queries])
+    read = read_html if html else read_text
+    documents = await off_loop(size, lambda: [read(query, model.target) for query in queries])
     sentences = [(text, aligned if tags else plain) for document in documents for text, tags in document.sentences]
     found = iter(await unless_gone(request.receive, service.translate_all(model, sentences)))
 
-    def written(document: MarkupText | PlainText) -> list[str]:
+    def written(document: Document) -> list[str]:
         """The translation of a query and the alternatives to it."""
         own = [next(found) for _ in document.sentences]
         ranked = ([h[min(rank, len(h) - 1)] for h in own] for rank in range(nbest))
-        return [document.written(hypotheses, model.target) for hypotheses in ranked]
+        return [document.written(iter(hypotheses)) for hypotheses in ranked]
 
     rows = await off_loop(size, lambda: [written(document) for document in documents])
     one = isinstance(asked.q, str)
@@ -124,18 +124,3 @@ async def _model(
         raise RefusedError(400, refused.message) from None
     detected = await detect(Models(model for model in models if target in model.choices[1]), queries)
     return models.pick(None, detected.language, target), detected
-
-
-class PlainText:
-    """A text as its sentences. Law: with every sentence translated as itself, it is the text."""
-
-    def __init__(self, text: str) -> None:
-        self._split = split_sentences(text)
-
-    @property
-    def sentences(self) -> list[tuple[str, bool]]:
-        return [(sentence.text, False) for sentence in self._split]
-
-    def written(self, hypotheses: Sequence[Hypothesis], language: str) -> str:
-        gaps = fitted_gaps(self._split, language)
-        return "".join(hypothesis.text + gap for hypothesis, gap in zip(hypotheses, gaps, strict=True))

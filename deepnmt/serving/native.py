@@ -9,12 +9,12 @@ from pydantic_core import to_json
 from starlette.requests import Request
 from starlette.responses import Response
 
+from deepnmt.decoding.documents.sentences import Sentence, fitted_gaps, split_sentences
 from deepnmt.decoding.translator import Hypothesis
 from deepnmt.serving.batch_queue import Hypotheses, Options, size_of
 from deepnmt.serving.limits import Limits, RefusedError
 from deepnmt.serving.models import ServedModel
 from deepnmt.serving.responses import JsonAnswer, LineStream, unless_gone
-from deepnmt.serving.sentences import Sentence, fitted_gaps, split_sentences
 from deepnmt.serving.service import Service, off_loop
 from deepnmt.serving.shapes import TranslateRequest, checked_terms, checked_texts
 

@@ -8,11 +8,11 @@ from typing import TypeVar
 
 from starlette.types import Scope
 
+from deepnmt.decoding.documents.sentences import MAX_SENTENCE
 from deepnmt.serving.batch_queue import Hypotheses, Options, size_of
 from deepnmt.serving.limits import Limits, RefusedError, shortened
 from deepnmt.serving.models import Models, ServedModel
 from deepnmt.serving.prometheus import Gauges, Metrics
-from deepnmt.serving.sentences import MAX_SENTENCE
 
 # Limits of one request in the queue at once, so that a long document does not delay short requests.
 WINDOW = 64  # sentences

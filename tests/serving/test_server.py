@@ -436,6 +436,15 @@ def test_libretranslates_lists_alternatives_and_detection(app):
     }
 
 
+def test_only_sentences_with_tags_inside_are_asked_for_alignments():
+    app = shouting_app()
+    fields = {"q": "<p>Hello there.</p> <p>Turn <b>it</b> on.</p>", "target": "de", "format": "html", "alternatives": 1}
+    answer = post(app, fields).json()
+    assert answer["translatedText"] == "<p>HELLO THERE.</p> <p>TURN <b>IT</b> ON.</p>"
+    assert answer["alternatives"] == ["<p>HELLO THERE.!</p> <p>TURN <b>IT</b> ON.!</p>"]
+    assert sorted(texts for texts, _ in service(app).models[0].translator.calls) == [["Hello there."], ["Turn it on."]]
+
+
 def test_libretranslates_html_keeps_its_tags(app):
     fields = {"q": '<p class="green">Hello &amp; <b>bye</b>!</p>', "source": "en", "target": "de", "format": "html"}
     assert post(app, fields).json() == {"translatedText": '<p class="green">HELLO &amp; <b>BYE</b>!</p>'}

@@ -1,39 +1,39 @@
-"""HTML: sentences are taken out whole, without their tags, and the tags are put back into the translations.
-
-Everything that is not text is copied byte by byte.
-"""
+"""Passages of text with inline tags: sentences without their tags, and the tags put back into the translations."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, groupby
 
+from deepnmt.decoding.documents.document import Part
+from deepnmt.decoding.documents.sentences import fitted_gaps, split_sentences
+from deepnmt.decoding.documents.tags import Element, with_elements
+from deepnmt.decoding.documents.tokens import Token
 from deepnmt.decoding.translator import Hypothesis
-from deepnmt.serving.html_tokens import Token, tokens_of
-from deepnmt.serving.sentences import fitted_gaps, split_sentences
-from deepnmt.serving.tags import Element, with_elements
 
+SPACE = " \t\n\r\f"
 MAX_DEPTH = 32  # of inline elements; the tags of deeper texts separate
 
 
-class Passage:
+class Passage(Part):
     """Text without a separator in it: its sentences, and where its tags are, in them and between them.
 
     `crossing` are the tokens of elements that have a part of one sentence and something of another, and of the elements
     around those.
     """
 
-    def __init__(self, tokens: Sequence[Token]) -> None:
+    def __init__(self, tokens: Sequence[Token], language: str, escape: Callable[[str], str]) -> None:
+        self.language, self.escape = language, escape
         self.raw = "".join(token.raw for token in tokens)
         self.elements: list[Element] = []
         self.crossing: set[int] = set()
         self._tokens: list[list[int]] = []  # of each element
         self._tags: list[tuple[int, int, str]] = []  # where, of which element, and the tag itself
         self.text = self._read(tokens)
-        self.sentences = split_sentences(self.text)
-        self.starts = [0, *accumulate(len(s.text) + len(s.gap) for s in self.sentences)][:-1]
-        self.inside: list[list[Element]] = [[] for _ in self.sentences]
-        self.between: list[list[tuple[int, str]]] = [[] for _ in range(len(self.sentences) + 1)]
+        self.split = split_sentences(self.text)
+        self.starts = [0, *accumulate(len(s.text) + len(s.gap) for s in self.split)][:-1]
+        self.inside: list[list[Element]] = [[] for _ in self.split]
+        self.between: list[list[tuple[int, str]]] = [[] for _ in range(len(self.split) + 1)]
         self.is_copied = not any(map(str.isalnum, self.text))
         if not self.is_copied:
             self._give_homes()
@@ -53,7 +53,7 @@ class Passage:
                 space = content.endswith(" ") if content else space
             elif token.kind == "open":
                 open_elements.append((len(self.elements), i, len(self._tags)))
-                self._add(i, Element(length, length, token.raw, "<", parent))
+                self._add(i, Element(length, length, token.raw, "<", parent, may_vanish=token.may_vanish))
             elif token.kind == "close":
                 number, first, tags = open_elements.pop()
                 if self.elements[number].start < length:
@@ -84,7 +84,7 @@ class Passage:
                     self.crossing.update(self._tokens[around])
                     around = self.elements[around].parent
             for k in touched[:1]:
-                start, size = self.starts[k], len(self.sentences[k].text)
+                start, size = self.starts[k], len(self.split[k].text)
                 parent = homes[element.parent][1] if element.parent in homes else -1
                 begin, end = max(element.start - start, 0), min(element.end - start, size)
                 homes[i] = k, len(self.inside[k])
@@ -100,7 +100,7 @@ class Passage:
         return max(bisect_right(self.starts, place) - 1, 0)
 
     def _end(self, k: int) -> int:
-        return self.starts[k] + len(self.sentences[k].text)
+        return self.starts[k] + len(self.split[k].text)
 
     def _touched(self, element: Element) -> Sequence[int]:
         """The sentences that an element is in: none if it is between sentences or around whole ones."""
@@ -112,29 +112,42 @@ class Passage:
         is_around = first > last or (element.start <= self.starts[first] and element.end >= self._end(last))
         return [] if is_around and not element.is_opaque else range(first, last + 1)
 
-    def written(self, hypotheses: Iterator[Hypothesis], language: str) -> str:
-        """The passage with the next translations, which are those of its sentences."""
-        first = len(self.raw) - len(self.raw.lstrip(" \t\n\r\f"))
+    @property
+    def sentences(self) -> list[tuple[str, bool]]:
+        return [(sentence.text, bool(inside)) for sentence, inside in zip(self.split, self.inside, strict=True)]
+
+    def written(self, hypotheses: Iterator[Hypothesis]) -> str:
+        own = [next(hypotheses) for _ in self.split]
+        if all(found.text == sentence.text for found, sentence in zip(own, self.split, strict=True)):
+            return self.raw
+        first = len(self.raw) - len(self.raw.lstrip(SPACE))
         parts = [self.raw[:first]]
         parts += [tag for _, tag in self.between[0]]
-        gaps = fitted_gaps(self.sentences, language)
-        for k, sentence in enumerate(self.sentences):
-            parts.append(with_elements(sentence.text, self.inside[k], next(hypotheses)))
+        gaps = fitted_gaps(self.split, self.language)
+        for k, sentence in enumerate(self.split):
+            parts.append(with_elements(sentence.text, self.inside[k], own[k], self.escape))
             at = 0
             for place, tag in self.between[k + 1]:
                 place = min(max(place, at), len(gaps[k]))
                 parts += [gaps[k][at:place], tag]
                 at = place
             parts.append(gaps[k][at:])
-        return "".join(parts)
+        result = "".join(parts)
+        last = self.raw[len(self.raw.rstrip(SPACE)) :]
+        return result[:-1] + last if last and result.endswith(" ") else result
 
 
-def _parts(tokens: Sequence[Token], is_first: bool = True) -> Iterator[str | Passage]:
-    """What is copied, and passages to translate. Tags of crossing elements separate; if that leaves others, all do."""
+def passages(
+    tokens: Iterable[Token], language: str, escape: Callable[[str], str] = str, is_first: bool = True
+) -> Iterator[str | Passage]:
+    """What is copied, and passages to translate into the language; their new text is written with `escape`.
+
+    Tags of crossing elements separate; if that leaves others, all do.
+    """
     for is_block, group in groupby(tokens, key=lambda token: token.kind == "block"):
         run = list(group)
         depth = max(accumulate((token.kind == "open") - (token.kind == "close") for token in run))
-        passage = Passage(run) if not is_block and depth <= MAX_DEPTH else None
+        passage = Passage(run, language, escape) if not is_block and depth <= MAX_DEPTH else None
         if is_block or (passage and passage.is_copied):
             yield "".join(token.raw for token in run)
         elif passage and not passage.crossing:
@@ -142,25 +155,5 @@ def _parts(tokens: Sequence[Token], is_first: bool = True) -> Iterator[str | Pas
         else:
             tags = {i for i, token in enumerate(run) if token.kind in ("open", "close", "opaque")}
             blocks = passage.crossing if passage and is_first else tags
-            yield from _parts([replace(t, kind="block") if i in blocks else t for i, t in enumerate(run)], False)
-
-
-class MarkupText:
-    """An HTML document. Law: with every sentence translated as itself, it is the document but for white space."""
-
-    def __init__(self, document: str) -> None:
-        self.parts = list(_parts(tokens_of(document)))
-
-    @property
-    def sentences(self) -> list[tuple[str, bool]]:
-        """The sentences to translate, and whether alignments are needed to put tags back."""
-        return [
-            (sentence.text, bool(elements))
-            for passage in self.parts
-            if isinstance(passage, Passage)
-            for sentence, elements in zip(passage.sentences, passage.inside, strict=True)
-        ]
-
-    def written(self, hypotheses: Sequence[Hypothesis], language: str) -> str:
-        remaining = iter(hypotheses)
-        return "".join(part if isinstance(part, str) else part.written(remaining, language) for part in self.parts)
+            apart = [replace(token, kind="block") if i in blocks else token for i, token in enumerate(run)]
+            yield from passages(apart, language, escape, False)

@@ -3,9 +3,8 @@
 Every tag comes out exactly once, with elements nested as before; they may change their order, as words do.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 
 import numpy as np
 
@@ -16,6 +15,7 @@ MAX_PLACED = 100  # elements of one sentence; more are placed in proportion to t
 ENOUGH = 0.2  # attention to an element from which on a single word may carry it
 Span = tuple[int, int]
 Masses = np.ndarray[tuple[int], np.dtype[np.float64]]
+Free = np.ndarray[tuple[int], np.dtype[np.bool_]]
 Owners = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
@@ -29,14 +29,17 @@ class Element:
     close: str
     parent: int  # its number among the elements, -1 for none
     is_opaque: bool = False
+    may_vanish: bool = False  # if nothing is inside
 
     @property
     def is_mark(self) -> bool:
         return self.start == self.end and not self.close and not self.is_opaque
 
 
-def with_elements(source: str, elements: Sequence[Element], hypothesis: Hypothesis) -> str:
-    """The translation as HTML. Parents come before their children in `elements`."""
+def with_elements(
+    source: str, elements: Sequence[Element], hypothesis: Hypothesis, escape: Callable[[str], str]
+) -> str:
+    """The translation with its tags. Parents come before their children in `elements`."""
     text = hypothesis.text
     if text == source or len(elements) > MAX_PLACED:
         scale = len(text) / max(len(source), 1)
@@ -51,9 +54,11 @@ def with_elements(source: str, elements: Sequence[Element], hypothesis: Hypothes
         for number in sorted(numbers, key=lambda number: (*spans[number], number)):
             element, (own_start, own_end) = elements[number], spans[number]
             inner = "" if element.is_opaque else written(children.get(number, ()), own_start, own_end)
-            parts += [escape(text[at:own_start], quote=False), element.open, inner, element.close]
+            parts.append(escape(text[at:own_start]))
+            if inner or not element.may_vanish:
+                parts += [element.open, inner, element.close]
             at = own_end
-        return "".join(parts) + escape(text[at:end], quote=False)
+        return "".join(parts) + escape(text[at:end])
 
     return written(children.get(-1, ()), 0, len(text))
 
@@ -96,7 +101,7 @@ class _Placement:
         """The free words with the most attention to the element, counted against half of all attention."""
         is_free = owners < 0
         is_free[: words[0]] = is_free[words[1] :] = False
-        if element.is_opaque and (found := self._verbatim(element)) and is_free[slice(*found)].all():
+        if element.is_opaque and (found := self._verbatim(element, is_free)):
             return found
         share = np.array([_overlap(word, (element.start, element.end)) for word in self.source_words])
         mass = np.where(is_free, self.weights @ share, -np.inf)
@@ -105,12 +110,16 @@ class _Placement:
         best = int(mass.argmax())
         return (best, best + 1) if mass[best] >= ENOUGH else None
 
-    def _verbatim(self, element: Element) -> Span | None:
-        """The words in which an opaque element's content was copied."""
+    def _verbatim(self, element: Element, is_free: Free) -> Span | None:
+        """Free words in which an opaque element's content was copied."""
         content = self.source[element.start : element.end]
         at = self.text.find(content) if content else -1
-        touched = [i for i, word in enumerate(self.words) if _overlap((at, at + len(content)), word) > 0]
-        return (touched[0], touched[-1] + 1) if at >= 0 and touched else None
+        while at >= 0:
+            touched = [i for i, word in enumerate(self.words) if _overlap((at, at + len(content)), word) > 0]
+            if touched and is_free[touched].all():
+                return touched[0], touched[-1] + 1
+            at = self.text.find(content, at + len(content))
+        return None
 
     def _boundary(self, element: Element, words: Span, owners: Owners) -> Span:
         """Between two words, not inside a sibling: where a mark's next source word went, or at the same proportion."""
@@ -135,7 +144,8 @@ class _Placement:
         else:
             start, end = self.words[run[0]][0], self.words[run[1] - 1][1]
             content = self.source[element.start : element.end].strip()
-            at = self.text.find(content, start, end) if content and self._is_inside_word(element) else -1
+            is_part = element.is_opaque or self._is_inside_word(element)
+            at = self.text.find(content, start, end) if content and is_part else -1
             start, end = (start, end) if at < 0 else (at, at + len(content))
             while content and content[-1].isalnum() and end - start > 1 and not self.text[end - 1].isalnum():
                 end -= 1

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pytest import mark
 
-from deepnmt.serving.sentences import MAX_SENTENCE, Sentence, split_sentences
+from deepnmt.decoding.documents.sentences import MAX_SENTENCE, Sentence, split_sentences
 
 TEXTS = st.one_of(
     st.text(max_size=200),
