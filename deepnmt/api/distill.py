@@ -34,14 +34,17 @@ def distill(
     languages.
 
     With `reference`, the target of that text, each line gets the one of its `nbest` translations (default: `beam`) that
-    is most like its reference, by chrF; without it, the best one. `settings` are the fields of `TranslationConfig`. An
-    interrupted call is resumed, and torchrun shares the work, as in `backtranslate`.
+    is most like its reference, by chrF; without it, the best one. `settings` are the fields of `TranslationConfig`;
+    with `mbr`, the best one is that of MBR. An interrupted call is resumed, and torchrun shares the work, as in
+    `backtranslate`.
     """
     folders = [Path(folder) for folder in ([model] if isinstance(model, str | Path) else model)]
     source, out = Path(source), Path(out)
     check_text(source)
     if settings.get("sampling"):
-        raise InputError("distill searches for the best translations: omit sampling")
+        raise InputError("distill writes the best translations: omit sampling")
+    if reference is not None and settings.get("mbr"):
+        raise InputError("mbr and the reference both choose the translation: omit one of them")
     lines_of, inputs = PLAIN, []
     if reference is not None:
         reference = Path(reference)
