@@ -305,7 +305,8 @@ class Translator:
         growing = self._growing(batch, rules, config)
         sources = [padded(part, device=self.device) for part in zip(*(piece.sources for piece in batch), strict=True)]
         count = growing.last.shape[1]
-        parts: list[Any] = [model.start(ids, count) for model, ids in zip(self.prepared, sources, strict=True)]
+        width = (1, count) if isinstance(growing, Paths) else (count,)  # paths are never reordered
+        parts: list[Any] = [model.start(ids, *width) for model, ids in zip(self.prepared, sources, strict=True)]
         if listed is not None:
             parts = [listed.state(part) for part in parts]
         step = steps[0] if len(parts) == 1 else partial(ensemble_step, steps)

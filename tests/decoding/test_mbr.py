@@ -92,7 +92,7 @@ def test_many_samples_are_drawn_in_small_batches(unsure, monkeypatch):
     expected, rows = unsure.translate(SOURCES, mbr="chrf", samples=16, **SHORT), []
     original = unsure.prepared[0].start
     monkeypatch.setattr(
-        unsure.prepared[0], "start", lambda ids, count: rows.append(len(ids) * count) or original(ids, count)
+        unsure.prepared[0], "start", lambda ids, *widths: rows.append(len(ids) * widths[1]) or original(ids, *widths)
     )
     monkeypatch.setattr("deepnmt.decoding.translator.ROWS", {"cpu": 40})
     assert unsure.translate(SOURCES, mbr="chrf", samples=16, **SHORT) == expected
