@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from deepnmt.errors import InputError
 from deepnmt.languages import base_language
@@ -42,17 +43,17 @@ def bleu(texts: Sequence[str], words: Callable[[str], str]) -> Matrix:
     enough for; precisions of zero are replaced by halving (`exp` smoothing)."""
     split = [words(text.rstrip()).split() for text in texts]
     ids = {word: number for number, word in enumerate(dict.fromkeys(word for text in split for word in text))}
-    lengths = np.array([len(text) for text in split])
-    log_precisions, scale, any_match = np.zeros((len(texts), len(texts))), 1.0, False
-    for counts, matches in ngram_matches([np.array([ids[w] for w in text], dtype=int) for text in split], BLEU_ORDER):
+    found = list(ngram_matches([np.array([ids[word] for word in text], dtype=int) for text in split], BLEU_ORDER))
+    log_precisions, substitute = np.zeros((len(texts), len(texts))), np.ones((len(texts), len(texts)))
+    for counts, matches in found:
         has_any = counts[:, None] > 0
-        any_match |= matches > 0
-        scale = np.where(has_any & (matches == 0), 2 * scale, scale)
-        precision = np.where(matches > 0, matches, 1 / scale) / np.maximum(counts, 1)[:, None]
-        log_precisions += np.where(has_any, np.log(precision), 0)
-    mean = log_precisions / lengths.clip(1, BLEU_ORDER)[:, None]
+        substitute[has_any & (matches == 0)] /= 2
+        precisions = np.where(matches > 0, matches, substitute) / np.maximum(counts, 1)[:, None]
+        log_precisions += np.where(has_any, np.log(precisions), 0)
+    lengths, shared_words = found[0]
     brevity = np.minimum(1 - lengths / np.maximum(lengths, 1)[:, None], 0)
-    return np.where(any_match, 100 * np.exp(brevity + mean), 0)
+    mean = log_precisions / lengths.clip(1, BLEU_ORDER)[:, None]
+    return np.where(shared_words > 0, 100 * np.exp(brevity + mean), 0)
 
 
 def ngram_matches(sequences: Sequence[Integers], longest: int) -> Iterator[tuple[Integers, Matrix]]:
@@ -85,9 +86,10 @@ def _shared(grams: Integers, owners: Integers, count: int) -> Matrix:
     begins = np.append(True, (grams[1:] != grams[:-1]) | (owners[1:] != owners[:-1]))[: len(grams)]
     occurrence = place - np.maximum.accumulate(np.where(begins, place, 0))
     features = np.unique(grams * (len(grams) + 1) + occurrence, return_inverse=True)[1]
-    table = np.zeros((count, features.max(initial=-1) + 1), dtype=np.float32)
-    table[owners, features] = 1
-    return (table @ table.T).astype(np.float64)
+    table = torch.zeros(count, features.max(initial=-1) + 1)
+    table.numpy()[owners, features] = 1
+    # By torch, which keeps to the number of threads of this translation, as numpy's library may not.
+    return (table @ table.T).double().numpy()
 
 
 def _bleu_words(language: str) -> Callable[[str], str]:
