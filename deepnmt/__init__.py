@@ -11,11 +11,9 @@ from deepnmt import errors as errors
 
 if TYPE_CHECKING:
     from deepnmt.api.average import average as average
-    from deepnmt.api.backtranslate import backtranslate as backtranslate
     from deepnmt.api.bench import bench_generation as bench_generation
     from deepnmt.api.bench import bench_training as bench_training
     from deepnmt.api.convert import convert as convert
-    from deepnmt.api.distill import distill as distill
     from deepnmt.api.evaluate import evaluate as evaluate
     from deepnmt.api.export import export as export
     from deepnmt.api.inspect import inspect_curves as inspect_curves
@@ -25,6 +23,8 @@ if TYPE_CHECKING:
     from deepnmt.api.likelihood import likelihood as likelihood
     from deepnmt.api.prepare import prepare as prepare
     from deepnmt.api.shortlist import make_shortlist as make_shortlist
+    from deepnmt.api.synthetic import backtranslate as backtranslate
+    from deepnmt.api.synthetic import distill as distill
     from deepnmt.api.train import Run as Run
     from deepnmt.api.train import train as train
     from deepnmt.api.translate import translate_file as translate_file
@@ -44,12 +44,12 @@ _HOMES = {
     "RunError": "errors",
     "Translator": "decoding.translator",
     "average": "api.average",
-    "backtranslate": "api.backtranslate",
+    "backtranslate": "api.synthetic",
     "bench_generation": "api.bench",
     "bench_training": "api.bench",
     "compare": "evaluation.scores",
     "convert": "api.convert",
-    "distill": "api.distill",
+    "distill": "api.synthetic",
     "evaluate": "api.evaluate",
     "export": "api.export",
     "inspect_curves": "api.inspect",

@@ -1,4 +1,4 @@
-"""Chooses the device and the number of threads."""
+"""Chooses the device and the number of threads, and knows the ranks of torchrun."""
 
 import ctypes
 import os
@@ -48,6 +48,18 @@ def choose_device(asked: str | None) -> str:
     if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
         raise InputError(f"device {asked}: torch sees {count}, cuda:0 to cuda:{count - 1}")
     return asked
+
+
+def torchrun_ranks() -> tuple[int, int, int]:
+    """Rank, number of ranks and rank on this host, from the environment that torchrun sets; without it, one rank."""
+    given = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": os.environ.get("RANK", "0")}
+    try:
+        rank, world_size, local_rank = (int(os.environ.get(name, default)) for name, default in given.items())
+    except ValueError as error:
+        raise InputError(f"{', '.join(given)} in the environment must be whole numbers: {error}") from error
+    if not 0 <= rank < world_size:
+        raise InputError(f"RANK = {rank} is not below WORLD_SIZE = {world_size}")
+    return rank, world_size, local_rank
 
 
 def _why_unused() -> str | None:

@@ -52,9 +52,8 @@ def replacing(path: Path) -> Iterator[Path]:
 def remove_leftovers(path: Path) -> None:
     """Remove what killed processes of this host left next to `path`, but nothing of a running process."""
     for aside in path.parent.glob(f".{escape(path.name)}.*.partial"):
-        # Host, process and a random part; earlier versions wrote the process alone.
-        match = re.fullmatch(r"(?:(\w+)-)?(\d+)(?:-\w+)?", aside.name.split(".")[-2])
-        if match and match[1] in (None, _host()):
+        match = re.fullmatch(r"(\w+)-(\d+)-\w+", aside.name.split(".")[-2])  # host, process and a random part
+        if match and match[1] == _host():
             try:
                 os.kill(int(match[2]), 0)
             except ProcessLookupError:

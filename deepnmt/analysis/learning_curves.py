@@ -12,7 +12,7 @@ from deepnmt.analysis.charts import Axes, Series
 from deepnmt.columns import aligned, comma_separated
 from deepnmt.errors import InputError
 from deepnmt.progress import say
-from deepnmt.training.curves import LOG, read_log
+from deepnmt.training.curves import LOG, read_log, seconds_of
 
 SHOWN_ABOVE = 0.6  # nats: the charts leave out the steep beginning, which would flatten all differences
 MAX_ROWS = 20  # of a table over updates
@@ -49,12 +49,10 @@ def read_points(folder: Path) -> list[Point]:
     """The validations in the log of a RUN folder."""
     if not (folder / LOG).is_file():
         raise InputError(f"{folder} is not a RUN folder: it has no {LOG}")
-    log = read_log(folder)
-    trained = [line for line in log if line["kind"] == "train"]
-    rates = [line["tokens_per_second"] or math.inf for line in trained]
+    trained = read_log(folder, "train")
     steps = [0, *(line["step"] for line in trained)]
     tokens = np.cumsum([0, *(line["tokens"] for line in trained)])
-    seconds = np.cumsum([0, *(line["tokens"] / rate for line, rate in zip(trained, rates, strict=True))])
+    seconds = np.cumsum([0, *map(seconds_of, trained)])
 
     def taken(step: int) -> tuple[int | None, float | None]:
         """Target tokens and seconds until this step; after the last line, at the pace of that line."""
@@ -66,8 +64,8 @@ def read_points(folder: Path) -> list[Point]:
 
     return [
         Point(line["step"], *taken(line["step"]), line["nll"], line.get("bleu"))
-        for line in log
-        if line["kind"] == "validation" and math.isfinite(line["nll"])
+        for line in read_log(folder, "validation")
+        if math.isfinite(line["nll"])
     ]
 
 

@@ -2,14 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
 
 from deepnmt.columns import aligned
 from deepnmt.model.config import ModelConfig
-from deepnmt.model.transformer import Transformer
+from deepnmt.model.storage import undrawn_model
 
 
 @dataclass(frozen=True)
@@ -81,8 +79,7 @@ _ORDER = ["self-attention", "cross-attention", "feed-forward", "norms", "connect
 
 def measure(config: ModelConfig) -> list[Part]:
     """Count every parameter once; a shared table counts for its first use."""
-    with _OnlyShapes():
-        model = Transformer(config)
+    model = undrawn_model(config, allocate=False)
     counted = [_part(config, name, parameter) for name, parameter in model.named_parameters()]
     output_flops = 2 * config.target_vocab_size * config.decoder.dim
     if config.tie_output:
@@ -90,22 +87,11 @@ def measure(config: ModelConfig) -> list[Part]:
     return _sum(counted)
 
 
-class _OnlyShapes(TorchFunctionMode):
-    """Allocates no memory for large tensors and skips their initialisation, which would load torch's compiler."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is torch.empty:
-            return func(*args, **{**(kwargs or {}), "device": "meta"})
-        return None if func is torch.nn.init.normal_ else func(*args, **(kwargs or {}))
-
-
 def total(parts: Sequence[Part]) -> Part:
     return Part("total", "", sum(part.parameters for part in parts), sum(part.flops for part in parts))
 
 
-def _part(config: ModelConfig, name: str, parameter: torch.Tensor) -> Part:
+def _part(config: ModelConfig, name: str, parameter: Tensor) -> Part:
     size = parameter.numel()
     root, *path = name.split(".")
     if root in ("output", "output_bias"):

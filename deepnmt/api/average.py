@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Literal
 
 from torch import Tensor
@@ -71,16 +72,18 @@ def average(
 def _bleu_judge(
     run: Path, checkpoint: Path, dataset: Dataset, beam: int | None, device: str
 ) -> Callable[[dict[str, Tensor]], float]:
-    """BLEU of the validation set, translated by a model with these weights."""
-    if dataset.valid_text is None:
+    """BLEU of the validation set, translated by a model with these weights; the mean over directions."""
+    if not dataset.valid_directions:
         raise InputError(f"{dataset.folder} has no validation set, which --best-on-valid needs; choose another --data")
-    sources, references = dataset.valid_text
     tokenizers = TokenizerPair.load(run)
     settings = {**(read_decoding(run) or {}), **({} if beam is None else {"beam": beam})}
 
     def judge(weights: dict[str, Tensor]) -> float:
         translator = Translator.of(build_model(checkpoint, weights).to(device), tokenizers)
-        hypotheses = translator.translate(sources, **settings)
-        return quick_scores(hypotheses, references, tokenizers.target.language)["bleu"].value
+        found = []
+        for direction in dataset.valid_directions:
+            hypotheses = translator.for_languages(*direction.languages).translate(direction.source, **settings)
+            found.append(quick_scores(hypotheses, direction.target, direction.languages[1])["bleu"].value)
+        return fmean(found)
 
     return judge

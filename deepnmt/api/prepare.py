@@ -1,25 +1,28 @@
 """`deepnmt.prepare`: raw parallel text to a DATASET folder."""
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from deepnmt.data.dataset import Dataset
 from deepnmt.data.parallel import ParallelFile
-from deepnmt.data.prepare import CorpusInput, make_dataset
+from deepnmt.data.prepare import CorpusInput, Languages, make_dataset
 from deepnmt.data.prepare_settings import PrepareSettings
 from deepnmt.errors import InputError
 from deepnmt.settings import from_table
 
 Paths = str | Path | Sequence[str | Path]
+Directions = Mapping[tuple[str, str], tuple[Paths, Paths]]  # source and target files by source and target language
 SEVERAL = {"vocab_size", "pretokenizer", "keep", "tokenizer", "codes"}  # settings with several values
 
 
 def prepare(
     *,
     out: str | Path,
-    source_lang: str,
-    target_lang: str,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
     source: Paths = (),
     target: Paths = (),
     tsv: Paths = (),
@@ -35,6 +38,9 @@ def prepare(
     test_target: Paths = (),
     test_tsv: Paths = (),
     test_memory: Paths = (),
+    directions: Directions | None = None,
+    valid_directions: Directions | None = None,
+    test_directions: Directions | None = None,
     workers: int | None = None,
     overwrite: bool = False,
     **settings: Any,
@@ -47,44 +53,82 @@ def prepare(
     `PrepareSettings`, such as `vocab_size=8000` or `vocab_size=(8000, 6000)`; without a validation set,
     `hold_out=2000` takes one out of the training text. `workers` is the number of processes (default: all cores); it
     does not affect the result.
+
+    For a multilingual model, `directions` has the training text by languages, {("en", "de"): (source, target)}, instead
+    of all of this; its corpora are called `en-de` and so on. `hold_out` then counts for each direction.
     """
-    languages = source_lang, target_lang
-    files = {"train": _pair_files("", source, target, tsv, memory, languages)}
-    for name, pair in (corpora or {}).items():
-        if files.get(name):
-            raise InputError(f"two corpora have the name {name!r}")
-        if isinstance(pair, str | Path) or len(pair) != 2:
-            raise InputError(f"corpus {name!r} must be a source file and a target file, not {pair!r}")
-        files[name] = (ParallelFile(*map(Path, pair)),)
-    files = {name: listed for name, listed in files.items() if listed}
+    bilingual = {
+        "train": (source, target, tsv, memory),
+        "valid": (valid_source, valid_target, valid_tsv, valid_memory),
+        "test": (test_source, test_target, test_tsv, test_memory),
+    }
+    several = {"train": directions, "valid": valid_directions, "test": test_directions}
+    if any(several.values()):
+        if source_lang or target_lang or corpora or tags or any(map(any, bilingual.values())):
+            raise InputError(
+                "directions come with their languages and files: omit source_lang, target_lang, source, target, tsv, "
+                "memory, corpora and tags"
+            )
+        inputs = {split: _directions(listed or {}) for split, listed in several.items()}
+    elif source_lang is None or target_lang is None:
+        raise InputError("no languages: give source_lang and target_lang, or directions")
+    else:
+        languages = source_lang, target_lang
+        inputs = {split: _bilingual(split, *files, languages) for split, files in bilingual.items()}
+        inputs["train"] += [_corpus(name, pair, languages) for name, pair in (corpora or {}).items()]
     if workers is not None and workers < 1:
         raise InputError(f"workers = {workers} must be at least 1")
-    held_out = {
-        "valid": _pair_files("valid_", valid_source, valid_target, valid_tsv, valid_memory, languages),
-        "test": _pair_files("test_", test_source, test_target, test_tsv, test_memory, languages),
-    }
     listed = {name: _listed(settings[name]) for name in SEVERAL & settings.keys()}
-    table = {"source_lang": source_lang, "target_lang": target_lang, **settings, **listed}
-    weights, tags = weights or {}, tags or {}
-    for option, names in (("weights", weights), ("tags", tags)):
-        for name in names:
-            if name not in files:
-                raise InputError(f"{option} names corpus {name!r}; the corpora are {', '.join(files) or 'none'}")
-    named = [CorpusInput(name, listed, weights.get(name, 1.0), tags.get(name)) for name, listed in files.items()]
-    chosen = from_table(PrepareSettings, table)
-    return make_dataset(named, held_out, chosen, Path(out), workers=workers, overwrite=overwrite)
+    chosen = from_table(PrepareSettings, {**settings, **listed})
+    train = _mixed(inputs.pop("train"), weights or {}, tags or {})
+    return make_dataset(train, inputs, chosen, Path(out), workers=workers, overwrite=overwrite)
 
 
-def _pair_files(
-    prefix: str, source: Paths, target: Paths, tsv: Paths, memory: Paths, languages: tuple[str, str]
-) -> tuple[ParallelFile, ...]:
+def _directions(files: Directions) -> list[CorpusInput]:
+    """A corpus for each direction, named by its languages."""
+    found = []
+    for languages, pair in files.items():
+        if isinstance(languages, str) or len(languages) != 2 or isinstance(pair, str | Path) or len(pair) != 2:
+            raise InputError(
+                f"a direction is a pair of languages with its source and target files, not {languages!r}: {pair!r}"
+            )
+        name = re.sub(r"[^\w.-]", "_", "-".join(languages), flags=re.ASCII)
+        found += _bilingual(name, *pair, (), (), languages)
+    return found
+
+
+def _corpus(name: str, pair: tuple[str | Path, str | Path], languages: Languages) -> CorpusInput:
+    if isinstance(pair, str | Path) or len(pair) != 2:
+        raise InputError(f"corpus {name!r} must be a source file and a target file, not {pair!r}")
+    return CorpusInput(name, (ParallelFile(*map(Path, pair)),), languages)
+
+
+def _mixed(corpora: list[CorpusInput], weights: Mapping[str, float], tags: Mapping[str, str]) -> list[CorpusInput]:
+    """The corpora with their weights and tags."""
+    names = [corpus.name for corpus in corpora]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"two corpora have the name {name!r}")
+    for option, given in (("weights", weights), ("tags", tags)):
+        for name in given:
+            if name not in names:
+                raise InputError(f"{option} names corpus {name!r}; the corpora are {', '.join(names) or 'none'}")
+    return [replace(corpus, weight=weights.get(corpus.name, 1.0), tag=tags.get(corpus.name)) for corpus in corpora]
+
+
+def _bilingual(
+    name: str, source: Paths, target: Paths, tsv: Paths, memory: Paths, languages: Languages
+) -> list[CorpusInput]:
+    """The corpus of these files, if there are any."""
     sources, targets = _listed(source), _listed(target)
     if len(sources) != len(targets):
-        files = "1 file" if len(sources) == 1 else f"{len(sources)} files"
+        count, prefix = len(sources), "" if name == "train" else f"{name}_"
+        files = "1 file" if count == 1 else f"{count} files"
         raise InputError(f"{prefix}source has {files} but {prefix}target has {len(targets)}")
     pairs = [*zip(sources, targets, strict=True), *zip(_listed(tsv))]
     memories = (ParallelFile(Path(path), languages=languages) for path in _listed(memory))
-    return (*(ParallelFile(*map(Path, pair)) for pair in pairs), *memories)
+    found = (*(ParallelFile(*map(Path, pair)) for pair in pairs), *memories)
+    return [CorpusInput(name, found, languages)] if found else []
 
 
 def _listed(value: Any) -> Sequence[Any]:

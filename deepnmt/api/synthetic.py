@@ -1,9 +1,8 @@
-"""Synthetic parallel text, one side of which a model has written: for `backtranslate` and `distill`."""
+"""`deepnmt.backtranslate` and `deepnmt.distill`: synthetic parallel text, one side of which a model has written."""
 
 import fcntl
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,14 +14,15 @@ import torch
 
 from deepnmt.api.translate import PLAIN, LinesOf, translate_chunks
 from deepnmt.decoding.config import TranslationConfig
-from deepnmt.decoding.jobs import ResumableFile, chunk_lines, file_chunks, fingerprint
+from deepnmt.decoding.jobs import ResumableFile, chunk_lines, count_lines, file_chunks, fingerprint
 from deepnmt.decoding.lines import one_line
-from deepnmt.decoding.translator import Translator, default_settings
+from deepnmt.decoding.translator import Hypothesis, Translator, default_settings
+from deepnmt.devices import torchrun_ranks
 from deepnmt.errors import InputError
 from deepnmt.files import replacing
 from deepnmt.progress import say
 from deepnmt.settings import from_table
-from deepnmt.text import check_readable
+from deepnmt.text import check_readable, iterate_lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,73 @@ class SyntheticText:
         lines = "line" if self.left_out == 1 else "lines"
         note = f" ({self.left_out:,} empty {lines} left out)" if self.left_out else ""
         return f"{self.pairs:,} pairs in {self.synthetic} ({kind}) and {self.given}{note}"
+
+
+def backtranslate(model: str | Path, text: str | Path, out: str | Path, **options: Any) -> SyntheticText | None:
+    """Translate `text` with a MODEL and write `out`.LANGUAGE for both languages; resume an interrupted call.
+
+    `options` are `device`, `precision`, `source_lang` and `target_lang` (for multilingual models), `chunk`, and the
+    fields of `TranslationConfig`; without `beam`, translations are sampled, which gives better training data
+    (https://arxiv.org/abs/1808.09381). Under torchrun, each rank translates its share of the chunks (of `chunk` lines),
+    and the last one to finish merges them; the others return None. The result does not depend on the number of ranks.
+    """
+    check_text(Path(text))
+    if "nbest" in options:
+        raise InputError("backtranslate writes one translation per line: omit nbest")
+    options.setdefault("sampling", "beam" not in options)
+    return synthesise([Path(model)], Path(text), Path(out), title="backtranslate", **options)
+
+
+def distill(
+    model: str | Path | Sequence[str | Path],
+    source: str | Path,
+    out: str | Path,
+    *,
+    reference: str | Path | None = None,
+    **options: Any,
+) -> SyntheticText | None:
+    """Translate the source of a parallel text with a teacher, a MODEL or an ensemble, for a student to learn from.
+
+    Sequence-level knowledge distillation, Kim and Rush 2016 (https://arxiv.org/abs/1606.07947). With `reference`, the
+    target of that text, each line gets the one of its `nbest` translations (default: `beam`) that is most like its
+    reference, by chrF; without it, the best one, which `mbr` may choose. The files, `options` (except sampling),
+    resuming and torchrun are as in `backtranslate`.
+    """
+    folders = [Path(folder) for folder in ([model] if isinstance(model, str | Path) else model)]
+    source, out = Path(source), Path(out)
+    check_text(source)
+    if options.get("sampling"):
+        raise InputError("distill writes the best translations: omit sampling")
+    if reference is not None and options.get("mbr"):
+        raise InputError("mbr and the reference both choose the translation: omit one of them")
+    if reference is None:
+        if "nbest" in options:
+            raise InputError(
+                "nbest is the number of translations to choose from by the reference: give the reference too"
+            )
+        return synthesise(folders, source, out, title="distill", **options)
+    reference = Path(reference)
+    check_text(reference)
+    if (lines := count_lines(reference)) != (wanted := count_lines(source)):
+        raise InputError(f"{reference} has {lines:,} lines but {source} has {wanted:,}; it needs one for each")
+    settings = (default_settings(folders[0]) if folders else {}) | options
+    options.setdefault("nbest", settings.get("beam", TranslationConfig.beam))
+    return synthesise(folders, source, out, _MostLike(reference).lines, title="distill", inputs=[reference], **options)
+
+
+class _MostLike:
+    """The hypothesis of each line that is most like its reference; of equal ones, the first."""
+
+    def __init__(self, references: Path) -> None:
+        from sacrebleu.metrics.chrf import CHRF
+
+        self.chrf, self.references = CHRF(), enumerate(iterate_lines(references), start=1)
+
+    def lines(self, number: int, text: str, found: list[Hypothesis]) -> list[str]:
+        """The numbers of the lines rise from call to call."""
+        reference = next(line for at, line in self.references if at == number).decode(errors="replace")
+        best = max(found, key=lambda each: self.chrf.sentence_score(each.text, [reference]).score)
+        return PLAIN(number, text, [best])
 
 
 def synthesise(
@@ -62,7 +129,9 @@ def synthesise(
     does not depend on the number of ranks.
     """
     from_table(TranslationConfig, (default_settings(models[0]) if models else {}) | settings)
-    rank, world_size, device = _rank_and_device(device)
+    rank, world_size, local_rank = torchrun_ranks()
+    if world_size > 1 and device in (None, "cuda") and torch.cuda.is_available():
+        device = f"cuda:{local_rank % torch.cuda.device_count()}"
     translator = Translator(models, device, precision).for_languages(source_lang, target_lang)
     size = chunk_lines(chunk, translator.device.type)
     finals = _finals(out, (text, *inputs), translator)
@@ -83,20 +152,6 @@ def check_text(path: Path) -> None:
     check_readable(path)
     if next(file_chunks(path, 1), None) is None:
         raise InputError(f"{path} is empty")
-
-
-def _rank_and_device(asked: str | None) -> tuple[int, int, str | None]:
-    """Rank, number of ranks and device, from the environment that torchrun sets."""
-    given = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": os.environ.get("RANK", "0")}
-    try:
-        rank, world_size, local = (int(os.environ.get(name, default)) for name, default in given.items())
-    except ValueError as error:
-        raise InputError(f"{', '.join(given)} in the environment must be whole numbers: {error}") from error
-    if not 0 <= rank < world_size:
-        raise InputError(f"RANK = {rank} is not below WORLD_SIZE = {world_size}")
-    if world_size > 1 and asked in (None, "cuda") and torch.cuda.is_available():
-        asked = f"cuda:{local % torch.cuda.device_count()}"
-    return rank, world_size, asked
 
 
 def _finals(out: Path, inputs: Sequence[Path], translator: Translator) -> tuple[Path, Path]:

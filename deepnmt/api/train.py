@@ -2,7 +2,6 @@
 
 import signal
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ class Run:
         if not best.exists():
             return {}
         step = read_state(self.folder / read_json(best)["checkpoint"]).get("step")
-        lines = [line for line in self.log if line["kind"] == "validation" and line["step"] == step]
+        lines = [line for line in read_log(self.folder, "validation") if line["step"] == step]
         figures = lines[-1] if lines else {}
         return {name: value for name, value in figures.items() if isinstance(value, float)}
 
@@ -168,8 +167,8 @@ def _text_metrics(recipe: Recipe, dataset: Dataset) -> TextMetrics:
     """Translates with the recipe's validation settings, and scores with BLEU and chrF."""
     beam, penalty = recipe.training.validation_beam, recipe.decoding.length_penalty
 
-    def translate(model: Any, sources: list[str]) -> list[str]:
-        translator = Translator.of(model, dataset.tokenizers)
+    def translate(model: Any, languages: tuple[str, str], sources: list[str]) -> list[str]:
+        translator = Translator.of(model, dataset.tokenizers).for_languages(*languages)
         return translator.translate(sources, beam=beam, length_penalty=penalty)
 
-    return TextMetrics(translate, partial(quick_scores, target_lang=dataset.tokenizers.target.language))
+    return TextMetrics(translate, quick_scores)

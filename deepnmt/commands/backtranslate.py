@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     options = for_translation(arguments)
-    from deepnmt.api.backtranslate import backtranslate
+    from deepnmt.api.synthetic import backtranslate
 
     made = backtranslate(**options)
     if made is not None:

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     options = for_translation(arguments)
-    from deepnmt.api.distill import distill
+    from deepnmt.api.synthetic import distill
 
     made = distill(**options)
     if made is not None:

@@ -18,7 +18,10 @@ EXAMPLE = """deepnmt prepare --source train.en --target train.de --valid-source 
 
   Several corpora, one of them back-translated and tagged:
   deepnmt prepare --corpus news news.en.gz news.de.gz --corpus bt bt.en.zst bt.de.zst --tag 'bt=<bt>' --weight bt=0.5 \\
-                  --valid-tsv dev.tsv --source-lang en --target-lang de --out DATASET"""
+                  --valid-tsv dev.tsv --source-lang en --target-lang de --out DATASET
+
+  A multilingual model:
+  deepnmt prepare --direction en de a.en a.de --direction en fr b.en b.fr --hold-out 1000 --out DATASET"""
 CLEANING = {
     "max_length": "drop longer sentences; 0: no limit",
     "max_ratio": "drop pairs with a larger length ratio; 0: no limit",
@@ -39,6 +42,7 @@ SUBWORDS = {
     "lowercase": "lowercase the text",
     "normalization": "Unicode normalisation form",
 }
+SPLITS = {"": "training", "valid-": "validation", "test-": "test"}
 TEXT = {
     "--source-lang CODE": "source language, such as en",
     "--target-lang CODE": "target language, such as de",
@@ -49,9 +53,9 @@ TEXT = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_options(parser, TEXT, "--source-lang", "--target-lang", "--out")
+    add_options(parser, TEXT, "--out")
     text = parser.add_argument_group("text (plain or .gz, .xz, .bz2, .zst)")
-    for prefix, what in (("", "training"), ("valid-", "validation"), ("test-", "test")):
+    for prefix, what in SPLITS.items():
         files = {
             f"--{prefix}source FILE+": f"{what} text, one sentence per line",
             f"--{prefix}target FILE+": f"translation of --{prefix}source, line by line",
@@ -69,6 +73,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("tag", "NAME=TAG", "tag added before every source sentence of a corpus"),
     ):
         text.add_argument(f"--{name}", dest=f"{name}s", metavar=metavar, help=content, **several)
+    directions = parser.add_argument_group("text of a multilingual model (instead of all the text above)")
+    form = ("SOURCE_LANG", "TARGET_LANG", "SOURCE", "TARGET")
+    for prefix, what in SPLITS.items():
+        content, dest = f"{what} text in this direction; may be repeated", f"{prefix}directions".replace("-", "_")
+        directions.add_argument(f"--{prefix}direction", nargs=4, dest=dest, metavar=form, help=content, **several)
     cleaning = parser.add_argument_group("cleaning (training text only)")
     add_settings(cleaning, PrepareSettings, CLEANING)
     subwords = parser.add_argument_group("words and subwords")
@@ -91,7 +100,20 @@ def run(arguments: argparse.Namespace) -> None:
         _named("--tag", arguments.tags, str),
         _named("--weight", arguments.weights, float),
     )
+    for prefix in SPLITS:
+        name = f"{prefix}directions".replace("-", "_")
+        setattr(arguments, name, _by_direction(getattr(arguments, name)))
     show_summary(prepare(**vars(arguments)).meta, arguments.out)
+
+
+def _by_direction(entries: list[list[str]]) -> dict[tuple[str, str], tuple[list[str], list[str]]]:
+    """The source and target files of each direction."""
+    found: dict[tuple[str, str], tuple[list[str], list[str]]] = {}
+    for source_lang, target_lang, source, target in entries:
+        sources, targets = found.setdefault((source_lang, target_lang), ([], []))
+        sources.append(source)
+        targets.append(target)
+    return found
 
 
 def _named(option: str, entries: list[str], kind: Callable[[str], Any]) -> dict[str, Any]:
@@ -108,7 +130,7 @@ def _named(option: str, entries: list[str], kind: Callable[[str], Any]) -> dict[
 
 def show_summary(meta: dict[str, Any], out: Path) -> None:
     """Print the pairs kept and dropped, warnings about the held-out sets, and the next command."""
-    print(f"{meta['source_lang']} to {meta['target_lang']}:")
+    print(f"{', '.join(map(' to '.join, meta['directions']))}:")
     rows = [["corpus", "pairs read", "kept", "source tokens", "target tokens"]]
     for corpus in [*meta["train"], *({"name": split, **meta[split]} for split in ("valid", "test") if meta[split])]:
         read = corpus.get("pairs_read", corpus["pairs"])

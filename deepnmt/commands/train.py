@@ -1,11 +1,11 @@
 """`deepnmt train`: train a model from a recipe, resume a run, or fine-tune a model."""
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
 from deepnmt.commands.options import OVERRIDES, RECIPE, add_options
+from deepnmt.devices import torchrun_ranks
 
 EXAMPLE = """deepnmt train en-de-pre-dlcl-30l training.seed=2 --data DATASET --out RUN
   deepnmt train --resume --out RUN                                               resume an interrupted run
@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     from deepnmt.api.train import train
+    from deepnmt.data.tokenizer import TokenizerPair
 
     options = vars(arguments)
     options.setdefault("data", None)
@@ -37,6 +38,8 @@ def run(arguments: argparse.Namespace) -> None:
     if "tokens_per_update" in options:
         arguments.overrides.append(f"training.tokens_per_update={options.pop('tokens_per_update')}")
     finished = train(**options)
-    if finished.is_finished and os.environ.get("RANK", "0") == "0":
-        evaluate = f"deepnmt evaluate {finished.model} --source test.SOURCE --reference test.TARGET"
-        print(f"next:\n  deepnmt translate {finished.model} < input.txt\n  {evaluate}", file=sys.stderr)
+    if finished.is_finished and torchrun_ranks()[0] == 0:
+        model, files = str(finished.model), "--source test.SOURCE --reference test.TARGET"
+        if TokenizerPair.load(finished.model).is_multilingual:
+            model = f"{model} --source-lang CODE --target-lang CODE"
+        print(f"next:\n  deepnmt translate {model} < input.txt\n  deepnmt evaluate {model} {files}", file=sys.stderr)

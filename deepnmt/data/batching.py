@@ -64,7 +64,6 @@ class Update:
     batches: list[AnyBatch]
     num_target_tokens: int
     num_source_tokens: int
-    num_sentences: int
     epoch: int
     index: int
     is_last_of_epoch: bool
@@ -207,7 +206,6 @@ class BatchStream:
             batches=[self._batch(plan, number, pairs[number], part, parts) for number, part, parts in shares],
             num_target_tokens=targets,
             num_source_tokens=sources,
-            num_sentences=len(sentences),
             epoch=plan.epoch,
             index=index,
             is_last_of_epoch=numbers.stop == len(plan),
@@ -248,7 +246,7 @@ class BatchStream:
             return
         for name, now in self._made_from.items():
             before = state["made_from"].get(name)
-            if before != now and (name, before) != ("content", None):  # which earlier versions did not store
+            if before != now:
                 changed = (
                     "other sentences, or another order" if name == "content" else f"{name} was {before}, now {now}"
                 )

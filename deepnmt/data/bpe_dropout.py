@@ -5,7 +5,7 @@ depend only on the sentence's key, by integer arithmetic: they are the same in e
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +16,11 @@ Keys = npt.NDArray[np.uint64]
 Merge = Callable[[str, Iterable[int]], tuple[Sequence[int], int]]
 """Segments a word without the merges of these numbers (ascending, in the order in which the merges come up); returns
 the ids and the number of merges that came up."""
-_Node = tuple[Sequence[int], int, tuple[int, ...], dict[int, Any]]
-"""The ids of a word, the number of merges that came up, the skipped ones, and the nodes with one more skipped."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _DRAWS_AT_ONCE = 32
 _MAX_GAP = 1 << 16  # no sentence has that many merges
-_MAX_NODES = 300_000
+_MAX_CACHED = 300_000
 _MAX_CACHED_CHARACTERS = 24  # longer words rarely recur with the same merges skipped
 
 
@@ -42,13 +40,12 @@ class BpeDropout:
     """Segments words by `merge`, each merge skipped with probability `p`.
 
     The number of merges between skips is geometrically distributed, so a word without a skip costs one look-up and one
-    comparison. Segmentations of a word are cached in a tree with one branch per skip.
+    comparison.
     """
 
     def __init__(self, merge: Merge, p: float) -> None:
         self.p, self._merge = p, merge
-        self._words: dict[str, _Node] = {}
-        self._num_nodes = 0
+        self._cached = lru_cache(_MAX_CACHED)(self._segment_word)
         # P(gap > k) = (1 - p)^(k + 1) as thresholds for 64-bit draws, ascending. Plain multiplication, unlike a
         # logarithm, has the same bits on every machine.
         thresholds: list[int] = []
@@ -79,21 +76,15 @@ class BpeDropout:
             if len(word) > _MAX_CACHED_CHARACTERS:
                 segmented, merges = self._segment_word(word, upcoming())
             else:
-                segmented, merges, skipped, further = self._words.get(word) or self._add(self._words, word, word, ())
-                while (skip := gap) < merges:
+                skipped: tuple[int, ...] = ()
+                segmented, merges = self._cached(word, skipped)
+                while gap < merges:
+                    skipped = (*skipped, gap)
                     gap += 1 + next(gaps)
-                    node = further.get(skip) or self._add(further, skip, word, (*skipped, skip))
-                    segmented, merges, skipped, further = node
+                    segmented, merges = self._cached(word, skipped)
             gap -= merges
             ids += segmented
         return ids
-
-    def _add(self, siblings: dict[Any, "_Node"], key: str | int, word: str, skipped: tuple[int, ...]) -> "_Node":
-        node: _Node = (*self._segment_word(word, skipped), skipped, {})
-        if self._num_nodes < _MAX_NODES:
-            siblings[key] = node
-            self._num_nodes += 1
-        return node
 
     def _segment_word(self, word: str, skips: Iterable[int]) -> tuple[Sequence[int], int]:
         """The word with these merges skipped, or its usual segmentation if that would need an unknown symbol."""

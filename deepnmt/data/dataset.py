@@ -10,9 +10,9 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import product
+from itertools import accumulate, product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -186,6 +186,17 @@ class Corpus:
         return self.source, self.target
 
 
+class Direction(NamedTuple):
+    """The lines of a held-out set from one language to another, as the user wrote them."""
+
+    languages: tuple[str, str]
+    source: list[str]
+    target: list[str]
+
+    def first(self, count: int | None) -> "Direction":
+        return Direction(self.languages, self.source[:count], self.target[:count])
+
+
 @dataclass
 class Dataset:
     """A DATASET folder; everything but the description is memory-mapped or read on first use."""
@@ -215,6 +226,20 @@ class Dataset:
     def valid_text(self) -> Text | None:
         """The source and target lines of the validation set as the user wrote them."""
         return None if self.valid is None else self._text("valid", len(self.valid))
+
+    @cached_property
+    def valid_directions(self) -> list[Direction]:
+        """The lines of the validation set by direction; none without one."""
+        if self.valid_text is None:
+            return []
+        languages = self.tokenizers.source.language, self.tokenizers.target.language
+        listed = self.meta["valid"].get("directions", [[*languages, len(self.valid_text[0])]])
+        ends = list(accumulate(pairs for *_, pairs in listed))
+        source, target = self.valid_text
+        return [
+            Direction((first, second), source[end - pairs : end], target[end - pairs : end])
+            for (first, second, pairs), end in zip(listed, ends, strict=True)
+        ]
 
     @cached_property
     def test_text(self) -> Text | None:

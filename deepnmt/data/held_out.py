@@ -3,7 +3,7 @@
 A validation set may be a sample of the training text.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import nsmallest
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deepnmt.data.cleaning import Judge, Keys, ReasonCounts, SeenKeys, keys, pair_keys
-from deepnmt.data.dataset import SIDES, CorpusWriter
+from deepnmt.data.dataset import SIDES, CorpusWriter, Side
 from deepnmt.data.parallel import CHUNK_PAIRS, ParallelFile, RawChunk, parallel_chunks
 from deepnmt.data.passes import Cleaner, flatten
 from deepnmt.data.prepare_settings import CleaningSettings
@@ -27,17 +27,17 @@ SPARE = 4  # candidates for each place in a sample, in case some are not clean
 
 
 class HeldOut:
-    """The pairs of a held-out set, as text, words and keys of the words."""
+    """The pairs of a held-out set in one direction, as text, words and keys of the words."""
 
     def __init__(
         self,
-        split: str,
         files: tuple[ParallelFile, ...],
         chunks: Iterable[RawChunk],
         preprocessors: Sequence[Preprocessor],
         tags: Sequence[str],
     ) -> None:
-        self.split, self.files, self.noted = split, files, ReasonCounts()
+        self.files, self.noted = files, ReasonCounts()
+        self.languages = preprocessors[0].language, preprocessors[1].language
         self.text: tuple[list[str], list[str]] = ([], [])
         judge = Judge(CleaningSettings(), ("", ""))
         for chunk in chunks:
@@ -56,26 +56,57 @@ class HeldOut:
         ]
         self.keys = [keys(line.encode("utf-8") for _, line in lines if line) for lines in self.words]
 
-    def overlaps(self, source: Keys, target: Keys) -> npt.NDArray[np.bool_]:
-        """True for training pairs that share a source or a target with this set."""
-        return np.isin(source, self.keys[0]) | np.isin(target, self.keys[1])
+    def __len__(self) -> int:
+        return len(self.text[0])
 
-    def write(self, folder: Path, tokenizers: TokenizerPair, settings: CleaningSettings) -> dict[str, Any]:
-        """Store ids and text; returns the entry of dataset.json."""
-        sides = zip((tokenizers.source, tokenizers.target), self.words, strict=True)
-        source, target = (flatten(tokenizer.encode_words(lines)) for tokenizer, lines in sides)
-        with CorpusWriter(folder, self.split, tokenizers.vocab_sizes) as writer:
-            writer.append(source, target)
-        for side, lines in zip(SIDES, self.text, strict=True):
-            write_text(folder / f"{self.split}.{side}.txt", joined(lines))
-        lengths = np.maximum(source.lengths, target.lengths)
+    def encode(self, tokenizers: TokenizerPair) -> tuple[Side, Side]:
+        pair = tokenizers.for_languages(*self.languages)
+        return flatten(pair.source.encode_words(self.words[0])), flatten(pair.target.encode_words(self.words[1]))
+
+    def note_long(self, encoded: tuple[Side, Side], settings: CleaningSettings, where: str, before: int) -> None:
+        """Note the pairs that a training corpus would drop; `before`: pairs before them in the set."""
+        lengths = np.maximum(*(side.lengths for side in encoded))
         if settings.length_unit == "words":
             counts = ([len(line.split()) for _, line in lines] for lines in self.words)
             lengths = np.maximum(*map(np.array, counts))
         for i in np.flatnonzero(lengths > (settings.max_length or np.inf)):
-            self.noted.add("too-long", f"{self.split} pair {i + 1}", self.text[0][i], self.text[1][i])
-        files = [list(map(str, file.paths)) for file in self.files]
-        return {"files": files, **writer.counts(), "noted": self.noted.table()}
+            self.noted.add("too-long", f"{where} pair {before + i + 1}", self.text[0][i], self.text[1][i])
+
+
+def keys_by_language(held_out: Iterable[HeldOut]) -> dict[str, Keys]:
+    """The keys of all held-out text."""
+    found: dict[str, list[Keys]] = {}
+    for one in held_out:
+        for language, side in zip(one.languages, one.keys, strict=True):
+            found.setdefault(language, []).append(side)
+    return {language: np.unique(np.concatenate(listed)) for language, listed in found.items()}
+
+
+def overlaps(pairs: Sequence[Keys], languages: Sequence[str], held_out: Mapping[str, Keys]) -> npt.NDArray[np.bool_]:
+    """True for pairs with a side that is held out in the same language; in any direction and on any side."""
+    sides = zip(pairs, languages, strict=True)
+    return np.logical_or(*(np.isin(side, held_out.get(language, ())) for side, language in sides))
+
+
+def write_held_out(
+    split: str, parts: Sequence[HeldOut], folder: Path, tokenizers: TokenizerPair, settings: CleaningSettings
+) -> dict[str, Any]:
+    """Store the ids and text of a set, one direction after the other; returns the entry of dataset.json."""
+    noted = ReasonCounts()
+    with CorpusWriter(folder, split, tokenizers.vocab_sizes) as writer:
+        for part in parts:
+            encoded = part.encode(tokenizers)
+            part.note_long(encoded, settings, split, writer.pairs)
+            writer.append(*encoded)
+            noted.merge(part.noted)
+    for i, side in enumerate(SIDES):
+        write_text(folder / f"{split}.{side}.txt", joined([line for part in parts for line in part.text[i]]))
+    return {
+        "files": [list(map(str, file.paths)) for part in parts for file in part.files],
+        **writer.counts(),
+        "directions": [[*part.languages, len(part)] for part in parts],
+        "noted": noted.table(),
+    }
 
 
 def sample(files: Sequence[ParallelFile], count: int, cleaner: Cleaner, others: Sequence[HeldOut]) -> RawChunk:
@@ -101,8 +132,7 @@ def sample(files: Sequence[ParallelFile], count: int, cleaner: Cleaner, others: 
     sides = [[pair[side] for pair in found.values()] for side in (0, 1)]
     clean = cleaner(RawChunk(files[0], 1, sides))
     usable = SeenKeys().add(pair_keys(*clean.keys))
-    for one in others:
-        usable &= ~one.overlaps(*clean.keys)
+    usable &= ~overlaps(clean.keys, cleaner.languages, keys_by_language(others))
     # In words, since there are no subwords yet: what is too long in words is too long in any unit.
     lengths = ([line.count(b" ") + 1 for line in lines] for lines in clean.lines)
     judged = [cleaner.settings.judge_lengths(*pair) for pair in zip(*lengths, strict=True)]

@@ -150,4 +150,5 @@ def _with_tags(tokenizer: Tokenizer, tags: tuple[str, ...]) -> Tokenizer:
     """Append new tags to the vocabulary, so that existing ids keep their meaning."""
     new = [tag for tag in tags if tag not in tokenizer.tags]
     listed = [*tokenizer.tags, *new]
-    return Tokenizer(tokenizer.subwords, tokenizer.preprocessor, listed, tokenizer.languages, tokenizer.begin)
+    given = tokenizer.subwords, tokenizer.preprocessor, listed, tokenizer.languages, tokenizer.begin
+    return Tokenizer(*given, untagged=tokenizer.untagged)

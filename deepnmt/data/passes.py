@@ -34,7 +34,8 @@ class Cleaner:
 
     def __init__(self, settings: CleaningSettings, preprocessors: Sequence[Preprocessor]) -> None:
         self.settings, self.preprocessors = settings, preprocessors
-        self.judge = Judge(settings, [preprocessor.language for preprocessor in preprocessors])
+        self.languages = [preprocessor.language for preprocessor in preprocessors]
+        self.judge = Judge(settings, self.languages)
 
     def __call__(self, chunk: RawChunk) -> CleanChunk:
         dropped = ReasonCounts()

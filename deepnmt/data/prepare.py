@@ -8,10 +8,10 @@ import errno
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,16 @@ import numpy.typing as npt
 
 from deepnmt import __version__
 from deepnmt.data import learning
-from deepnmt.data.cleaning import ReasonCounts, SeenKeys, pair_keys
+from deepnmt.data.cleaning import Keys, ReasonCounts, SeenKeys, pair_keys
 from deepnmt.data.dataset import DATASET_FORMAT, CorpusWriter, Dataset, train_file_name
-from deepnmt.data.held_out import HeldOut, sample
+from deepnmt.data.held_out import HeldOut, keys_by_language, overlaps, sample, write_held_out
 from deepnmt.data.parallel import CHUNK_PAIRS, ParallelFile, RawChunk, parallel_chunks
 from deepnmt.data.passes import CleanChunk, Cleaner, SpoolChunk, count_words, encode
 from deepnmt.data.prepare_settings import REASONS, PrepareSettings
 from deepnmt.data.split_text import warn_of_split_text
 from deepnmt.data.subword_nmt import Codes
-from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
+from deepnmt.data.subwords import Subwords
+from deepnmt.data.tokenizer import LanguageTags, Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import SPECIAL_PIECES, UNK
 from deepnmt.data.worker_pool import WorkerPool
 from deepnmt.devices import available_cores
@@ -40,21 +41,30 @@ from deepnmt.text import check_readable
 
 _CHUNKS_COUNTED = 5
 
+LANGUAGE_TAG = (
+    "<2{}>"  # of a target language, before the source (Johnson et al. 2017, https://arxiv.org/abs/1611.04558)
+)
+
+Languages = tuple[str, str]  # source and target
 Chunks = dict[str, list[SpoolChunk]]  # by corpus
 
 
 @dataclass(frozen=True)
 class CorpusInput:
-    """A training corpus: its files, its weight in the mixture, and the tag before its source sentences."""
+    """A corpus: its files, its languages, its weight in the mixture, and the tag before its source sentences."""
 
     name: str
     files: tuple[ParallelFile, ...]
+    languages: Languages
     weight: float = 1.0
     tag: str | None = None
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", self.name):
             raise InputError(f"corpus name {self.name!r} may only contain letters, digits, '_', '-' and '.'")
+        for side, code in zip(("source_lang", "target_lang"), self.languages, strict=True):
+            if not re.fullmatch(r"\w[\w@.-]*", code):
+                raise InputError(f"{side} = {code!r} is not a language code, such as en or pt-BR")
         if not 0 < self.weight < inf:
             raise InputError(f"the weight of corpus {self.name} is {self.weight}; it must be above zero and finite")
         if self.tag is not None and (self.tag.split() != [self.tag] or self.tag in SPECIAL_PIECES):
@@ -65,29 +75,32 @@ class CorpusInput:
 
 def make_dataset(
     corpora: list[CorpusInput],
-    held_out: dict[str, tuple[ParallelFile, ...]],
+    held_out: dict[str, list[CorpusInput]],
     settings: PrepareSettings,
     out: Path,
     *,
     workers: int | None = None,
     overwrite: bool = False,
 ) -> Dataset:
-    """Write the DATASET folder `out` with this number of processes (default: all cores), and open it."""
+    """Write the DATASET folder `out` with this number of processes (default: all cores), and open it.
+
+    Held-out sets have an entry for each direction, in which corpora may translate too.
+    """
     if not corpora:
         raise InputError("no training text: give source and target, tsv or a corpus")
     if settings.hold_out and held_out["valid"]:
         raise InputError("hold_out takes the validation set from the training text: omit it, or valid_source")
     check_out(out, overwrite, "a dataset", "dataset.json")
-    for file in (file for files in (*held_out.values(), *(corpus.files for corpus in corpora)) for file in files):
-        for path in file.paths:
+    for corpus in (*corpora, *chain.from_iterable(held_out.values())):
+        for path in (path for file in corpus.files for path in file.paths):
             check_readable(path)
-    preparation = _Preparation(corpora, settings)
+    preparation = _Preparation(corpora, held_out, settings)
     remove_leftovers(out.resolve())
     try:
         with replacing(out) as folder:
             folder.mkdir()
             with WorkerPool(workers or available_cores()) as pool:
-                meta = preparation.run(folder, pool, held_out)
+                meta = preparation.run(folder, pool)
             write_json(folder / "dataset.json", meta)
             check_out(out, overwrite, "a dataset", "dataset.json")  # again: another process may have made it meanwhile
     except OSError as error:
@@ -103,14 +116,17 @@ class _Preparation:
     folder: Path
     workers: WorkerPool
 
-    def __init__(self, corpora: list[CorpusInput], settings: PrepareSettings) -> None:
-        self.corpora, self.settings = corpora, settings
+    def __init__(
+        self, corpora: list[CorpusInput], held_out: dict[str, list[CorpusInput]], settings: PrepareSettings
+    ) -> None:
+        self.corpora, self.held_out, self.settings = corpora, held_out, settings
+        self.directions = list(dict.fromkeys(corpus.languages for corpus in corpora))
         self.dropped = {corpus.name: ReasonCounts() for corpus in corpora}
-        self.sampled = np.empty(0, np.uint64)  # the keys of the pairs held out
+        self.sampled: dict[Languages, Keys] = {}  # the keys of the pairs held out
         self.tags = tuple(dict.fromkeys(corpus.tag for corpus in corpora if corpus.tag))
         self.preprocessors = [
             Preprocessor(language, settings.pretokenizer[i], settings.lowercase, settings.normalization)
-            for language, i in ((settings.source_lang, 0), (settings.target_lang, -1))
+            for language, i in zip(self.directions[0], (0, -1), strict=True)
         ]
         self.codes = [Codes.read(settings.codes[i]) for i in (0, -1)] if settings.codes else None
         self.given = learning.given(settings.tokenizer, self.preprocessors, self.tags) if settings.tokenizer else None
@@ -121,68 +137,86 @@ class _Preparation:
             self.preprocessors = [self.given.source.preprocessor, self.given.target.preprocessor]
             for ours, theirs in zip(asked, self.preprocessors, strict=True):
                 _refuse_contradictions(settings.tokenizer[0], ours, theirs)
-        self.cleaner = Cleaner(settings, self.preprocessors)  # raises now if a language is not supported
+            if len(self.directions) > 1 and not self.given.is_multilingual:
+                self.given = self._tokenizers([self.given.source.subwords, self.given.target.subwords])
+            for pair in self.directions:
+                self.given.for_languages(*pair)  # raises now if it has no such language
+        # Raises now if a language is not supported.
+        self.cleaners = {pair: Cleaner(settings, self._preprocessors(pair)) for pair in self.directions}
+        known = [set(side) for side in zip(*self.directions, strict=True)]
+        for corpus in chain.from_iterable(held_out.values()):
+            if not all(language in side for language, side in zip(corpus.languages, known, strict=True)):
+                listed = ", ".join(map(" to ".join, self.directions))
+                raise InputError(f"{corpus.files[0]} is {' to '.join(corpus.languages)}; the training text is {listed}")
 
-    def run(
-        self, folder: Path, workers: WorkerPool, held_out_files: dict[str, tuple[ParallelFile, ...]]
-    ) -> dict[str, Any]:
+    def _preprocessors(self, languages: Languages) -> list[Preprocessor]:
+        return [replace(side, language=code) for side, code in zip(self.preprocessors, languages, strict=True)]
+
+    def run(self, folder: Path, workers: WorkerPool) -> dict[str, Any]:
         """Write everything but dataset.json to the folder, and return the content of that."""
         self.folder, self.workers = folder, workers
         started = time.monotonic()
         held_out = {
-            split: HeldOut(split, files, self._chunks(files), self.preprocessors, self.known_tags)
-            for split, files in held_out_files.items()
-            if files
+            split: [self._held_out(corpus, self._chunks(corpus)) for corpus in corpora]
+            for split, corpora in self.held_out.items()
         }
         if self.settings.hold_out:
-            held_out["valid"] = self._sample(self.settings.hold_out, list(held_out.values()))
+            held_out["valid"] = [
+                self._sample(self.settings.hold_out, pair, held_out["test"]) for pair in self.directions
+            ]
         with tempfile.TemporaryDirectory(prefix="spool-", dir=folder) as spool:
-            chunks = self._clean(Path(spool), list(held_out.values()))
+            chunks = self._clean(Path(spool), [*held_out["valid"], *held_out["test"]])
             tokenizers = self.given or self._learn(chunks)
             tokenizers.save(folder)
             train = [self._encode(corpus, chunks[corpus.name], tokenizers) for corpus in self.corpora]
-        splits = {split: one.write(folder, tokenizers, self.settings) for split, one in held_out.items()}
+        splits = {
+            split: write_held_out(split, parts, folder, tokenizers, self.settings) if parts else None
+            for split, parts in held_out.items()
+        }
+        source_lang, target_lang = self.directions[0]
         return {
             "format": DATASET_FORMAT,
             "deepnmt": __version__,
-            "source_lang": self.settings.source_lang,
-            "target_lang": self.settings.target_lang,
+            "source_lang": source_lang,
+            "target_lang": target_lang,
+            "directions": self.directions,
             "settings": self.settings.table(),
             "shared_vocabulary": tokenizers.shared,
             "source_vocab_size": tokenizers.source.vocab_size,
             "target_vocab_size": tokenizers.target.vocab_size,
             "tokenizer": self.tokenizer_meta,
             "train": train,
-            **{split: splits.get(split) for split in held_out_files},
+            **splits,
             "cleaning": {name: dropped.table() for name, dropped in self.dropped.items()},
             "seconds": round(time.monotonic() - started, 1),
         }
 
-    def _chunks(self, files: Sequence[ParallelFile]) -> Iterator[RawChunk]:
-        languages = self.settings.source_lang, self.settings.target_lang
-        return warn_of_split_text(parallel_chunks(files, CHUNK_PAIRS), languages)
+    def _chunks(self, corpus: CorpusInput) -> Iterator[RawChunk]:
+        return warn_of_split_text(parallel_chunks(corpus.files, CHUNK_PAIRS), corpus.languages)
 
-    def _sample(self, count: int, others: list[HeldOut]) -> HeldOut:
+    def _held_out(self, corpus: CorpusInput, chunks: Iterable[RawChunk]) -> HeldOut:
+        return HeldOut(corpus.files, chunks, self._preprocessors(corpus.languages), self.known_tags)
+
+    def _sample(self, count: int, languages: Languages, others: list[HeldOut]) -> HeldOut:
         """A validation set from the first corpus without a tag; back-translations have one."""
-        untagged = [corpus for corpus in self.corpora if not corpus.tag]
+        untagged = [corpus for corpus in self.corpora if corpus.languages == languages and not corpus.tag]
         if not untagged:
             raise InputError("hold_out needs a corpus without a tag")
-        files = untagged[0].files
-        chosen = sample(files, count, self.cleaner, others)
-        held_out = HeldOut("valid", files, [chosen], self.preprocessors, self.known_tags)
-        self.sampled = pair_keys(*held_out.keys)
+        chosen = sample(untagged[0].files, count, self.cleaners[languages], others)
+        held_out = self._held_out(untagged[0], [chosen])
+        self.sampled[languages] = pair_keys(*held_out.keys)
         return held_out
 
     def _clean(self, spool: Path, held_out: list[HeldOut]) -> Chunks:
         """First pass: write the kept pairs to the spool, chunk by chunk."""
-        seen = SeenKeys()
+        seen, held_out_keys = {languages: SeenKeys() for languages in self.directions}, keys_by_language(held_out)
         kept: Chunks = {corpus.name: [] for corpus in self.corpora}
         with progress("cleaning", unit="pairs") as shown:
             for corpus in self.corpora:
                 dropped = self.dropped[corpus.name]
-                for chunk in self.workers.in_order(self.cleaner, self._chunks(corpus.files)):
+                for chunk in self.workers.in_order(self.cleaners[corpus.languages], self._chunks(corpus)):
                     pairs = len(chunk.numbers) + dropped.merge(chunk.dropped)
-                    rows = self._without_repetitions(chunk, seen, held_out, dropped)
+                    rows = self._without_repetitions(corpus, chunk, seen[corpus.languages], held_out_keys)
                     if len(rows):
                         path = spool / f"{corpus.name}-{len(kept[corpus.name])}"
                         path.write_bytes(b"".join(side[i] + b"\n" for side in chunk.lines for i in rows))
@@ -193,22 +227,21 @@ class _Preparation:
         return kept
 
     def _without_repetitions(
-        self, chunk: CleanChunk, seen: SeenKeys, held_out: list[HeldOut], dropped: ReasonCounts
+        self, corpus: CorpusInput, chunk: CleanChunk, seen: SeenKeys, held_out: Mapping[str, Keys]
     ) -> npt.NDArray[np.int64]:
         """The pairs of a chunk that do not overlap with held-out sets and were not seen before."""
         reasons = np.full(len(chunk.numbers), "", "U9")
         pairs = pair_keys(*chunk.keys)
         repeated = ~seen.add(pairs)
         if "overlap" not in self.settings.keep:
-            for one in held_out:
-                reasons[one.overlaps(*chunk.keys)] = "overlap"
+            reasons[overlaps(chunk.keys, corpus.languages, held_out)] = "overlap"
         if "duplicate" not in self.settings.keep:
             reasons[repeated & (reasons == "")] = "duplicate"
-        sampled = np.isin(pairs, self.sampled)
+        sampled = np.isin(pairs, self.sampled.get(corpus.languages, ()))
         reasons[sampled] = np.where(repeated[sampled], "duplicate", "held-out")
         for i in np.flatnonzero(reasons):
             texts = (side[i].decode("utf-8") for side in chunk.lines)
-            dropped.add(str(reasons[i]), f"{chunk.file}:{chunk.numbers[i]}", *texts)
+            self.dropped[corpus.name].add(str(reasons[i]), f"{chunk.file}:{chunk.numbers[i]}", *texts)
         return np.flatnonzero(reasons == "")
 
     def _learn(self, chunks: Chunks) -> TokenizerPair:
@@ -227,7 +260,16 @@ class _Preparation:
             with progress("learning subwords", sum(different), unit="words") as shown:
                 (subwords,) = self.workers.in_order(partial(learning.learn, settings=self.settings), [words])
                 shown.advance(sum(different))
-        return TokenizerPair(*(Tokenizer(*side, self.tags) for side in zip(subwords, self.preprocessors, strict=True)))
+        return self._tokenizers(subwords)
+
+    def _tokenizers(self, subwords: Sequence[Subwords]) -> TokenizerPair:
+        """The source announces the target's language where there are several; its own needs no tag."""
+        sources, targets = (list(dict.fromkeys(side)) for side in zip(*self.directions, strict=True))
+        by_language = {code: LANGUAGE_TAG.format(code) for code in targets} if len(targets) > 1 else {}
+        announced = LanguageTags("target", by_language) if by_language else None
+        untagged, tags = sources if len(sources) > 1 else (), (*self.tags, *by_language.values())
+        source = Tokenizer(subwords[0], self.preprocessors[0], tags, announced, untagged=untagged)
+        return TokenizerPair(source, Tokenizer(subwords[1], self.preprocessors[1], tags))
 
     def _count_words(self, chunks: list[SpoolChunk]) -> tuple[tuple[dict[str, int], dict[str, int]], int]:
         *before, total = accumulate((len(chunk.numbers) for chunk in chunks), initial=0)
@@ -255,7 +297,8 @@ class _Preparation:
             progress(f"encoding {corpus.name}", sum(len(chunk.numbers) for chunk in chunks), unit="pairs") as shown,
             CorpusWriter(self.folder, train_file_name(corpus.name), tokenizers.vocab_sizes) as writer,
         ):
-            encode_chunk = partial(encode, tokenizers, self.settings, corpus.tag)
+            pair = tokenizers.for_languages(*corpus.languages)
+            encode_chunk = partial(encode, pair, self.settings, corpus.tag)
             for source, target, too_long in self.workers.in_order(encode_chunk, chunks):
                 writer.append(source, target)
                 unknown += [np.count_nonzero(side.ids == UNK) for side in (source, target)]
@@ -271,6 +314,7 @@ class _Preparation:
             "target_unknown": int(unknown[1]),
             "weight": corpus.weight,
             "tag": corpus.tag,
+            "languages": corpus.languages,
         }
 
 

@@ -1,6 +1,5 @@
 """The settings of `prepare`, with their defaults and checks."""
 
-import re
 from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
@@ -70,9 +69,7 @@ class SubwordSettings:
 class PrepareSettings(CleaningSettings, SubwordSettings):
     """Everything but the text. Tuples have one value for both sides, or one per side."""
 
-    source_lang: str
-    target_lang: str
-    hold_out: int | None = None  # pairs to take out of the training text for validation
+    hold_out: int | None = None  # pairs to take out of the training text for validation, of each direction
     tokenizer_lines: int = 1_000_000
     tokenizer: tuple[Path, ...] = ()
     codes: tuple[Path, ...] = ()
@@ -84,9 +81,6 @@ class PrepareSettings(CleaningSettings, SubwordSettings):
         for name, least in (("vocab_size", 1), ("pretokenizer", 1), ("tokenizer", 0), ("codes", 0)):
             if not least <= (count := len(getattr(self, name))) <= 2:
                 raise InputError(f"{name} takes one value for both sides, or one per side, not {count}")
-        for name in ("source_lang", "target_lang"):
-            if not re.fullmatch(r"\w[\w@.-]*", getattr(self, name)):
-                raise InputError(f"{name} = {getattr(self, name)!r} is not a language code, such as en or pt-BR")
         if self.joint and len(set(self.vocab_size)) > 1:
             sizes = " and ".join(map(str, self.vocab_size))
             raise InputError(f"vocab_size = {sizes}: two sizes need joint = false (--separate)")

@@ -104,7 +104,8 @@ class Tokenizer:
 
     If a text begins with one of the `tags`, alone or before a space, its ids begin with that tag's id; otherwise with
     that of the tag `begin`, if there is one. Tags of `languages` are dropped in decoding. `ends`: a sentence given
-    to the model ends with eos, which some converted models have never seen at the end of a source.
+    to the model ends with eos, which some converted models have never seen at the end of a source. `untagged`: the
+    languages of this side, if there are several without tags.
     """
 
     bos_id, pad_id, eos_id, unk_id = BOS, PAD, EOS, UNK
@@ -117,9 +118,11 @@ class Tokenizer:
         languages: LanguageTags | None = None,
         begin: str = "",
         ends: bool = True,
+        untagged: Sequence[str] = (),
     ) -> None:
         self.subwords, self.preprocessor, self.tags = subwords, preprocessor, tuple(tags)
         self.languages, self.begin, self.ending = languages, begin, [EOS] if ends else []
+        self.untagged = tuple(untagged)
         self._first_tag = len(subwords.pieces)
         self._tag_ids = {tag: number for number, tag in enumerate(self.tags, start=self._first_tag)}
         self._silent = {self._tag_ids[tag] for tag in languages.tags.values()} if languages else set()
@@ -157,7 +160,9 @@ class Tokenizer:
         """The tokeniser for one language, with the tag of the `announced` language before each text."""
         begin = self.languages.tags[announced] if self.languages and announced else ""
         preprocessor = replace(self.preprocessor, language=language)
-        return Tokenizer(self.subwords, preprocessor, self.tags, self.languages, begin, bool(self.ending))
+        return Tokenizer(
+            self.subwords, preprocessor, self.tags, self.languages, begin, bool(self.ending), self.untagged
+        )
 
     def normalise(self, text: str) -> str:
         """The text after encoding and decoding."""
@@ -210,6 +215,7 @@ class Tokenizer:
             "tags": list(self.tags),
             **({"languages": asdict(self.languages), "begin": self.begin} if self.languages else {}),
             **({} if self.ending else {"ends": False}),
+            **({"untagged": list(self.untagged)} if self.untagged else {}),
             **self.subwords.state(),
         }
 
@@ -227,8 +233,8 @@ class Tokenizer:
             preprocessor = Preprocessor(**{field.name: state[field.name] for field in fields(Preprocessor)})
             languages = LanguageTags(**state["languages"]) if "languages" in state else None
             subwords = SUBWORDS[state["kind"]].from_state(state)
-            begin, ends = state.get("begin", ""), state.get("ends", True)
-            return cls(subwords, preprocessor, state["tags"], languages, begin, ends)
+            begin, ends, untagged = state.get("begin", ""), state.get("ends", True), state.get("untagged", ())
+            return cls(subwords, preprocessor, state["tags"], languages, begin, ends, untagged)
         except FileNotFoundError as error:
             raise InputError(f"the tokeniser {path} does not exist") from error
         except InputError as error:
@@ -247,12 +253,15 @@ class TokenizerPair:
 
     @property
     def is_multilingual(self) -> bool:
-        return bool(self.source.languages or self.target.languages)
+        return bool(self.source.languages or self.target.languages or self.source.untagged)
 
     @property
     def languages(self) -> tuple[list[str], list[str]]:
-        """The source and target languages: those that have tags, or one each."""
-        found = {"source": [self.source.language], "target": [self.target.language]}
+        """The source and target languages: those that have tags, those without, or one each."""
+        found = {
+            "source": list(self.source.untagged) or [self.source.language],
+            "target": list(self.target.untagged) or [self.target.language],
+        }
         for tokenizer in (self.source, self.target):
             if tokenizer.languages:
                 found[tokenizer.languages.of] = list(tokenizer.languages.tags)

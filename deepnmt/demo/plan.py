@@ -18,7 +18,7 @@ from deepnmt.devices import available_cores, multiplies_bf16
 from deepnmt.errors import InputError
 from deepnmt.files import write_json
 from deepnmt.progress import say
-from deepnmt.training.curves import read_log
+from deepnmt.training.curves import read_log, seconds_of
 
 MINUTES = {"cpu": 12.0, "cuda": 1.0}
 # Seconds for everything but training: preparing data, measuring speed, translating and scoring the test set.
@@ -138,8 +138,8 @@ def try_speed(recipe: str, precision: str, processes: int, data: Path, trial: Pa
 
 def seconds_per_step(run: Path) -> float:
     """Seconds per update, without those before the first line of the log, which include compilation."""
-    lines = [line for line in read_log(run) if line["kind"] == "train"]
-    steps, seconds = [line["step"] for line in lines], [line["tokens"] / line["tokens_per_second"] for line in lines]
+    lines = read_log(run, "train")
+    steps, seconds = [line["step"] for line in lines], [seconds_of(line) for line in lines]
     return seconds[0] / steps[0] if len(steps) == 1 else sum(seconds[1:]) / (steps[-1] - steps[0])
 
 

@@ -70,10 +70,10 @@ def _weights(model: Path) -> list[str]:
 
 
 def _curves(run: Path) -> str:
-    lines = read_log(run)
-    training = [(line["step"], line["ppl"]) for line in lines if line["kind"] == "train"]
-    validation = [(line["step"], line["ppl"]) for line in lines if line["kind"] == "validation"]
-    bleu = [(line["step"], line["bleu"]) for line in lines if line["kind"] == "validation" and "bleu" in line]
+    training, validation = (
+        [(line["step"], line["ppl"]) for line in read_log(run, kind)] for kind in ("train", "validation")
+    )
+    bleu = [(line["step"], line["bleu"]) for line in read_log(run, "validation") if "bleu" in line]
     axes = Axes("perplexity", "update", "perplexity", log_y=True)
     chart = line_chart([Series("training", training), Series("validation", validation)], axes)
     if bleu:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from deepnmt.model.config import SUBLAYER_CONFIGS, ModelConfig, StackConfig
+from deepnmt.model.connections import CONNECTIONS
 from deepnmt.model.layers import Layer, places_of
 from deepnmt.model.norms import EPS
 from deepnmt.model.storage import undrawn_model
@@ -19,7 +20,8 @@ from deepnmt.model.transformer import Stack, Transformer
 def folded_config(config: ModelConfig) -> ModelConfig:
     def plain(stack: StackConfig, is_decoder: bool) -> StackConfig:
         scheme = SUBLAYERS[config.sublayer_of(stack).kind]
-        if scheme.folds_into is None or (scheme.folds_through_norms and stack.connection.kind != "residual"):
+        has_shortcuts = CONNECTIONS[stack.connection.kind].has_shortcuts
+        if scheme.folds_into is None or (scheme.folds_through_norms and has_shortcuts):
             return stack
         eps = stack.norm_eps or EPS[config.norm_kind]
         folded_eps = scheme.folded_eps(eps, places_of(config, is_decoder, number=1)[0])

@@ -11,9 +11,8 @@ import torch
 
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.connections import CONNECTIONS
+from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.model.transformer import Transformer
-
-SUBLAYERS_THAT_GROW = ("pre", "post")  # the constants, starts or norms of the others depend on the depth
 
 
 def with_depth(config: ModelConfig, num_layers: int) -> ModelConfig:
@@ -28,10 +27,11 @@ def check_growth(config: ModelConfig, depths: Sequence[int]) -> None:
         able = ", ".join(kind for kind, scheme in CONNECTIONS.items() if scheme.grows)
         raise ValueError(f"training.grow does not support encoder.connection = {connection!r}; use one of {able}")
     config.encoder.connection.check_growth(depths)
-    if sublayer not in SUBLAYERS_THAT_GROW:
+    if not SUBLAYERS[sublayer].grows:
+        able = ", ".join(kind for kind, scheme in SUBLAYERS.items() if scheme.grows)
         raise ValueError(
             f"training.grow does not support encoder.sublayer = {sublayer!r}, which depends on the depth; use one of "
-            f"{', '.join(SUBLAYERS_THAT_GROW)}"
+            f"{able}"
         )
 
 

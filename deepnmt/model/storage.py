@@ -72,9 +72,9 @@ def build_model(folder: Path, tensors: Mapping[str, Tensor]) -> Transformer:
     return model.eval()
 
 
-def undrawn_model(config: ModelConfig) -> Transformer:
-    """A model whose weights are still to be filled in."""
-    with _WithoutDrawing():
+def undrawn_model(config: ModelConfig, *, allocate: bool = True) -> Transformer:
+    """A model whose weights are still to be filled in; if they are not allocated, large ones have only a shape."""
+    with _WithoutDrawing(allocate):
         return Transformer(config)
 
 
@@ -83,9 +83,15 @@ class _WithoutDrawing(TorchFunctionMode):
 
     DRAWING = (init.kaiming_uniform_, init.normal_, init.uniform_, Tensor.normal_, Tensor.uniform_)
 
+    def __init__(self, allocate: bool) -> None:
+        super().__init__()
+        self.allocate = allocate
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func is torch.empty and not self.allocate:
+            kwargs = {**(kwargs or {}), "device": "meta"}
         return None if func in self.DRAWING else func(*args, **(kwargs or {}))
 
 

@@ -17,7 +17,7 @@ from deepnmt.reproduction.experiment import EXPERIMENTS, Experiment
 from deepnmt.reproduction.processes import start_workers, work
 from deepnmt.reproduction.request import Request
 from deepnmt.reproduction.results import collect
-from deepnmt.reproduction.runs import Budget, PlannedRun, choose, describe_plan, plan_runs, set_budget
+from deepnmt.reproduction.runs import Budget, Plan, PlannedRun, choose, describe_plan
 from deepnmt.reproduction.scales import SCALES
 from deepnmt.reproduction.scoring import score_study, write_reports
 from deepnmt.reproduction.steps import Setup
@@ -99,29 +99,29 @@ def _planned(request: Request) -> tuple[Setup, dict[str, Experiment], Budget, li
             )
     dataset, device = Dataset.open(request.data), choose_device(request.device)
     study = Study(request.out or Path("-"))
-
-    def planned(budget: Budget) -> list[PlannedRun]:
-        return plan_runs(
-            experiments, scale, request.seeds or scale.seeds, budget, request.settings, dataset, request.arms
-        )
-
+    seeds = request.seeds or scale.seeds
+    plan = Plan(
+        experiments=experiments, scale=scale, seeds=seeds, settings=request.settings, arms=request.arms, dataset=dataset
+    )
     # A study keeps its initial budget; its first experiment of equal time adds the seconds.
     stored = study.read() if request.tokens is None and (study.folder / STUDY).exists() else None
     timed = any(experiment.equal == "time" for experiment in experiments.values())
     if stored is None or (timed and stored["seconds"] is None):
-        budget = set_budget(experiments, scale, planned, device, tokens=request.tokens, minutes=request.minutes)
+        budget = plan.budget(device, request.tokens, request.minutes)
     else:
         budget = Budget(seconds=stored["seconds"])
     if stored is not None:
         budget = replace(budget, tokens=stored["fixed"]["tokens"])
     setup = Setup(study, scale, dataset, device, request.keep_checkpoints, request.parallel)
-    return setup, experiments, budget, planned(budget)
+    return setup, experiments, budget, plan.runs(budget)
 
 
 def _begin(request: Request, setup: Setup, experiments: dict[str, Experiment], budget: Budget) -> None:
     """Store the settings and the test sets of the study."""
     dataset, pair = setup.dataset, setup.dataset.tokenizers
     languages = pair.source.language, pair.target.language
+    if len(dataset.meta.get("directions", ())) > 1:
+        raise InputError(f"{dataset.folder} has several directions, and a study has one; prepare a dataset with one")
     tests = _tests(request, dataset)
     if not tests and any("scores" in experiment.measures for experiment in experiments.values()):
         raise InputError(f"{dataset.folder} has no test set: prepare it with --test-source, or give one with --test")

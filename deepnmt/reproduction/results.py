@@ -10,13 +10,11 @@ from deepnmt.files import read_json, write_json
 from deepnmt.reproduction.experiment import EXPERIMENTS, Arm, Experiment
 from deepnmt.reproduction.runs import PlannedRun
 from deepnmt.reproduction.scales import SCALES
-from deepnmt.reproduction.study import DECODE, SCORES, SPEED, TRAIN, WEIGHTS, Study, read_step, with_keys
+from deepnmt.reproduction.study import STEPS, Study, read_step, with_keys
 from deepnmt.settings import from_table
 
 RESULTS = "results.json"
-COST = "cost.json"  # what benchmarks/depth.py measured, if it was copied there
 FAILED = "failed"
-STEPS = {"train": TRAIN, "decode": DECODE, "scores": SCORES, "speed": SPEED, "weights": WEIGHTS}
 
 
 def collect(study: Study, name: str, experiment: Experiment, runs: Sequence[PlannedRun]) -> None:
@@ -40,16 +38,17 @@ def collect(study: Study, name: str, experiment: Experiment, runs: Sequence[Plan
     refresh(study, name)
 
 
-def refresh(study: Study, name: str) -> None:
-    """Update the results from the files of the runs, if these still exist."""
+def refresh(study: Study, name: str) -> dict[str, Any]:
+    """Update the results from the files of the runs, if these still exist, and return them."""
     content = read_results(study, name)
     for run in content["runs"]:
         folder = study.runs / run["run"]
         if folder.is_dir():
-            run.update({step: read_step(folder / file) for step, file in STEPS.items()})
-    if cost := read_step(study.folder / name / COST):
+            run.update({step: read_step(folder, step) for step in STEPS})
+    if cost := read_step(study.folder / name, "cost"):  # what benchmarks/depth.py measured, if it was copied there
         content["cost"] = _costs(cost)
     write_json(study.folder / name / RESULTS, content)
+    return content
 
 
 def _costs(cost: Mapping[str, Any]) -> dict[str, dict[str, float]]:

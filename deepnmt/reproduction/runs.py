@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -15,7 +15,7 @@ from deepnmt.config import Recipe, load_recipe
 from deepnmt.data.dataset import Dataset
 from deepnmt.errors import InputError
 from deepnmt.model.config import ModelConfig
-from deepnmt.reproduction.experiment import EXPERIMENTS, Experiment, Measure, read_experiment
+from deepnmt.reproduction.experiment import EXPERIMENTS, Arm, Experiment, Measure, read_experiment
 from deepnmt.reproduction.scales import Scale
 from deepnmt.settings import did_you_mean
 
@@ -81,43 +81,79 @@ def choose(names: Sequence[str], arms: Sequence[str] = ()) -> dict[str, Experime
     return chosen
 
 
-def plan_runs(
-    experiments: dict[str, Experiment],
-    scale: Scale,
-    seeds: int,
-    budget: Budget,
-    settings: Sequence[str] = (),
-    dataset: Dataset | None = None,
-    arms: Sequence[str] = (),
-) -> list[PlannedRun]:
-    """List every run once, seed by seed, so that all arms have the same number of seeds if a study stops early.
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The arms of experiments at a scale; `settings` are for all of them, `arms` patterns of the labels to run."""
 
-    `arms` are patterns of labels; by default all are run.
-    """
-    runs: dict[str, PlannedRun] = {}
-    for seed in range(1, seeds + 1):
-        for name, experiment in experiments.items():
-            if seed > 1 and not experiment.trains:
-                continue
-            seconds = budget.seconds if experiment.equal == "time" and not scale.is_full else None
-            for arm in scale.arms(experiment):
-                if arms and not any(fnmatchcase(arm.label, pattern) for pattern in arms):
-                    continue
-                own = experiment.overrides_of(arm)
-                try:
-                    written = load_recipe(arm.recipe, own, dataset)
-                    own += scale.overrides_of(arm, experiment, written, budget.tokens)
-                    own += [*settings, f"training.seed={seed}"]
-                    recipe = load_recipe(arm.recipe, own, dataset)
-                except InputError as error:
-                    raise InputError(f"{name}, arm {arm.label!r}: {error}") from error
-                run = PlannedRun(
-                    _name(recipe, experiment.trains, seconds), arm.recipe, own, seed, recipe, experiment.trains, seconds
-                )
-                run = runs.setdefault(run.name, run)
-                run.uses.append(Use(name, arm.label))
-                run.measures |= set(experiment.measures)
-    return list(runs.values())
+    experiments: dict[str, Experiment]
+    scale: Scale
+    seeds: int
+    settings: Sequence[str] = ()
+    arms: Sequence[str] = ()
+    dataset: Dataset | None = None
+
+    def runs(self, budget: Budget) -> list[PlannedRun]:
+        """List every run once, seed by seed, so that all arms have the same number of seeds if a study stops early."""
+        runs: dict[str, PlannedRun] = {}
+        for seed in range(1, self.seeds + 1):
+            for name, experiment in self.experiments.items():
+                for arm in self.scale.arms(experiment) if experiment.trains or seed == 1 else ():
+                    if not self.arms or any(fnmatchcase(arm.label, pattern) for pattern in self.arms):
+                        run = self._run(name, arm, seed, budget)
+                        run = runs.setdefault(run.name, run)
+                        run.uses.append(Use(name, arm.label))
+                        run.measures |= set(experiment.measures)
+        return list(runs.values())
+
+    def _run(self, name: str, arm: Arm, seed: int, budget: Budget) -> PlannedRun:
+        experiment = self.experiments[name]
+        overrides = experiment.overrides_of(arm)
+        try:
+            written = load_recipe(arm.recipe, overrides, self.dataset)
+            overrides += self.scale.overrides_of(arm, experiment, written, budget.tokens)
+            overrides += [*self.settings, f"training.seed={seed}"]
+            recipe = load_recipe(arm.recipe, overrides, self.dataset)
+        except InputError as error:
+            raise InputError(f"{name}, arm {arm.label!r}: {error}") from error
+        trains = experiment.trains
+        seconds = budget.seconds if experiment.equal == "time" and not self.scale.is_full else None
+        return PlannedRun(_name(recipe, trains, seconds), arm.recipe, overrides, seed, recipe, trains, seconds)
+
+    def budget(self, device: str, tokens: int | None = None, minutes: float | None = None) -> Budget:
+        """These tokens for every run, or as many as fit into the minutes on one device; by default the scale's."""
+        timed = [name for name, experiment in self.experiments.items() if experiment.equal == "time"]
+        if self.scale.is_full:
+            if tokens is not None or minutes is not None:
+                option = "--tokens" if tokens is not None else "--minutes"
+                raise InputError(f"{option} is for the small scales; --scale full trains as long as the paper")
+            return Budget()
+        if timed and tokens is not None:
+            raise InputError(f"--tokens: {timed[0]} gives every arm the same time; use --minutes instead")
+        if timed and minutes is None:
+            raise InputError("this experiment gives every arm the same time; set the total with --minutes")
+        if tokens is not None or minutes is None:
+            return Budget(tokens or self.scale.tokens)
+        runs = self.runs(Budget(self.scale.tokens))
+        trained = [run for run in runs if run.trains]
+        aside = sum(estimate(run, device).aside for run in runs)
+        aside += TRYING[device] * len(trained) if timed else 0.0
+        left = SPARE * minutes * 60 - aside
+        if left <= 0:
+            raise InputError(
+                f"{len(runs)} runs need about {aside / SPARE / 60:.0f} minutes besides training, more than --minutes "
+                f"{minutes:g}"
+            )
+        if timed:
+            return Budget(self.scale.tokens, left / len(trained))
+        needed = sum(estimate(run, device).training for run in trained)
+        share = min(left / needed, 1.0) if needed else 1.0
+        if share < LEAST_SHARE:
+            enough = (aside + LEAST_SHARE * needed) / SPARE / 60
+            raise InputError(
+                f"--minutes {minutes:g} is too short for {len(runs)} useful runs; give at least {enough:.0f}, or "
+                "choose fewer --seeds or experiments"
+            )
+        return Budget(round((self.scale.tokens or 0) * share))
 
 
 def _name(recipe: Recipe, trains: bool, seconds: float | None) -> str:
@@ -141,51 +177,6 @@ def _chosen(settings: Any) -> Any:
         if value != default:
             found[item.name] = _chosen(value)
     return found
-
-
-def set_budget(
-    experiments: dict[str, Experiment],
-    scale: Scale,
-    planned: Callable[[Budget], list[PlannedRun]],
-    device: str,
-    *,
-    tokens: int | None = None,
-    minutes: float | None = None,
-) -> Budget:
-    """These tokens for every run, or as many as fit into the minutes on one device; by default the scale's."""
-    timed = [name for name, experiment in experiments.items() if experiment.equal == "time"]
-    if scale.is_full:
-        if tokens is not None or minutes is not None:
-            option = "--tokens" if tokens is not None else "--minutes"
-            raise InputError(f"{option} is for the small scales; --scale full trains as long as the paper")
-        return Budget()
-    if timed and tokens is not None:
-        raise InputError(f"--tokens: {timed[0]} gives every arm the same time; use --minutes instead")
-    if timed and minutes is None:
-        raise InputError("this experiment gives every arm the same time; set the total with --minutes")
-    if tokens is not None or minutes is None:
-        return Budget(tokens or scale.tokens)
-    runs = planned(Budget(scale.tokens))
-    trained = [run for run in runs if run.trains]
-    aside = sum(estimate(run, device).aside for run in runs)
-    aside += TRYING[device] * len(trained) if timed else 0.0
-    left = SPARE * minutes * 60 - aside
-    if left <= 0:
-        raise InputError(
-            f"{len(runs)} runs need about {aside / SPARE / 60:.0f} minutes besides training, more than --minutes "
-            f"{minutes:g}"
-        )
-    if timed:
-        return Budget(scale.tokens, left / len(trained))
-    needed = sum(estimate(run, device).training for run in trained)
-    share = min(left / needed, 1.0) if needed else 1.0
-    if share < LEAST_SHARE:
-        enough = (aside + LEAST_SHARE * needed) / SPARE / 60
-        raise InputError(
-            f"--minutes {minutes:g} is too short for {len(runs)} useful runs; give at least {enough:.0f}, or "
-            "choose fewer --seeds or experiments"
-        )
-    return Budget(round((scale.tokens or 0) * share))
 
 
 class Estimate(NamedTuple):

@@ -23,21 +23,10 @@ from deepnmt.files import write_json, write_text
 from deepnmt.model.storage import load_model
 from deepnmt.reproduction.runs import PlannedRun, count_parameters
 from deepnmt.reproduction.scales import Scale
-from deepnmt.reproduction.study import (
-    DECODE,
-    HYPOTHESES,
-    MODEL,
-    SCORES,
-    SPEED,
-    TRAIN,
-    TRAINING,
-    WEIGHTS,
-    Study,
-    read_step,
-)
+from deepnmt.reproduction.study import HYPOTHESES, MODEL, TRAINING, Study, read_step
 from deepnmt.text import joined
 from deepnmt.training.averaging import all_checkpoints, write_average
-from deepnmt.training.curves import read_log
+from deepnmt.training.curves import read_log, seconds_of
 from deepnmt.training.diagnosis import TrainingError
 from deepnmt.training.memory import free_memory
 
@@ -67,10 +56,10 @@ class Setup:
 def do_run(run: PlannedRun, setup: Setup) -> None:
     """Execute the unfinished steps of a run."""
     folder = setup.study.runs / run.name
-    makers = {TRAIN: _train, DECODE: _decode, WEIGHTS: _read_weights, SPEED: _measure_speed}
+    makers = {"train": _train, "decode": _decode, "weights": _read_weights, "speed": _measure_speed}
     try:
         while step := next_step(run, setup.study):
-            write_json(folder / step, makers[step](run, folder, setup))
+            write_json(folder / f"{step}.json", makers[step](run, folder, setup))
         if not setup.keep_checkpoints:
             shutil.rmtree(folder / TRAINING / "checkpoints", ignore_errors=True)
             shutil.rmtree(folder / TRAINING / "model", ignore_errors=True)
@@ -79,19 +68,19 @@ def do_run(run: PlannedRun, setup: Setup) -> None:
 
 
 def next_step(run: PlannedRun, study: Study) -> str | None:
-    """The file of the next step; None if only scoring is left, which needs no device."""
+    """The next step; None if only scoring is left, which needs no device."""
     folder = study.runs / run.name
-    needed = [TRAIN] if run.trains else []
-    if run.trains and (trained := read_step(folder / TRAIN)) and trained["status"] == "done":
-        needed += [DECODE] if run.measures & {"scores", "weights"} else []
-        needed += [WEIGHTS] if "weights" in run.measures else []
-    needed += [SPEED] if "speed" in run.measures else []
-    missing = [name for name in needed if not (folder / name).exists()]
-    if DECODE in needed and "scores" in run.measures and (decoded := read_step(folder / DECODE)):
-        missing += [DECODE] if set(study.test_names()) - decoded["tests"].keys() else []  # a later call added one
+    needed = ["train"] if run.trains else []
+    if run.trains and (trained := read_step(folder, "train")) and trained["status"] == "done":
+        needed += ["decode"] if run.measures & {"scores", "weights"} else []
+        needed += ["weights"] if "weights" in run.measures else []
+    needed += ["speed"] if "speed" in run.measures else []
+    missing = [step for step in needed if not (folder / f"{step}.json").exists()]
+    if "decode" in needed and "scores" in run.measures and (decoded := read_step(folder, "decode")):
+        missing += ["decode"] if set(study.test_names()) - decoded["tests"].keys() else []  # a later call added one
     has_weights = any(place.is_dir() for place in (folder / MODEL, folder / TRAINING / "checkpoints"))
-    if {DECODE, WEIGHTS} & set(missing) and not has_weights:
-        return TRAIN  # only its small files were copied here, before the rest was done
+    if {"decode", "weights"} & set(missing) and not has_weights:
+        return "train"  # only its small files were copied here, before the rest was done
     return missing[0] if missing else None
 
 
@@ -105,8 +94,8 @@ def share_compiled_layers() -> None:
 def _train(run: PlannedRun, folder: Path, setup: Setup) -> dict[str, Any]:
     recipe = run.recipe if run.seconds is None else _timed_recipe(run, folder, setup)
     training = folder / TRAINING
-    for name in (TRAIN, DECODE, WEIGHTS, SCORES):  # of an earlier model, which is gone
-        (folder / name).unlink(missing_ok=True)
+    for step in ("train", "decode", "weights", "scores"):  # of an earlier model, which is gone
+        (folder / f"{step}.json").unlink(missing_ok=True)
     shutil.rmtree(folder / HYPOTHESES, ignore_errors=True)
     status, reason, steps = "done", "", 0
     try:
@@ -134,10 +123,10 @@ def _train(run: PlannedRun, folder: Path, setup: Setup) -> dict[str, Any]:
 def _timed_recipe(run: PlannedRun, folder: Path, setup: Setup) -> Recipe:
     """The recipe with as many updates as fit into its seconds, based on the speed of a short throw-away run."""
     assert run.seconds is not None
-    measured = folder / "calibration.json"
-    if not measured.exists():
-        write_json(measured, _calibrate(run, folder, setup))
-    steps = max(round(run.seconds / read_step(measured)["seconds_per_update"]), 1)
+    if not (measured := read_step(folder, "calibration")):
+        measured = _calibrate(run, folder, setup)
+        write_json(folder / "calibration.json", measured)
+    steps = max(round(run.seconds / measured["seconds_per_update"]), 1)
     before = run.recipe.training
     share = before.warmup_steps / before.max_steps
     scaled = {
@@ -157,8 +146,8 @@ def _calibrate(run: PlannedRun, folder: Path, setup: Setup) -> dict[str, float]:
     brief = {"max_steps": CALIBRATION_STEPS, "log_every": every, "validate_every": 10**9, "save_every": 10**9}
     brief["validation_lines"] = 0
     train(_with_training(run.recipe, brief), setup.dataset, trial, resume=True, device=setup.device)
-    lines = [line for line in read_log(trial) if line["kind"] == "train"]
-    seconds = [line["tokens"] / line["tokens_per_second"] / every for line in lines[len(lines) // 2 :]]
+    lines = read_log(trial, "train")
+    seconds = [seconds_of(line) / every for line in lines[len(lines) // 2 :]]
     shutil.rmtree(trial)
     return {"seconds_per_update": statistics.median(seconds)}
 
@@ -169,10 +158,8 @@ def _with_training(recipe: Recipe, settings: dict[str, int]) -> Recipe:
 
 def read_curves(training: Path, layers: int) -> dict[str, Any]:
     """A subset of the log of a run: loss, validation, and the gradient of every encoder layer."""
-    log = read_log(training) if (training / "log.jsonl").exists() else []
-    train = [line for line in log if line["kind"] == "train"]
-    valid = [line for line in log if line["kind"] == "validation"]
-    seconds = sum(line["tokens"] / line["tokens_per_second"] for line in train if line["tokens_per_second"])
+    train, valid = read_log(training, "train"), read_log(training, "validation")
+    seconds = sum(map(seconds_of, train))
     tokens = sum(line["tokens"] for line in train)
     names = [f"encoder.layers.{depth}" for depth in range(layers)]
     return {
@@ -210,7 +197,7 @@ def _decode(run: PlannedRun, folder: Path, setup: Setup) -> dict[str, Any]:
         _make_model(folder, setup)
     decoding = run.recipe.decoding
     translator = Translator(folder / MODEL, setup.device, setup.precision)
-    found = (read_step(folder / DECODE) or {"tests": {}})["tests"]
+    found = (read_step(folder, "decode") or {"tests": {}})["tests"]
     for test in setup.study.tests():
         if test.name in found:
             continue

@@ -19,7 +19,7 @@ from deepnmt.text import joined, read_lines
 
 STUDY, TESTS, RUNS = "study.json", "tests", "runs"
 TRAINING, MODEL, HYPOTHESES = "training", "model", "hypotheses"
-TRAIN, DECODE, SCORES, SPEED, WEIGHTS = "train.json", "decode.json", "scores.json", "speed.json", "weights.json"
+STEPS = ("train", "decode", "scores", "speed", "weights")  # of a run
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,9 @@ class Study:
         return self.runs / run / HYPOTHESES / f"{test}.txt"
 
 
-def read_step(path: Path) -> Any:
-    """The result of a step, or None if it is not done."""
+def read_step(folder: Path, step: str) -> Any:
+    """The result of a step, which STEP.json in the folder of its run has; None if it is not done."""
+    path = folder / f"{step}.json"
     try:
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     except ValueError as error:

@@ -40,7 +40,7 @@ class KernelAdam(torch.optim.Adam):
 
     def _columns(self, parameters: list[Tensor]) -> list[list[Tensor]]:
         """Parameters, gradients, means, mean squares."""
-        states = [begun(self.state[p], p) for p in parameters]
+        states = [adam_state(self.state[p], p) for p in parameters]
         kinds = [[state[kind] for state in states] for kind in ("exp_avg", "exp_avg_sq")]
         return [parameters, [p.grad for p in parameters if p.grad is not None], *kinds]
 
@@ -52,7 +52,7 @@ class KernelAdam(torch.optim.Adam):
         return steps
 
 
-def begun(state: dict[str, Tensor], parameter: Tensor) -> dict[str, Tensor]:
+def adam_state(state: dict[str, Tensor], parameter: Tensor) -> dict[str, Tensor]:
     """The state of Adam for a parameter; zeros before the first step."""
     if not state:
         state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)

@@ -12,10 +12,11 @@ from typing import Literal
 import numpy as np
 import torch
 
-from deepnmt.config import Recipe
+from deepnmt.config import Recipe, load_recipe
 from deepnmt.data.batching import BatchStream, StreamState
-from deepnmt.data.collate import AnyBatch, Batch, PackedBatch
-from deepnmt.data.dataset import Dataset
+from deepnmt.data.collate import AnyBatch, pack, pad
+from deepnmt.data.dataset import Dataset, Side
+from deepnmt.data.epoch_plan import BatchShape
 from deepnmt.data.loader import Loader
 from deepnmt.data.vocabulary import UNK
 from deepnmt.devices import device_name, multiplies_bf16
@@ -72,7 +73,7 @@ def open_run(
         is_resumed = world.agree(world.is_main and folder.check_folder(out, resume))
         if is_resumed and world.is_main:
             held.enter_context(hold_lock(out, LOCK_WAIT_SECONDS if world.size > 1 else 0))
-        stored = folder.read_recipe(out) if is_resumed else None
+        stored = load_recipe(out / folder.RECIPE) if is_resumed else None
         recipe = settle(recipe, dataset, world, stored)
         if recipe.training.wandb_project is not None:
             require_wandb()
@@ -176,7 +177,7 @@ def announce(
         best = "the last checkpoint will count as the best (`deepnmt prepare --hold-out N` makes a validation set)"
         say(f"{dataset.folder} has no validation set: {best}")
     if newest is not None:
-        if (before := read_state(newest).get("measure", state.measure)) != state.measure:
+        if (before := read_state(newest)["measure"]) != state.measure:
             say(f"validation has changed from {before} to {state.measure}: earlier scores no longer count")
         return
     if config.grow_at and config.grow_at[-1] >= config.max_steps:
@@ -256,7 +257,7 @@ def open_curves(recipe: Recipe, out: Path, state: TrainingState, world: World) -
     """The curves of the run, continued from its state; only the main rank writes any."""
     if not world.is_main:
         return Curves()
-    config, curves = recipe.training, Curves([JsonLines(out, state.step, state.log_lines)])
+    config, curves = recipe.training, Curves([JsonLines(out, state.log_lines)])
     if config.tensorboard:
         try:
             curves.append(TensorBoard(out, state.step))
@@ -330,8 +331,6 @@ def _fits(state: TrainingState, engine: EagerEngine, layout: str, lengths: set[i
 def _made_up_batch(tokens: int, length: int, layout: str, device: torch.device) -> AnyBatch:
     """Sentences of one length, as many as there is room for."""
     rows = max(tokens // length, 1)
-    ids = torch.full((rows, length), UNK, device=device)
-    if layout != "packed":
-        return Batch(ids, ids, ids, ids.numel(), ids.numel(), np.arange(rows))
-    flat, offsets = ids.flatten(), torch.arange(rows + 1, device=device, dtype=torch.int32) * length
-    return PackedBatch(flat, offsets, flat, flat, offsets, ids.numel(), ids.numel(), np.arange(rows))
+    side = Side.joined(np.full(rows * (length - 1), UNK), np.full(rows, length - 1))  # without eos
+    lay_out, room = (pack, rows * length) if layout == "packed" else (pad, length)
+    return lay_out(side, side, BatchShape(rows, room, room), np.arange(rows)).to(device)

@@ -101,7 +101,7 @@ def export_model(run: Path, config: TrainingConfig) -> str:
         made_of = f"the average of the last {len(chosen)} epochs"
     elif config.export == "best" and best:
         chosen, state = best[:1], read_state(best[0])
-        metric = state.get("measure", config.best_by).partition("|")[0]
+        metric = state["measure"].partition("|")[0]
         made_of = f"the best checkpoint ({best[0].name}, {metric} {abs(state['score']):.2f})"
     else:
         chosen, made_of = [newest], f"the last checkpoint ({newest.name})"

@@ -9,7 +9,6 @@ Training waits only until its tensors are copied; a thread writes them and remov
 import math
 import re
 import shutil
-import warnings
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
@@ -31,7 +30,6 @@ from deepnmt.training.optimizer import optimizer_tensors, whole
 from deepnmt.training.state import TrainingState
 
 OPTIMIZER = "optimizer.safetensors"
-SHARDS = "shards"  # instead of OPTIMIZER in older sharded runs
 STATE, MANIFEST = "state.json", "manifest.json"
 
 
@@ -107,15 +105,7 @@ class Checkpoints:
         fill(weights(state.model), read_tensors(path / WEIGHTS), path / WEIGHTS)
         if state.ema:
             fill(state.ema.shadow, read_weights(path), path / EMA)
-        optimizer = optimizer_tensors(state.model, state.optimizer)
-        if (path / SHARDS).exists():
-            from torch.distributed.checkpoint.state_dict_loader import load as load_shards
-
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # on purpose
-                load_shards(optimizer, checkpoint_id=path / SHARDS, no_dist=self.world.size == 1)
-        else:
-            fill(optimizer, read_tensors(path / OPTIMIZER), path / OPTIMIZER)
+        fill(optimizer_tensors(state.model, state.optimizer), read_tensors(path / OPTIMIZER), path / OPTIMIZER)
         stored = read_json(path / STATE)
         state.restore(stored["run"], stored["data"])
 
@@ -123,8 +113,7 @@ class Checkpoints:
         return list_checkpoints(self.folder)
 
     def _retain(self) -> None:
-        steps = [path for path in self.all() if path.name.startswith("step-")]
-        epochs = [path for path in self.all() if path.name.startswith("epoch-")]
+        steps, epochs = (list_checkpoints(self.folder, kind) for kind in ("step", "epoch"))
         config, newest = self.recipe.training, max((*steps, *epochs), key=age)
         best = best_first(steps)[: config.keep_best]
         kept = {newest, *steps[-config.keep_last :], *best, *epochs[max(0, len(epochs) - config.keep_epochs) :]}
@@ -141,9 +130,9 @@ class Checkpoints:
             (run / "best.json").unlink(missing_ok=True)
 
 
-def list_checkpoints(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path, kind: str = "step|epoch") -> list[Path]:
     """The complete ones, ordered by name."""
-    return sorted(path for path in folder.glob("*") if re.fullmatch(r"(step|epoch)-\d+", path.name))
+    return sorted(path for path in folder.glob("*") if re.fullmatch(rf"({kind})-\d+", path.name))
 
 
 def step_of(path: Path) -> int:
@@ -160,9 +149,8 @@ def best_first(paths: Iterable[Path]) -> list[Path]:
     """The checkpoints whose scores can be compared with the newest one's, best first; among equals the newest first."""
     states = {path: read_state(path) for path in sorted(paths, key=age)}
     scored = {path: state for path, state in states.items() if state.get("score") is not None}
-    measure = list(scored.values())[-1].get("measure") if scored else None
-    # Checkpoints from before that was stored have none.
-    comparable = [path for path, state in scored.items() if state.get("measure") in (measure, None)]
+    measure = [state["measure"] for state in scored.values()][-1:]
+    comparable = [path for path, state in scored.items() if state["measure"] in measure]
     return sorted(comparable, key=lambda path: (scored[path]["score"], *age(path)), reverse=True)
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,7 +30,7 @@ class Sink:
     def tick(self, step: int) -> None:
         """A step is done; called at every step."""
 
-    def rewind(self, step: int, lines: int | None) -> None:
+    def rewind(self, step: int, lines: int) -> None:
         """Forget what came after a checkpoint of this step, saved when the log had this many lines."""
 
     def picture(self, name: str, matrix: Tensor, step: int) -> None:
@@ -46,7 +47,7 @@ class Curves(list[Sink]):
         for sink in self:
             sink.write({"kind": kind, "step": step, **values})
 
-    def rewind(self, step: int, lines: int | None) -> None:
+    def rewind(self, step: int, lines: int) -> None:
         for sink in self:
             sink.rewind(step, lines)
 
@@ -58,20 +59,18 @@ class Curves(list[Sink]):
 class JsonLines(Sink):
     """One JSON object per line. Opening it at a checkpoint drops later lines, and a line that was cut short."""
 
-    def __init__(self, folder: Path, step: int, lines: int | None) -> None:
+    def __init__(self, folder: Path, lines: int) -> None:
         self.path = folder / LOG
-        self.path.touch()
-        self._open(step, lines, kept=())
+        self._open(lines, kept=())
 
-    def rewind(self, step: int, lines: int | None) -> None:
+    def rewind(self, step: int, lines: int) -> None:
         """Earlier rollbacks to the same checkpoint stay on record."""
         self.file.close()
-        self._open(step, lines, kept=("rollback",))
+        self._open(lines, kept=("rollback",))
 
-    def _open(self, step: int, lines: int | None, kept: tuple[str, ...]) -> None:
+    def _open(self, lines: int, kept: tuple[str, ...]) -> None:
         found = read_log(self.path.parent)
-        count = sum(line["step"] <= step for line in found) if lines is None else lines
-        found = found[:count] + [line for line in found[count:] if line["kind"] in kept]
+        found = found[:lines] + [line for line in found[lines:] if line["kind"] in kept]
         write_text(self.path, "".join(map(_dump, found)))
         self.lines = len(found)
         self.file = self.path.open("a", encoding="utf-8", newline="\n")
@@ -86,17 +85,26 @@ class JsonLines(Sink):
         self.file.close()
 
 
-def read_log(folder: Path) -> list[dict[str, Any]]:
-    """The complete lines. Only a line feed ends one: samples may contain U+2028, where `splitlines` would split."""
+def read_log(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """The complete lines, of one kind or of all; none before there is a log.
+
+    Only a line feed ends a line: samples may contain U+2028, where `splitlines` would split.
+    """
     lines = []
-    for text in (folder / LOG).read_bytes().split(b"\n")[:-1]:
+    content = (folder / LOG).read_bytes() if (folder / LOG).exists() else b""
+    for text in content.split(b"\n")[:-1]:
         try:
             line = json.loads(text)
         except ValueError:
             continue
-        if isinstance(line, dict) and "step" in line:
+        if isinstance(line, dict) and "step" in line and kind in (None, line["kind"]):
             lines.append(line)
     return lines
+
+
+def seconds_of(line: Mapping[str, Any]) -> float:
+    """The time that a line about training is about."""
+    return line["tokens"] / (line["tokens_per_second"] or math.inf)
 
 
 def _dump(line: Mapping[str, Any]) -> str:
@@ -126,7 +134,7 @@ class TensorBoard(Sink):
         for line in [] if is_validated else lines:
             self.write(line)
 
-    def rewind(self, step: int, lines: int | None) -> None:
+    def rewind(self, step: int, lines: int) -> None:
         self.writer.close()
         self._open(step)
 

@@ -59,7 +59,7 @@ class Display(Sink):
         else:
             self.bar.update(self.bar.task_ids[0], completed=step, description=text)
 
-    def rewind(self, step: int, lines: int | None) -> None:
+    def rewind(self, step: int, lines: int) -> None:
         self._count_from(step)
 
     def close(self) -> None:
@@ -90,6 +90,8 @@ def describe(line: Mapping[str, Any], max_steps: int, left: timedelta | None) ->
         )
     if kind == "validation":
         scores = "".join(f"  {name} {value:.2f}" for name, value in line.items() if name in ("bleu", "chrf"))
+        by_direction = [f"{name[5:]} {value:.2f}" for name, value in line.items() if name.startswith("bleu/")]
+        scores += f"  (bleu {', '.join(by_direction)})" if by_direction else ""
         best = "  (best so far)" if line["is_best"] else ""
         return f"{where}  validation: loss {line['loss']:.3f}  ppl {line['ppl']:.2f}{scores}{best}"
     return f"{where}  {kind}: {line.get('text', '')}"

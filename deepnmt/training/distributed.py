@@ -6,7 +6,6 @@ does not fit, and may compute its gradients with any engine (a replayed CUDA gra
 Sharded (FSDP2): parameters, gradients and optimiser state are spread over the ranks, layer by layer.
 """
 
-import os
 import secrets
 import sys
 import time
@@ -27,6 +26,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 from torch.utils.hooks import RemovableHandle
 
+from deepnmt.devices import torchrun_ranks
 from deepnmt.errors import InputError, RunError
 from deepnmt.progress import say
 
@@ -229,8 +229,8 @@ def _divide(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
 @contextmanager
 def join_world(device: str, timeout_seconds: int) -> Iterator[World]:
     """The world described by torchrun's environment, or a world of one; an error on one rank ends them all."""
-    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    place = _device(device, int(os.environ.get("LOCAL_RANK", "0")))
+    rank, size, local_rank = torchrun_ranks()
+    place = _device(device, local_rank)
     world = World(rank, size, place)
     if size == 1:
         yield world

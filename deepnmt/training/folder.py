@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from deepnmt import __version__
-from deepnmt.config import Recipe, read_table
+from deepnmt.config import Recipe
 from deepnmt.data.dataset import Dataset
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.errors import InputError
 from deepnmt.files import read_json, write_json, write_text
-from deepnmt.settings import from_table, to_table, to_toml
+from deepnmt.settings import to_table, to_toml
 from deepnmt.training.lock import LOCK
 
 RECIPE, ABOUT, CHECKPOINTS, MODEL = "recipe.toml", "run.json", "checkpoints", "model"
@@ -89,13 +89,6 @@ def write_folder(folder: Path, recipe: Recipe, dataset: Dataset, start: Path | N
     # What a kill left half-written: only the holder of the lock may remove it.
     for leftover in [*folder.glob(".*.partial*"), *(folder / CHECKPOINTS).glob(".*")]:
         shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
-
-
-def read_recipe(folder: Path) -> Recipe:
-    try:
-        return from_table(Recipe, read_table(folder / RECIPE))
-    except InputError as error:
-        raise InputError(f"{folder / RECIPE}: {error}") from error
 
 
 def read_about(folder: Path) -> dict[str, Any]:

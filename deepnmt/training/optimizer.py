@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deepnmt.training.adam import KernelAdam, begun
+from deepnmt.training.adam import KernelAdam, adam_state
 from deepnmt.training.config import TrainingConfig
 from deepnmt.training.distributed import World
 from deepnmt.training.muon import Muon
@@ -143,6 +143,6 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     assert len(named) == len(mine), "a sharded module is in one piece: its parameters are not the optimiser's"
     tensors = {}
     for name, parameter in named:
-        state = begun(optimizer.state[parameter], parameter)
+        state = adam_state(optimizer.state[parameter], parameter)
         tensors.update({f"{kind}/{name}": tensor for kind, tensor in state.items()})
     return tensors

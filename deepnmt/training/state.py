@@ -34,7 +34,7 @@ class PlainState:
     best_scores: list[float] = field(default_factory=list)  # as many as checkpoints are kept for their score
     stale: int = 0  # validations since the best one
     strikes: int = 0  # consecutive signs that the model does not learn
-    log_lines: int | None = 0  # of log.jsonl when this was saved; None in checkpoints from before that was stored
+    log_lines: int = 0  # of log.jsonl when this was saved
 
 
 @dataclass(kw_only=True)
@@ -82,13 +82,12 @@ class TrainingState(PlainState):
         }
 
     def restore(self, stored: Mapping[str, Any], data: StreamState | None) -> None:
-        # Checkpoints from before scores had a measure count as being of this one.
-        kept = {"measure"} if stored.get("measure", self.measure) == self.measure else {"measure", *SCORED}
+        kept = {"measure"} if stored["measure"] == self.measure else {"measure", *SCORED}
         for name in {plain.name for plain in fields(PlainState)} - kept:
-            setattr(self, name, stored.get(name))
+            setattr(self, name, stored[name])
         self.data, self.saved_step = data, self.step
         self.window.copy_(torch.tensor(stored["window"], dtype=torch.float64))
         self.loss_scale.load(stored["loss_scale"])
-        room = stored.get("split_room")
+        room = stored["split_room"]
         self.splitter.limit, self.splitter.room = stored["split_limit"], None if room is None else (room[0], room[1])
         self.failed_at.fill_(-1)

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from deepnmt.config import Recipe
 from deepnmt.data.batching import held_out_batches
-from deepnmt.data.dataset import Dataset
+from deepnmt.data.dataset import Dataset, Direction
 from deepnmt.progress import say
 from deepnmt.training.config import Metric
 from deepnmt.training.distributed import World, in_one_piece, is_sharded
@@ -23,13 +24,14 @@ SAMPLES = 3  # translations that are logged with each validation
 
 @dataclass(frozen=True)
 class TextMetrics:
-    """What validation needs from the rooms above: how to translate with a model, and how to score translations.
+    """What validation needs from the rooms above: how to translate with a model between two languages, and how to
+    score translations into a language.
 
     `score` returns metrics by name, each with its `value` and `signature`.
     """
 
-    translate: Callable[[Any, list[str]], list[str]]
-    score: Callable[[list[str], list[str]], Mapping[str, Any]]
+    translate: Callable[[Any, tuple[str, str], list[str]], list[str]]
+    score: Callable[[list[str], list[str], str], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -62,16 +64,15 @@ class Validator:
         self.objective, self.world, self.beam = objective, world, config.validation_beam
         self.batches = held_out_batches(dataset.valid, recipe.batching.tokens_per_batch, longest)
         count = config.validation_lines
-        text = dataset.valid_text if count != 0 else None
-        self.sources, self.references = (lines[:count] for lines in text or ([], []))
-        self.metrics = metrics if self.sources else None
+        self.directions = [direction.first(count) for direction in dataset.valid_directions] if count != 0 else []
+        self.metrics = metrics if self.directions else None
         digest = hashlib.blake2b(digest_size=4)
         for side in dataset.valid.sides:
             digest.update(side.ids.tobytes() + side.offsets.tobytes())
         how = f"loss|smoothing:{config.label_smoothing}"
         if self.metrics is not None and config.best_by != "loss":
             how = f"{config.best_by}|beam:{self.beam}|length_penalty:{recipe.decoding.length_penalty}"
-            how += f"|lines:{len(self.sources)}"
+            how += f"|lines:{sum(len(direction.source) for direction in self.directions)}"
         self.measure = f"{how}|valid:{digest.hexdigest()}"
         left_out = len(dataset.valid) - sum(len(batch.sentences) for batch in self.batches)
         if left_out and world.is_main:
@@ -85,20 +86,31 @@ class Validator:
         matrices = {name: matrix for name, matrix in learned.items() if matrix is not None}
         if self.metrics is None:
             return Validation(loss, nll, matrices=matrices)
-        translate = partial(self.metrics.translate, model)
+        values: dict[str, dict[str, float]] = {}
+        signatures: dict[str, str] = {}
+        samples = []
+        for direction in self.directions:
+            hypotheses = self._translate(model, direction, self.metrics)
+            samples.append(list(zip(direction.source, hypotheses, direction.target, strict=True)))
+            name = "-".join(direction.languages)
+            for metric, score in self.metrics.score(hypotheses, direction.target, direction.languages[1]).items():
+                values.setdefault(metric, {})[name] = score.value
+                signatures[f"{metric}/{name}"] = f"{score.signature}|beam:{self.beam}"
+        scores = {metric: fmean(found.values()) for metric, found in values.items()}
+        if len(self.directions) == 1:
+            signatures = {name.partition("/")[0]: signature for name, signature in signatures.items()}
+        else:
+            scores |= {f"{metric}/{name}": value for metric, found in values.items() for name, value in found.items()}
+            signatures |= {metric: f"mean of {', '.join(found)}" for metric, found in values.items()}
+        shown = [sample for row in zip(*samples, strict=False) for sample in row][:SAMPLES]
+        return Validation(loss, nll, scores, signatures, shown, matrices)
+
+    def _translate(self, model: nn.Module, direction: Direction, metrics: TextMetrics) -> list[str]:
+        translate = partial(metrics.translate, model, direction.languages)
         with in_one_piece(self.objective), self.objective.autocast(self.world.device):
             # Sharded ranks must all do the same; others share the lines.
             alone = is_sharded(self.objective)
-            hypotheses = translate(self.sources) if alone else self.world.spread(translate, self.sources)
-        scores = self.metrics.score(hypotheses, self.references)
-        return Validation(
-            loss,
-            nll,
-            {name: score.value for name, score in scores.items()},
-            {name: f"{score.signature}|beam:{self.beam}" for name, score in scores.items()},
-            list(zip(self.sources, hypotheses, self.references, strict=True))[:SAMPLES],
-            matrices,
-        )
+            return translate(direction.source) if alone else self.world.spread(translate, direction.source)
 
     @torch.no_grad()
     def _mean_loss(self) -> tuple[float, float]:

@@ -128,6 +128,23 @@ def test_prepared_text_begins_with_the_tags(folder, tmp_path):
         assert pair.target.decode(first[1]) == "an old tree"
 
 
+def test_a_model_is_fine_tuned_in_several_directions(folder, tmp_path):
+    for name, line in (("a", "the small house"), ("b", "an old tree")):
+        (tmp_path / name).write_text("".join(f"{line} {number}\n" for number in range(20)), encoding="utf-8")
+    directions = {
+        ("eng_Latn", "deu_Latn"): (tmp_path / "a", tmp_path / "b"),
+        ("jpn_Jpan", "eng_Latn"): (tmp_path / "b", tmp_path / "a"),
+    }
+    data = deepnmt.prepare(directions=directions, hold_out=2, tokenizer=folder, out=tmp_path / "DATASET", workers=1)
+    for languages in directions:
+        corpus, pair = data.train["-".join(languages)], data.tokenizers.for_languages(*languages)
+        firsts = [int(side[0][0]) for side in corpus.sides]
+        assert firsts == [*pair.source.opening(languages[0]), *pair.target.opening(languages[1])]
+    settings = {"training.max_steps": 2, "training.tensorboard": False, "training.warmup_steps": 1}
+    run = deepnmt.train(None, data, tmp_path / "RUN", from_model=folder, overrides=settings, device="cpu")
+    assert {"bleu/eng_Latn-deu_Latn", "bleu/jpn_Jpan-eng_Latn", "bleu"} <= set(run.scores)
+
+
 def test_codes_of_three_letters_are_languages_too():
     assert [base_language(code) for code in ("eng_Latn", "zho_Hans", "deu", "de-AT", "ace_Arab")] == [
         *("en", "zh", "de", "de", "ace"),

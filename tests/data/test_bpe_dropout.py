@@ -206,7 +206,7 @@ def epoch(folder, rank, world_size, position=0):
     digest, lines = hashlib.sha256(), []
     for index in range(position, stream.updates_per_epoch(1)):
         update = stream.update(1, index)
-        lines.append(f"{index} {update.num_target_tokens} {update.num_source_tokens} {update.num_sentences}")
+        lines.append(f"{index} {update.num_target_tokens} {update.num_source_tokens}")
         for batch in update.batches:
             digest.update(batch.source.numpy().tobytes() + batch.target_output.numpy().tobytes())
     return [*lines, digest.hexdigest()]

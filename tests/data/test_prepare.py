@@ -455,7 +455,7 @@ def test_a_dataset_that_another_process_made_meanwhile_stays(tmp_path: Path, mon
         (tmp_path / "data").mkdir()
         write_json(tmp_path / "data" / "dataset.json", {})
 
-    monkeypatch.setattr(preparing.HeldOut, "write", make_another)
+    monkeypatch.setattr(preparing, "write_held_out", make_another)
     with pytest.raises(InputError, match="already exists"):
         make(tmp_path, english_german(50), english_german(5, seed=1))
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["dataset.json"]

@@ -12,7 +12,7 @@ from deepnmt.errors import InputError
 from deepnmt.model.connections import CONNECTIONS
 from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.reproduction.experiment import EXPERIMENTS
-from deepnmt.reproduction.runs import Budget, choose, count_parameters, estimate, plan_runs, set_budget
+from deepnmt.reproduction.runs import Budget, Plan, choose, count_parameters, estimate
 from deepnmt.reproduction.scales import PAPER_DIM, SCALES
 from deepnmt.settings import to_table
 
@@ -23,7 +23,7 @@ PAPER = {name: experiment for name, experiment in EXPERIMENTS.items() if name !=
 @cache
 def planned(name, scale, seeds=1, budget=None, settings=()):
     budget = budget or Budget(SCALES[scale].tokens, None)
-    return plan_runs({name: PAPER[name]}, SCALES[scale], seeds, budget, settings)
+    return Plan(experiments={name: PAPER[name]}, scale=SCALES[scale], seeds=seeds, settings=settings).runs(budget)
 
 
 @mark.parametrize("name", PAPER)
@@ -118,7 +118,8 @@ def test_the_tiny_models_have_as_many_parameters_as_the_published_one():
 
 def test_arms_of_several_experiments_that_are_the_same_are_one_run():
     experiments = {name: PAPER[name] for name in ("table1", "figure4", "trainability")}
-    runs = plan_runs(experiments, SCALES["multi30k"], 1, Budget(SCALES["multi30k"].tokens))
+    plan = Plan(experiments=experiments, scale=SCALES["multi30k"], seeds=1)
+    runs = plan.runs(Budget(SCALES["multi30k"].tokens))
     shared = [run for run in runs if len(run.uses) == 3]
     assert [use.label for use in shared[0].uses] == ["pre Base", "Transformer 6L", "pre 6L"]
     assert len(runs) < sum(len(SCALES["multi30k"].arms(e)) for e in experiments.values())
@@ -156,8 +157,7 @@ def test_settings_of_the_call_are_for_every_arm():
 
 
 def budget(name, scale, minutes=None, tokens=None):
-    plan = lambda b: planned(name, scale, budget=b)  # noqa: E731
-    return set_budget({name: PAPER[name]}, SCALES[scale], plan, "cuda", tokens=tokens, minutes=minutes)
+    return Plan(experiments={name: PAPER[name]}, scale=SCALES[scale], seeds=1).budget("cuda", tokens, minutes)
 
 
 def test_minutes_give_every_run_as_many_tokens_as_fit():

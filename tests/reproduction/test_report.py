@@ -12,7 +12,7 @@ from deepnmt.reproduction.document import chart, write_report
 from deepnmt.reproduction.experiment import at_rates
 from deepnmt.reproduction.report import report
 from deepnmt.reproduction.results import Figure, read_results, refresh
-from deepnmt.reproduction.significance import add_p_values
+from deepnmt.reproduction.scoring import add_p_values
 from deepnmt.reproduction.study import Study, TestSet
 
 

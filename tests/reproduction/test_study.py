@@ -90,7 +90,7 @@ def test_a_killed_study_goes_on_where_it_was_and_is_reported(done):
     assert "Not run yet: DLCL." in done.early, "what there is can be looked at"
     assert (done.first / "train.json").stat().st_mtime_ns == done.before, "what was done is not done again"
     assert read_log(done.second / "training")[0] == done.logged, "a run that had begun goes on, times included"
-    assert read_step(done.second / "train.json")["steps"] == 40
+    assert read_step(done.second, "train")["steps"] == 40
 
     results = json.loads(done.results)
     assert [(run["arm"], run["seed"]) for run in results["runs"]] == [
@@ -381,7 +381,7 @@ def test_a_run_that_diverges_is_done_and_failed(tmp_path, fake_setup):
 
     place, run = fake_setup(diverges), run_of_recipe()
     do_run(run, place)
-    found = read_step(tmp_path / "runs" / "run" / "train.json")
+    found = read_step(tmp_path / "runs" / "run", "train")
     assert (found["status"], found["reason"]) == ("failed", "diverged at step 7")
     assert next_step(run, place.study) is None
 
@@ -396,8 +396,8 @@ def test_an_error_in_one_run_does_not_cost_the_others(tmp_path, fake_setup, caps
     first, second = (replace(run_of_recipe(), name=name) for name in ("first", "second"))
     with raises(RunError, match="1 of 2 runs ended with an error: first: ValueError: no kernel"):
         work([first, second], fake_setup(breaks))
-    assert next_step(first, Study(tmp_path)) == "train.json"
-    assert read_step(tmp_path / "runs" / "second" / "train.json")["status"] == "failed"
+    assert next_step(first, Study(tmp_path)) == "train"
+    assert read_step(tmp_path / "runs" / "second", "train")["status"] == "failed"
     assert "Traceback" in capsys.readouterr().err
 
 
@@ -423,14 +423,14 @@ def test_a_run_of_which_only_small_files_were_copied_is_done_if_it_was_decoded(t
     study, run = Study(tmp_path), run_of_recipe()
     folder = study.runs / run.name
     write_json(folder / "train.json", {"status": "done"})
-    assert next_step(run, study) == "train.json", "there is nothing to decode with"
+    assert next_step(run, study) == "train", "there is nothing to decode with"
     (folder / "model").mkdir()
-    assert next_step(run, study) == "decode.json"
+    assert next_step(run, study) == "decode"
     (folder / "model").rmdir()
     write_json(folder / "decode.json", {"tests": {"test": {}}})
     assert next_step(run, study) is None
     study.keep_tests([TestSet(name, ["a"], [["b"]]) for name in ("test", "news")])
-    assert next_step(run, study) == "train.json"
+    assert next_step(run, study) == "train"
 
 
 def test_a_run_that_is_trained_again_and_killed_is_not_done(tmp_path, fake_setup):
@@ -446,7 +446,7 @@ def test_a_run_that_is_trained_again_and_killed_is_not_done(tmp_path, fake_setup
     write_json(folder / "scores.json", {"test": {}})
     with raises(KeyboardInterrupt):
         do_run(run, place)
-    assert next_step(run, place.study) == "train.json" and not (folder / "scores.json").exists()
+    assert next_step(run, place.study) == "train" and not (folder / "scores.json").exists()
 
 
 def test_a_run_that_was_told_to_stop_is_not_done(tmp_path, fake_setup):
@@ -457,7 +457,7 @@ def test_a_run_that_was_told_to_stop_is_not_done(tmp_path, fake_setup):
     place, run = fake_setup(stops), run_of_recipe()
     with raises(SystemExit):
         do_run(run, place)
-    assert next_step(run, place.study) == "train.json"
+    assert next_step(run, place.study) == "train"
     assert (tmp_path / "runs" / "run" / "training" / "checkpoints").is_dir()
 
 

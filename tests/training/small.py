@@ -60,7 +60,7 @@ def corpus(pairs: int = 120, seed: int = 0) -> Corpus:
 def dataset(train: Corpus | None = None, valid: Corpus | None = None) -> Dataset:
     """What `Dataset.open` returns, with corpora in memory."""
     corpora = {"train": train or corpus()}
-    return Dataset(TOKENIZERS, {"train": [{"name": "train"}]}, corpora, valid or corpus(10, seed=1), None)
+    return Dataset(TOKENIZERS, {"train": [{"name": "train"}], "valid": {}}, corpora, valid or corpus(10, seed=1), None)
 
 
 @contextmanager

@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint
 from processes import SECONDS
 from ranks import free_port, run_ranks
 from safetensors.torch import load_file
@@ -154,26 +152,6 @@ def test_sharded_checkpoint_is_that_of_one_rank(sharded, one_rank):
     for name in ("model.safetensors", "optimizer.safetensors"):
         found, wanted = load_file(folder / name), load_file(other / name)
         assert {key: t.shape for key, t in found.items()} == {key: t.shape for key, t in wanted.items()}
-
-
-def test_optimizer_in_shards_is_still_read(sharded, tmp_path):
-    """As sharded runs stored it at first."""
-    shutil.copytree(sharded, tmp_path / "run")
-    folder = tmp_path / "run" / "checkpoints" / "step-00000012"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.distributed.checkpoint.save(
-            load_file(folder / "optimizer.safetensors"), checkpoint_id=folder / "shards", no_dist=True
-        )
-    whole = tmp_path / "whole"
-    shutil.copytree(sharded, whole)
-    (folder / "optimizer.safetensors").unlink()
-    manifest = json.loads((folder / "manifest.json").read_text())
-    del manifest["sha256"]["optimizer.safetensors"]
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    for run in (tmp_path / "run", whole):
-        train_alone(run, replace(FEW, max_steps=14))
-    assert losses(tmp_path / "run") == losses(whole)
 
 
 def test_run_resumes_with_another_number_of_ranks(tmp_path, one_rank):

@@ -197,18 +197,18 @@ def test_torn_line_of_the_log_is_dropped(tmp_path):
     run_to_end(tmp_path, replace(CONFIG, max_steps=6))
     with (tmp_path / "log.jsonl").open("a") as file:
         file.write('{"kind": "train", "step": 9}\n{"kind": "tra')
-    JsonLines(tmp_path, 6, None).close()
+    JsonLines(tmp_path, lines=len(read_log(tmp_path)) - 1).close()
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["kind"] == "train"] == [3, 6]
 
 
 def test_lines_of_the_log_end_only_at_a_line_feed(tmp_path):
     """A validation sample may hold any character, those that `str.splitlines` takes for the end of a line too."""
-    log = JsonLines(tmp_path, 0, 0)
+    log = JsonLines(tmp_path, 0)
     log.write({"kind": "validation", "step": 3, "samples": ["one\u2028two\x85three\x1cfour", "é\r"]})
     log.close()
     before = (tmp_path / "log.jsonl").read_bytes()
-    JsonLines(tmp_path, 3, 1).close()
+    JsonLines(tmp_path, 1).close()
     assert (tmp_path / "log.jsonl").read_bytes() == before
     assert [line["step"] for line in read_log(tmp_path)] == [3]
 

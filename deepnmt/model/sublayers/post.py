@@ -14,6 +14,7 @@ class PostNorm(Sublayer):
 
     Config = PostNormConfig
     placement = "post"
+    grows = True
 
     def forward(self, x: Tensor, function: Branch, layer_input: Tensor) -> Tensor:
         return self.norm(x + self.branch(function, x))

@@ -15,6 +15,7 @@ class PreNorm(Sublayer):
 
     Config = PreNormConfig
     placement = "pre"
+    grows = True
 
     def forward(self, x: Tensor, function: Branch, layer_input: Tensor) -> Tensor:
         x, normed = beside(x, self.norm)

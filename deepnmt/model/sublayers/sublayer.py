@@ -62,6 +62,7 @@ class Sublayer(nn.Module):
     norms_result: ClassVar[bool] = True  # a norm of the stack's result, where `placement` is pre
     norms_inside: ClassVar[bool] = False  # a norm before the last matrix of self-attention and feed-forward
     learns_factors: ClassVar[bool] = False  # `weight`, a number or one for each dimension
+    grows: ClassVar[bool] = False  # its constants, start and norms do not depend on the depth of the stack
     starts_from_data: ClassVar[bool] = False  # `start_from` completes the initialisation
     folds_into: ClassVar[NormPlacement | None] = None  # the plain scheme of `fold_into`
     folds_through_norms: ClassVar[bool] = False  # only where a sub-layer's input is the norm of the one below
