@@ -30,7 +30,7 @@ Blocks = Sequence[KeysValues]  # keys and values of each are (B, heads, slots, h
 class Cache:
     """The slots of F families of K hypotheses each, and the keys and values of their sources.
 
-    The F / B families of a sentence follow each other: a beam is one family, each sample is one. Masks are 0 where a
+    The families of a sentence follow each other: a beam is one family, each sample is one. Masks are 0 where a
     hypothesis may attend and -inf elsewhere.
     """
 
@@ -38,6 +38,7 @@ class Cache:
     lineage: Tensor  # (F, K, slots): 0 where the slot belongs to an ancestor of the hypothesis
     memory: list[KeysValues]  # for each decoder layer, a slot for each source position
     source_mask: Tensor  # (B, 1, 1, source length): -inf at padding
+    families: int = 1  # of each sentence
     length: int = 0  # positions decoded
     places: Tensor | None = None  # (F, 1, slots): the position of each slot, for relative positions
     block_slots: int = 0  # how many a block may hold; 0: every position begins a new one
@@ -47,11 +48,6 @@ class Cache:
     @property
     def beam(self) -> int:
         return self.lineage.shape[1]
-
-    @property
-    def families(self) -> int:
-        """Of each sentence."""
-        return len(self.lineage) // len(self.source_mask)
 
     def reorder(self, rows: Tensor) -> "Cache":
         """The cache in which row i continues row rows[i]. Row = family * K + k; rows stay in their family."""

@@ -149,6 +149,7 @@ class Transformer(nn.Module):
             lineage=mask.new_empty(rows, beam, 0),
             memory=memory,
             source_mask=mask.masked_fill(source.padding, -torch.inf)[:, None, None, :],
+            families=families,
             places=source.ids.new_empty(rows, 1, 0) if self.is_relative else None,
             block_slots=BLOCK_SLOTS.get(device.type, BLOCK_SLOTS["cpu"]),
             need_attention=need_attention,
