@@ -53,14 +53,20 @@ def remove_leftovers(path: Path) -> None:
     """Remove what killed processes of this host left next to `path`, but nothing of a running process."""
     for aside in path.parent.glob(f".{escape(path.name)}.*.partial"):
         match = re.fullmatch(r"(\w+)-(\d+)-\w+", aside.name.split(".")[-2])  # host, process and a random part
-        if match and match[1] == _host():
-            try:
-                os.kill(int(match[2]), 0)
-            except ProcessLookupError:
-                with suppress(OSError):  # another process may be removing it too
-                    _remove(aside)
-            except PermissionError:  # it runs, for another user
-                continue
+        if match and match[1] == _host() and not is_running(int(match[2])):
+            with suppress(OSError):  # another process may be removing it too
+                _remove(aside)
+
+
+def is_running(process: int) -> bool:
+    """Whether a process of this host, by its number, still runs."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is another user's
+        pass
+    return True
 
 
 def _host() -> str:

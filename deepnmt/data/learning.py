@@ -4,6 +4,7 @@ import io
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,4 @@ def _of_file(path: Path, preprocessor: Preprocessor, tags: tuple[str, ...]) -> T
 def _with_tags(tokenizer: Tokenizer, tags: tuple[str, ...]) -> Tokenizer:
     """Append new tags to the vocabulary, so that existing ids keep their meaning."""
     new = [tag for tag in tags if tag not in tokenizer.tags]
-    listed = [*tokenizer.tags, *new]
-    given = tokenizer.subwords, tokenizer.preprocessor, listed, tokenizer.languages, tokenizer.begin
-    return Tokenizer(*given, untagged=tokenizer.untagged)
+    return replace(tokenizer, tags=[*tokenizer.tags, *new], ends=True)  # as datasets are written

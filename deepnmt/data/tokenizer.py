@@ -99,6 +99,7 @@ class LanguageTags:
     tags: dict[str, str]  # by language
 
 
+@dataclass(eq=False, repr=False)
 class Tokenizer:
     """decode(encode(text)) == normalise(text) for any text, unless the vocabulary has no byte fallback.
 
@@ -108,24 +109,21 @@ class Tokenizer:
     languages of this side, if there are several without tags.
     """
 
+    subwords: Subwords
+    preprocessor: Preprocessor
+    tags: Sequence[str] = ()
+    languages: LanguageTags | None = None
+    begin: str = ""
+    ends: bool = True
+    untagged: Sequence[str] = ()
     bos_id, pad_id, eos_id, unk_id = BOS, PAD, EOS, UNK
 
-    def __init__(
-        self,
-        subwords: Subwords,
-        preprocessor: Preprocessor,
-        tags: Sequence[str] = (),
-        languages: LanguageTags | None = None,
-        begin: str = "",
-        ends: bool = True,
-        untagged: Sequence[str] = (),
-    ) -> None:
-        self.subwords, self.preprocessor, self.tags = subwords, preprocessor, tuple(tags)
-        self.languages, self.begin, self.ending = languages, begin, [EOS] if ends else []
-        self.untagged = tuple(untagged)
-        self._first_tag = len(subwords.pieces)
+    def __post_init__(self) -> None:
+        self.tags, self.untagged = tuple(self.tags), tuple(self.untagged)
+        self.ending = [EOS] if self.ends else []
+        self._first_tag = len(self.subwords.pieces)
         self._tag_ids = {tag: number for number, tag in enumerate(self.tags, start=self._first_tag)}
-        self._silent = {self._tag_ids[tag] for tag in languages.tags.values()} if languages else set()
+        self._silent = {self._tag_ids[tag] for tag in self.languages.tags.values()} if self.languages else set()
 
     @property
     def language(self) -> str:
@@ -159,10 +157,7 @@ class Tokenizer:
     def for_language(self, language: str, announced: str | None = None) -> "Tokenizer":
         """The tokeniser for one language, with the tag of the `announced` language before each text."""
         begin = self.languages.tags[announced] if self.languages and announced else ""
-        preprocessor = replace(self.preprocessor, language=language)
-        return Tokenizer(
-            self.subwords, preprocessor, self.tags, self.languages, begin, bool(self.ending), self.untagged
-        )
+        return replace(self, preprocessor=replace(self.preprocessor, language=language), begin=begin)
 
     def normalise(self, text: str) -> str:
         """The text after encoding and decoding."""
@@ -214,7 +209,7 @@ class Tokenizer:
             **asdict(self.preprocessor),
             "tags": list(self.tags),
             **({"languages": asdict(self.languages), "begin": self.begin} if self.languages else {}),
-            **({} if self.ending else {"ends": False}),
+            **({} if self.ends else {"ends": False}),
             **({"untagged": list(self.untagged)} if self.untagged else {}),
             **self.subwords.state(),
         }

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from deepnmt.errors import InputError
+from deepnmt.files import is_running
 
 LOCK = "lock.json"
 UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
@@ -76,15 +77,7 @@ def _is_at(file: TextIO, path: Path) -> bool:
 
 
 def _is_dead(holder: dict[str, Any]) -> bool:
-    if holder and holder["host"] != socket.gethostname():
-        return False
-    try:
-        os.kill(holder["pid"], 0)
-    except (ProcessLookupError, KeyError):
-        return True
-    except PermissionError:
-        return False
-    return False
+    return not holder or (holder["host"] == socket.gethostname() and not is_running(holder["pid"]))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
+from deepnmt.training.config import TrainingConfig
+from deepnmt.training.distributed import World
+
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # steep at zero: five rounds bring all but the smallest singular values near 1
 ROUNDS = 5
 ADAM_RMS = 0.2  # of Adam's usual update
@@ -38,34 +41,26 @@ def update_scale(rows: int, columns: int) -> float:
 class Muon(torch.optim.Optimizer):
     """`matrices` by M <- m M + (1 - m) G, W <- W - lr scale NS((1 - m) G + m M); all else by `adam`.
 
-    Matrices of one shape are orthogonalised together, in `dtype`; `spread` divides that work among the ranks. Like
-    torch's fused Adam, `step` divides by `grad_scale` and does nothing where `found_inf`, both on the device, so that
-    the host never waits.
+    Matrices of one shape are orthogonalised together, and the ranks divide that work. Like torch's fused Adam, `step`
+    divides by `grad_scale` and does nothing where `found_inf`, both on the device, so that the host never waits.
     """
 
     grad_scale: Tensor
     found_inf: Tensor
 
     def __init__(
-        self,
-        matrices: Iterable[nn.Parameter],
-        adam: torch.optim.Adam,
-        *,
-        lr: float,
-        rate_factor: float,
-        momentum: float,
-        weight_decay: float,
-        dtype: torch.dtype,
-        spread: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor],
+        self, matrices: Iterable[nn.Parameter], adam: torch.optim.Adam, config: TrainingConfig, world: World
     ) -> None:
         shapes: dict[torch.Size, list[nn.Parameter]] = {}
         for parameter in matrices:
             shapes.setdefault(parameter.shape, []).append(parameter)
         groups = [{"params": stack} for stack in shapes.values()]
-        defaults = {"lr": lr * rate_factor, "rate_factor": rate_factor, "momentum": momentum}
-        super().__init__(groups, {**defaults, "weight_decay": weight_decay})
-        self.stacks, self.dtype, self.spread = list(self.param_groups), dtype, spread
-        self.adam = adam
+        rate = config.matrix_lr or config.lr
+        options = {"momentum": config.momentum, "weight_decay": config.weight_decay}
+        super().__init__(groups, {"lr": rate, "rate_factor": rate / config.lr, **options})
+        self.stacks, self.adam, self.spread = list(self.param_groups), adam, world.spread_rows
+        in_half = world.device.type == "cuda" or config.precision == "bf16"
+        self.dtype = torch.bfloat16 if in_half else torch.float32
         self.param_groups += self.adam.param_groups  # the same dictionaries: a rate set here is set there
         self.state = self.adam.state
         for parameter in (parameter for stack in self.stacks for parameter in stack["params"]):

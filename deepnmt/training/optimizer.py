@@ -5,7 +5,7 @@ Clipping, unscaling and skipping are done inside the fused Adam kernel, through 
 
 import re
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -34,26 +34,10 @@ def build_optimizer(model: nn.Module, config: TrainingConfig, world: World) -> t
     ]
     groups = [group for group in groups if group["params"]]
     is_sharded = any(hasattr(p, "full_tensor") for p in trained.values())
-    adam = partial(
-        KernelAdam if world.device.type == "cuda" and not is_sharded else torch.optim.Adam,
-        fused=True,
-        decoupled_weight_decay=config.optimizer != "adam",
-        lr=config.lr,
-        betas=config.betas,
-        eps=config.eps,
-    )
-    if config.optimizer != "muon":
-        return adam(groups)
-    return Muon(
-        matrices.values(),
-        adam(groups),
-        lr=config.lr,
-        rate_factor=1.0 if config.matrix_lr is None else config.matrix_lr / config.lr,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-        dtype=torch.bfloat16 if world.device.type == "cuda" or config.precision == "bf16" else torch.float32,
-        spread=world.spread_rows,
-    )
+    kind = KernelAdam if world.device.type == "cuda" and not is_sharded else torch.optim.Adam
+    decoupled = config.optimizer != "adam"
+    adam = kind(groups, lr=config.lr, betas=config.betas, eps=config.eps, decoupled_weight_decay=decoupled, fused=True)
+    return Muon(matrices.values(), adam, config, world) if config.optimizer == "muon" else adam
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from deepnmt.data import prepare as preparing
 from deepnmt.data.dataset import CorpusWriter, Dataset
 from deepnmt.data.prepare_settings import PrepareSettings
 from deepnmt.errors import InputError
-from deepnmt.files import write_json
+from deepnmt.files import _host, write_json
 
 Pairs = list[tuple[str, str]]
 LANGUAGES = {"source_lang": "en", "target_lang": "de"}
@@ -528,7 +528,7 @@ def test_a_failure_midway_leaves_the_old_dataset_whole(
 def test_what_a_killed_call_left_is_cleared_away_by_the_next(tmp_path: Path) -> None:
     process = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     dead, alive, other = (
-        tmp_path / f".{name}.{number}.partial"
+        tmp_path / f".{name}.{_host()}-{number}-abcd.partial"
         for name, number in (("d[1]", int(process.stdout)), ("d[1]", os.getppid()), ("d1", int(process.stdout)))
     )
     for folder in (dead, alive, other):
