@@ -305,8 +305,9 @@ class Translator:
         growing = self._growing(batch, rules, config)
         sources = [padded(part, device=self.device) for part in zip(*(piece.sources for piece in batch), strict=True)]
         count = growing.last.shape[1]
-        width = (1, count) if isinstance(growing, Paths) else (count,)  # paths are never reordered
-        parts: list[Any] = [model.start(ids, *width) for model, ids in zip(self.prepared, sources, strict=True)]
+        beam, families = (1, count) if isinstance(growing, Paths) else (count, 1)  # paths are never reordered
+        models = zip(self.prepared, sources, strict=True)
+        parts: list[Any] = [model.start(ids, beam, families) for model, ids in models]
         if listed is not None:
             parts = [listed.state(part) for part in parts]
         step = steps[0] if len(parts) == 1 else partial(ensemble_step, steps)

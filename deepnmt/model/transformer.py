@@ -135,7 +135,7 @@ class Transformer(nn.Module):
         return result
 
     def start(self, encoded: Encoded, beam: int = 1, families: int = 1, need_attention: bool = False) -> Cache:
-        """A cache for families of `beam` hypotheses of each encoded (padded) sentence, nothing decoded yet."""
+        """A cache for `families` times `beam` hypotheses of each encoded (padded) sentence, nothing decoded yet."""
         source = encoded.source
         if not isinstance(source, PaddedSequences):
             raise TypeError("incremental decoding needs padded sources")
