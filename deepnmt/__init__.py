@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from deepnmt.api.export import export as export
     from deepnmt.api.inspect import inspect_curves as inspect_curves
     from deepnmt.api.inspect import inspect_gradients as inspect_gradients
+    from deepnmt.api.inspect import inspect_layers as inspect_layers
     from deepnmt.api.inspect import inspect_size as inspect_size
     from deepnmt.api.inspect import inspect_weights as inspect_weights
     from deepnmt.api.likelihood import likelihood as likelihood
@@ -54,6 +55,7 @@ _HOMES = {
     "export": "api.export",
     "inspect_curves": "api.inspect",
     "inspect_gradients": "api.inspect",
+    "inspect_layers": "api.inspect",
     "inspect_size": "api.inspect",
     "inspect_weights": "api.inspect",
     "likelihood": "api.likelihood",

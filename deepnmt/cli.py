@@ -32,7 +32,7 @@ COMMANDS = {
     "score": "score translations with BLEU, chrF and TER, each with its signature",
     "likelihood": "score given translations by their probability under a model (forced decoding)",
     "serve": "serve models over HTTP, with a web page for translating",
-    "inspect": "show a model's size, connection weights or gradients, or the learning curves of runs",
+    "inspect": "show a model's size, weights, layers or gradients, or the learning curves of runs",
     "bench": "measure how fast a recipe trains or generates on this machine",
     "convert": "convert another toolkit's model to a MODEL folder",
     "export": "export a MODEL to CTranslate2, Hugging Face or ONNX, and verify the export",

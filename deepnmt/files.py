@@ -1,10 +1,14 @@
-"""Atomic writes: files are written under a temporary name and renamed, so that a kill leaves nothing half-written."""
+"""Atomic writes: files are written under a temporary name and renamed, so that a kill leaves nothing half-written.
+
+Also locks, and the reading of JSON and TOML.
+"""
 
 import ctypes
+import errno
+import fcntl
 import hashlib
 import json
 import os
-import re
 import shutil
 import socket
 import tomllib
@@ -13,11 +17,12 @@ from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import IO, Any
 
 from deepnmt.errors import InputError
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
+WITHOUT_LOCKS = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
 
 
 @contextmanager
@@ -51,9 +56,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def remove_leftovers(path: Path) -> None:
     """Remove what killed processes of this host left next to `path`, but nothing of a running process."""
-    for aside in path.parent.glob(f".{escape(path.name)}.*.partial"):
-        match = re.fullmatch(r"(\w+)-(\d+)-\w+", aside.name.split(".")[-2])  # host, process and a random part
-        if match and match[1] == _host() and not is_running(int(match[2])):
+    beginning = f".{path.name}.{_host()}-"
+    for aside in path.parent.glob(f"{escape(beginning)}*.partial"):
+        process = aside.name.removeprefix(beginning).partition("-")[0]
+        if process.isdecimal() and not is_running(int(process)):
             with suppress(OSError):  # another process may be removing it too
                 _remove(aside)
 
@@ -70,8 +76,27 @@ def is_running(process: int) -> bool:
 
 
 def _host() -> str:
-    """A short name of this host: others may write to the same volume, with the same process numbers."""
-    return hashlib.blake2b(socket.gethostname().encode(), digest_size=3).hexdigest()
+    """A short name of this host, or container: others may write to the same volume, with the same process numbers."""
+    processes = ""
+    with suppress(OSError):
+        processes = str(Path("/proc/self/ns/pid").readlink())  # containers may share the name of their host
+    return hashlib.blake2b(os.fsencode(socket.gethostname() + processes), digest_size=3).hexdigest()
+
+
+def lock(file: IO[Any], *, wait: bool = False) -> bool:
+    """Lock an open file until it is closed; False if its file system has no locks.
+
+    Unless it may wait, raises BlockingIOError if another process has locked the file.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        if error.errno not in WITHOUT_LOCKS:
+            raise
+        return False
+    return True
 
 
 def _exchange(one: Path, other: Path) -> None:

@@ -76,7 +76,7 @@ def check_command(words: list[str]) -> None:
     except SystemExit:  # --help
         pass
     except InputError as error:
-        if not (is_partial and "arguments are required" in str(error)):
+        if not (is_partial and re.search(r"arguments are required|: expected .*\bargument", str(error))):
             raise AssertionError(f"deepnmt {shlex.join(words)}: {error}") from error
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 
 from pytest import fixture, mark, raises
 
@@ -100,7 +101,8 @@ def test_two_hosts_with_the_same_process_number_do_not_share_a_temporary_name(tm
 def test_leftovers_of_dead_processes_of_this_host_are_removed(tmp_path, write, monkeypatch):
     dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
     number, path = dead.stdout.strip(), tmp_path / "th[1]"
-    for name in (".th[1].notes.partial", f".th1.{number}.partial"):
+    others = [f".th[1].{number}.partial", ".th[1].notes.partial"]  # of `deepnmt translate`, which resumes them
+    for name in others:
         write(tmp_path / name, "half")
     with replacing(path) as running:
         here = running.name.replace(str(os.getpid()), number)
@@ -113,9 +115,22 @@ def test_leftovers_of_dead_processes_of_this_host_are_removed(tmp_path, write, m
         write(tmp_path / there, "half")
         monkeypatch.undo()
         remove_leftovers(path)
-        assert sorted(names(tmp_path)) == sorted(
-            [running.name, there, ".th[1].notes.partial", f".th1.{number}.partial"]
-        )
+        assert sorted(names(tmp_path)) == sorted([running.name, there, *others])
+
+
+def test_containers_that_share_the_name_of_their_host_are_told_apart(tmp_path, monkeypatch):
+    with replacing(tmp_path / "thing") as ours:
+        ours.touch()
+        monkeypatch.setattr(Path, "readlink", lambda path: Path("pid:[1]"))
+        with replacing(tmp_path / "thing") as theirs:
+            theirs.touch()
+    assert ours.name.split("-")[0] != theirs.name.split("-")[0]
+
+
+def test_the_name_of_a_host_may_be_any_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "b\udcfcro/1")
+    write_json(tmp_path / "thing", {})
+    assert names(tmp_path) == ["thing"]
 
 
 def replace_folder(path, content):

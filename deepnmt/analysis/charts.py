@@ -38,8 +38,15 @@ class Axes:
     log_y: bool = False
 
 
-def heat_map(matrix: heatmap.Matrix, rows: Sequence[str], columns: Sequence[str], title: str, mask: bool = True) -> str:
-    """One square per weight, small ones blank if `mask`; hovering shows every weight."""
+def heat_map(
+    matrix: heatmap.Matrix,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    title: str,
+    mask: bool = True,
+    joint: str = "←",
+) -> str:
+    """One square per weight, small ones blank if `mask`; hovering shows every weight, its names joined by `joint`."""
     shown = heatmap.shown(matrix, mask)
     colours = heatmap.Colours.of(shown)
     cell = max(14, min(34, 620 // max(len(columns), 1)))
@@ -55,7 +62,7 @@ def heat_map(matrix: heatmap.Matrix, rows: Sequence[str], columns: Sequence[str]
         for j, (value, drawn) in enumerate(zip(matrix[i], shown[i], strict=True)):
             if value:
                 fill = "#fff" if math.isnan(drawn) else colours.hex(drawn)
-                note = escape(f"{name} ← {columns[j]}: {value:.4f}")
+                note = escape(f"{name} {joint} {columns[j]}: {value:.4f}")
                 parts.append(
                     f"<rect x='{left + j * cell:g}' y='{y:g}' width='{cell}' height='{cell}' fill='{fill}' "
                     f"stroke='#fff' stroke-width='0.5'><title>{note}</title></rect>"

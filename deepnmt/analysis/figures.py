@@ -3,6 +3,7 @@
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +13,19 @@ from deepnmt.files import replacing, write_text
 ANCHORS = {"start": "left", "middle": "center", "end": "right"}
 
 
+def check_format(out: Path) -> None:
+    """Refuse a format that needs matplotlib where there is none: before a long measurement, not after it."""
+    if out.suffix in (".png", ".pdf") and find_spec("matplotlib") is None:
+        raise InputError(f"{out} needs matplotlib: pip install 'deepnmt[plot]' (or write .svg, .html or .csv)")
+
+
 def save_figure(svg: str, out: Path) -> None:
     """Write a picture; the file name selects the format."""
     if out.suffix == ".svg":
         write_text(out, svg + "\n")
         return
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        needed = f"{out} needs matplotlib: pip install 'deepnmt[plot]' (or write .svg, .html or .csv)"
-        raise InputError(needed) from error
+    from matplotlib.figure import Figure
+
     root = ElementTree.fromstring(svg)
     width, height = float(root.attrib["width"]), float(root.attrib["height"])
     figure = Figure(figsize=(width / 72, height / 72))  # a unit of the SVG is a point

@@ -62,10 +62,11 @@ def convert(
         raise ValueError(f"toolkit = {toolkit!r} must be one of {', '.join(FORMATS)}")
     check_out(out, overwrite, "a MODEL folder", META, CONFIG)
     dictionaries = {"--source-dict": source_dict, "--target-dict": target_dict}
-    subwords = {"--codes": codes, "--tokenizer": tokenizer}
+    subwords = {"--codes": codes, "--tokenizer": tokenizer, "--pretokenizer": pretokenizer}
+    given: dict[str, object] = {**dictionaries, **subwords, "--lowercase": lowercase}
     text: ForeignText | None = None
     if toolkit in TEXTS:
-        _refuse({**dictionaries, **subwords}, f"{toolkit}, whose folder has tokenisers")
+        _refuse(given, f"{toolkit}, whose folder has tokenisers")
         text = read_text(toolkit, checkpoint, source_lang, target_lang)
         model = convert_model(checkpoint, toolkit, text.numbering)
     else:
@@ -75,8 +76,8 @@ def convert(
         else:
             needed = {"--source-dict": source_dict, **needed}
         needed |= {"--source-lang": source_lang, "--target-lang": target_lang}
-        has_text = any(needed.values()) or target_dict is not None
-        _check_text(needed, {**subwords, "--pretokenizer": pretokenizer}, has_text)
+        has_text = any((given | needed).values())
+        _check_text(needed, subwords, has_text)
         foreign = FORMATS[toolkit](checkpoint)
         vocabularies, numbering = _vocabularies(foreign, source_dict, target_dict)
         model = rebuild(foreign, numbering)
@@ -163,7 +164,8 @@ def recognise(checkpoint: Path) -> str:
     if not checkpoint.exists():
         raise InputError(f"{checkpoint} does not exist")
     if not checkpoint.is_dir():
-        raise InputError(f"{checkpoint} is a file; name its format with --from {' or '.join(FORMATS)}")
+        formats = " or ".join(toolkit for toolkit in FORMATS if toolkit not in TEXTS)
+        raise InputError(f"{checkpoint} is a file; name its format with --from {formats}")
     if (checkpoint / "config.json").is_file():
         model_type = read_json(checkpoint / "config.json").get("model_type")
         if is_exported(checkpoint):
@@ -176,7 +178,7 @@ def recognise(checkpoint: Path) -> str:
         return "nllb" if toolkit == "m2m100" and not (checkpoint / "vocab.json").is_file() else toolkit
     if any(checkpoint.glob("*.npz")):
         return "marian"
-    if (checkpoint / PARAMETERS).is_file():
+    if (checkpoint / PARAMETERS).exists():
         return "sockeye"
     raise InputError(f"{checkpoint} is not a supported model: it has no config.json, .npz file or {PARAMETERS}")
 

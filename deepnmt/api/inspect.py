@@ -1,20 +1,28 @@
-"""`deepnmt.inspect_size`, `inspect_weights`, `inspect_gradients` and `inspect_curves`: of a model, a recipe or runs."""
+"""`deepnmt.inspect_size`, `inspect_weights`, `inspect_layers`, `inspect_gradients` and `inspect_curves`."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from deepnmt.analysis import gradients
 from deepnmt.analysis.config import GradientTrial
+from deepnmt.analysis.layers import LayerReport, measure_layers, num_passes
 from deepnmt.analysis.learning_curves import LearningCurves, read_curves
-from deepnmt.analysis.size import ModelSize, measure
+from deepnmt.analysis.size import ModelSize, describe, measure
 from deepnmt.analysis.training_speed import random_corpus, typical_lengths
 from deepnmt.analysis.weights import ConnectionWeights, read_weights
 from deepnmt.config import load_recipe
 from deepnmt.data.dataset import Dataset
+from deepnmt.data.tokenizer import TokenizerPair
+from deepnmt.decoding.likelihood import forced_batches
+from deepnmt.decoding.translator import check_vocabularies, check_weights
+from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
+from deepnmt.evaluation.scores import check_lengths
 from deepnmt.model.config import ModelConfig
-from deepnmt.model.storage import load_config, load_meta
+from deepnmt.model.storage import load_config, load_meta, load_model
 from deepnmt.progress import progress
+from deepnmt.text import read_lines
 
 RANDOM_SENTENCES, RANDOM_WORDS = 2000, 1000  # enough to see how far the gradient reaches
 
@@ -41,6 +49,47 @@ def inspect_weights(model: str | Path) -> list[ConnectionWeights]:
     if not Path(model).is_dir():
         raise InputError(f"{model} is not a MODEL folder; only a trained model has learned weights")
     return read_weights(Path(model))
+
+
+def inspect_layers(
+    model: str | Path,
+    source: str | Path,
+    reference: str | Path,
+    *,
+    lines: int = 200,
+    device: str | None = None,
+    source_lang: str | None = None,
+    target_lang: str | None = None,
+) -> LayerReport:
+    """What each layer of a MODEL contributes, on `lines` evenly spaced pairs of two files of raw text (0: all pairs).
+
+    The report has the increase of the loss without the layer, the difference between its input and its output, the loss
+    if the stack ended after it, and the similarity of the outputs of all layers.
+    """
+    if lines < 0:
+        raise InputError(f"lines = {lines} must be at least 0")
+    folder, texts, references = Path(model), read_lines(source), read_lines(reference)
+    check_lengths([(str(source), texts)], [(str(reference), references)])
+    count = min(lines or len(texts), len(texts))
+    sample = {i: (texts[i], references[i]) for i in (k * len(texts) // count for k in range(count))}
+    loaded = load_model(folder, choose_device(device))
+    tokenizers = TokenizerPair.load(folder)
+    check_vocabularies(folder, loaded.config, tokenizers)
+    check_weights(folder, loaded)
+    tokenizers = tokenizers.for_languages(source_lang, target_lang)
+    longest = loaded.config.position_limit or sys.maxsize
+    batches = list(forced_batches(tokenizers, sample, longest, loaded.output_weight.device))
+    with progress("layers", total=len(batches) * num_passes(loaded), unit="steps") as shown:
+        loss, stacks = measure_layers(loaded, batches, done=shown.advance)
+    return LayerReport(
+        model=str(model),
+        about=describe(loaded.config),
+        sentences=count,
+        source_subwords=sum(int((batch.source != loaded.config.pad_id).sum()) for batch in batches),
+        target_subwords=sum(int(batch.scored.sum()) for batch in batches),
+        loss=loss,
+        stacks=stacks,
+    )
 
 
 def inspect_gradients(

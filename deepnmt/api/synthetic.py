@@ -1,6 +1,5 @@
 """`deepnmt.backtranslate` and `deepnmt.distill`: synthetic parallel text, one side of which a model has written."""
 
-import fcntl
 import hashlib
 import json
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from deepnmt.decoding.lines import one_line
 from deepnmt.decoding.translator import Hypothesis, Translator, default_settings
 from deepnmt.devices import torchrun_ranks
 from deepnmt.errors import InputError
-from deepnmt.files import replacing
+from deepnmt.files import lock, replacing
 from deepnmt.progress import say
 from deepnmt.settings import from_table
 from deepnmt.text import check_readable, iterate_lines
@@ -36,7 +35,7 @@ class SyntheticText:
 
     def summary(self, kind: str) -> str:
         lines = "line" if self.left_out == 1 else "lines"
-        note = f" ({self.left_out:,} empty {lines} left out)" if self.left_out else ""
+        note = f" ({self.left_out:,} {lines} without a translation left out)" if self.left_out else ""
         return f"{self.pairs:,} pairs in {self.synthetic} ({kind}) and {self.given}{note}"
 
 
@@ -52,7 +51,8 @@ def backtranslate(model: str | Path, text: str | Path, out: str | Path, **option
     if "nbest" in options:
         raise InputError("backtranslate writes one translation per line: omit nbest")
     options.setdefault("sampling", "beam" not in options)
-    return synthesise([Path(model)], Path(text), Path(out), title="backtranslate", **options)
+    sides = "source", "target"
+    return synthesise([Path(model)], Path(text), Path(out), title="backtranslate", sides=sides, **options)
 
 
 def distill(
@@ -71,7 +71,7 @@ def distill(
     resuming and torchrun are as in `backtranslate`.
     """
     folders = [Path(folder) for folder in ([model] if isinstance(model, str | Path) else model)]
-    source, out = Path(source), Path(out)
+    source, out, sides = Path(source), Path(out), ("target", "source")
     check_text(source)
     if options.get("sampling"):
         raise InputError("distill writes the best translations: omit sampling")
@@ -80,16 +80,17 @@ def distill(
     if reference is None:
         if "nbest" in options:
             raise InputError(
-                "nbest is the number of translations to choose from by the reference: give the reference too"
+                f"nbest = {options['nbest']} needs a reference, by which one of the translations is chosen"
             )
-        return synthesise(folders, source, out, title="distill", **options)
+        return synthesise(folders, source, out, title="distill", sides=sides, **options)
     reference = Path(reference)
     check_text(reference)
     if (lines := count_lines(reference)) != (wanted := count_lines(source)):
         raise InputError(f"{reference} has {lines:,} lines but {source} has {wanted:,}; it needs one for each")
     settings = (default_settings(folders[0]) if folders else {}) | options
     options.setdefault("nbest", settings.get("beam", TranslationConfig.beam))
-    return synthesise(folders, source, out, _MostLike(reference).lines, title="distill", inputs=[reference], **options)
+    lines_of, inputs = _MostLike(reference).lines, [reference]
+    return synthesise(folders, source, out, lines_of, title="distill", sides=sides, inputs=inputs, **options)
 
 
 class _MostLike:
@@ -114,6 +115,7 @@ def synthesise(
     lines_of: LinesOf = PLAIN,
     *,
     title: str,
+    sides: tuple[str, str],
     inputs: Sequence[Path] = (),
     device: str | None = None,
     precision: str = "fp32",
@@ -124,9 +126,10 @@ def synthesise(
 ) -> SyntheticText | None:
     """Translate `text` and write `out`.LANGUAGE for both languages; resume an interrupted call.
 
-    `lines_of` chooses the one translation of a line, and `inputs` are the files that it reads. Under torchrun, each
-    rank translates its share of the chunks, and the last one to finish merges them; the others return None. The result
-    does not depend on the number of ranks.
+    If the languages are the same, `sides` replace them: of the translations and of the text. `lines_of` chooses the
+    one translation of a line, and `inputs` are the files that it reads. Under torchrun, each rank translates its share
+    of the chunks, and the last one to finish merges them; the others return None. The result does not depend on the
+    number of ranks.
     """
     from_table(TranslationConfig, (default_settings(models[0]) if models else {}) | settings)
     rank, world_size, local_rank = torchrun_ranks()
@@ -134,7 +137,7 @@ def synthesise(
         device = f"cuda:{local_rank % torch.cuda.device_count()}"
     translator = Translator(models, device, precision).for_languages(source_lang, target_lang)
     size = chunk_lines(chunk, translator.device.type)
-    finals = _finals(out, (text, *inputs), translator)
+    finals = _finals(out, sides, (text, *inputs), translator)
     languages = {} if source_lang is target_lang is None else {"languages": [source_lang, target_lang]}
     job = fingerprint(models, (text, *inputs), {**settings, "precision": precision, "chunk": size, **languages})
     digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:8]
@@ -154,12 +157,11 @@ def check_text(path: Path) -> None:
         raise InputError(f"{path} is empty")
 
 
-def _finals(out: Path, inputs: Sequence[Path], translator: Translator) -> tuple[Path, Path]:
-    """The files of the synthetic and of the given side, named by their languages."""
+def _finals(out: Path, sides: tuple[str, str], inputs: Sequence[Path], translator: Translator) -> tuple[Path, Path]:
+    """The files of the synthetic and of the given side, named by their languages, or else by their sides."""
     pair = translator.tokenizers[0]
-    synthetic, given = pair.target.language, pair.source.language
-    if synthetic == given:
-        synthetic, given = "source", "target"
+    languages = pair.target.language, pair.source.language
+    synthetic, given = sides if languages[0] == languages[1] else languages
     finals = out.with_name(f"{out.name}.{synthetic}"), out.with_name(f"{out.name}.{given}")
     for final in finals:
         if final.is_dir():
@@ -172,20 +174,19 @@ def _finals(out: Path, inputs: Sequence[Path], translator: Translator) -> tuple[
 
 def _merge_if_last(text: Path, shards: list[Path], finals: tuple[Path, Path], size: int) -> SyntheticText | None:
     """Merge the shards once all exist. The lock lets one rank check at a time, so the last to finish sees all."""
-    lock = finals[0].with_name(f".{finals[0].name}.lock")
-    with lock.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    path = finals[0].with_name(f".{finals[0].name}.lock")
+    with path.open("w") as held:
+        lock(held, wait=True)
         missing = sum(not shard.exists() for shard in shards)
         if missing == len(shards):  # another rank has merged them
-            lock.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
             return None
         if missing:
             say(f"this rank is done; {missing} of {len(shards)} are not finished yet")
             return None
         pairs, left_out = _merge(text, shards, finals, size)
-        for shard in shards:
-            shard.unlink()
-        lock.unlink(missing_ok=True)
+        for done in (*shards, path):
+            done.unlink(missing_ok=True)
     return SyntheticText(synthetic=finals[0], given=finals[1], pairs=pairs, left_out=left_out)
 
 

@@ -1,4 +1,4 @@
-"""`deepnmt inspect`: size, connection weights and gradients of a model or recipe, and the learning curves of runs."""
+"""`deepnmt inspect`: size, weights, layers and gradients of a model or recipe, and the learning curves of runs."""
 
 import argparse
 import json
@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deepnmt.analysis.config import GradientTrial
-from deepnmt.commands.options import OVERRIDES, add_options, add_settings, settings_in
+from deepnmt.analysis.figures import check_format, save_figure
+from deepnmt.commands.options import LANGUAGES, MACHINE, OVERRIDES, add_options, add_settings, settings_in
+from deepnmt.devices import use_threads
 from deepnmt.errors import InputError
 from deepnmt.files import write_text
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = """deepnmt inspect size en-de-pre-dlcl-30l model.encoder.num_layers=25
   deepnmt inspect weights MODEL --out weights.png
+  deepnmt inspect layers MODEL --source valid.en --reference valid.de --out layers.svg
   deepnmt inspect gradients en-de-pre-20l --out gradients.png
   deepnmt inspect curves RUN1 RUN2 --out curves.svg"""
 
@@ -26,6 +29,7 @@ FIGURES = (".png", ".svg", ".pdf", ".html", ".csv")
 WHAT = {
     "size": "parameters and FLOPs of each part",
     "weights": "learned connection weights of a MODEL",
+    "layers": "what each layer of a MODEL contributes",
     "gradients": "gradient norm of each layer, with pre-norm and with post-norm",
     "curves": "validation loss and BLEU of one or several RUNs",
 }
@@ -42,6 +46,13 @@ WEIGHTS = {
     "--column K": "plot how much later layers use the output of layer K (default: 10)",
     "--all": "show small weights too, which the paper's figure leaves blank",
 }
+LAYERS = {
+    "--source FILE": "raw source text, one sentence per line",
+    "--reference FILE": "its translation, line by line",
+    "--lines N": "number of lines to use, evenly spaced in the files; 0: all (default: 200)",
+    **LANGUAGES,
+    **{option: text for option, text in MACHINE.items() if not option.startswith("--precision")},
+}
 GRADIENTS = {
     "steps": "number of updates",
     "tokens": "tokens per update",
@@ -55,14 +66,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, GIVEN)
     add_options(parser, OPTIONS, absent=None)
     add_options(parser.add_argument_group("weights"), WEIGHTS, absent=None)
+    add_options(parser.add_argument_group("layers"), LAYERS)
     add_settings(parser.add_argument_group("gradients"), GradientTrial, GRADIENTS)
 
 
 def run(arguments: argparse.Namespace) -> None:
     out = arguments.out
-    if arguments.what != "size" and out is not None and not arguments.json and out.suffix not in FIGURES:
-        raise InputError(f"--out {out}: the file name must end in {', '.join(FIGURES)}")
-    {"size": _size, "weights": _weights, "gradients": _gradients, "curves": _curves}[arguments.what](arguments)
+    if arguments.what != "size" and out is not None and not arguments.json:
+        if out.suffix not in FIGURES:
+            raise InputError(f"--out {out}: the file name must end in {', '.join(FIGURES)}")
+        check_format(out)
+    if arguments.what in ("weights", "layers") and arguments.overrides:
+        raise InputError(f"{arguments.overrides[0]}: inspect {arguments.what} takes a MODEL folder and no overrides")
+    show = {"size": _size, "weights": _weights, "layers": _layers, "gradients": _gradients, "curves": _curves}
+    show[arguments.what](arguments)
 
 
 def _size(arguments: argparse.Namespace) -> None:
@@ -81,8 +98,6 @@ def _weights(arguments: argparse.Namespace) -> None:
     from deepnmt.api.inspect import inspect_weights
     from deepnmt.heatmap import RULE
 
-    if arguments.overrides:
-        raise InputError(f"{arguments.overrides[0]}: inspect weights takes a MODEL folder and no overrides")
     found = inspect_weights(arguments.model)
     column = found[0].default_column if arguments.column is None else arguments.column
     profile = found[0].profile(column)
@@ -97,8 +112,17 @@ def _weights(arguments: argparse.Namespace) -> None:
 
 
 def _show_weights(found: "list[ConnectionWeights]", mask: bool, profile: Sequence[tuple[str, float]]) -> None:
-    from deepnmt.analysis.weights import to_text
     from deepnmt.heatmap import RULE
+
+    _show_matrices(found, mask)
+    if profile:
+        print("\n" + "  ".join(f"{name} {value:.2f}" for name, value in profile))
+    if mask:
+        print(f"\n{RULE} --all shows every weight; --out FILE.png draws them.")
+
+
+def _show_matrices(found: "list[ConnectionWeights]", mask: bool) -> None:
+    from deepnmt.analysis.weights import to_text
 
     if sys.stdout.isatty():
         from rich.console import Console
@@ -110,10 +134,29 @@ def _show_weights(found: "list[ConnectionWeights]", mask: bool, profile: Sequenc
             console.print(coloured(weights, mask, console.width), soft_wrap=True)
     else:
         print("\n\n".join(to_text(weights, mask) for weights in found))
-    if profile:
-        print("\n" + "  ".join(f"{name} {value:.2f}" for name, value in profile))
-    if mask:
-        print(f"\n{RULE} --all shows every weight; --out FILE.png draws them.")
+
+
+def _layers(arguments: argparse.Namespace) -> None:
+    if missing := [option for option in ("source", "reference") if option not in arguments]:
+        raise InputError(
+            f"inspect layers needs --{missing[0]}: it measures the layers on sentences and their translations"
+        )
+    use_threads(getattr(arguments, "threads", None))
+    from deepnmt.analysis.layers import draw, to_csv
+    from deepnmt.api.inspect import inspect_layers
+
+    names, out = ("source", "reference", "lines", "device", "source_lang", "target_lang"), arguments.out
+    report = inspect_layers(
+        arguments.model, **{name: value for name, value in vars(arguments).items() if name in names}
+    )
+    if arguments.json:
+        _write(out, json.dumps(asdict(report), indent=2))
+    elif out is None:
+        print(f"{report}\n")
+        _show_matrices([use.similarity_by_name() for use in report.stacks], mask=False)
+    else:
+        above = f"<pre>{escape(str(report))}</pre>"
+        _save(out, draw(report), 2, to_csv(report), f"Layers of {arguments.model}", above=above)
 
 
 def _gradients(arguments: argparse.Namespace) -> None:
@@ -153,7 +196,6 @@ def _save(
 ) -> None:
     """Write the pictures as a page or as one figure, or the values that they show."""
     from deepnmt.analysis.charts import grid, page
-    from deepnmt.analysis.figures import save_figure
 
     if out.suffix == ".csv":
         write_text(out, values)

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> None:
     except ImportError as error:
         raise InputError(f"deepnmt serve needs {error.name}: pip install 'deepnmt[serve]'") from error
     from deepnmt.serving.libretranslate import load_detection
-    from deepnmt.serving.models import load_models
+    from deepnmt.serving.loading import load_models
     from deepnmt.serving.prometheus import Metrics
     from deepnmt.serving.running import address_of, make_server, open_socket
     from deepnmt.serving.server import create_app

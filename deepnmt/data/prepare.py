@@ -135,8 +135,8 @@ class _Preparation:
         if self.given:  # it has its own normalisation and words
             asked = self.preprocessors
             self.preprocessors = [self.given.source.preprocessor, self.given.target.preprocessor]
-            for ours, theirs in zip(asked, self.preprocessors, strict=True):
-                _refuse_contradictions(settings.tokenizer[0], ours, theirs)
+            for i in (0, -1):
+                _refuse_contradictions(settings.tokenizer[i], asked[i], self.preprocessors[i])
             if len(self.directions) > 1 and not self.given.is_multilingual:
                 self.given = self._tokenizers([self.given.source.subwords, self.given.target.subwords])
             for pair in self.directions:
@@ -320,6 +320,8 @@ class _Preparation:
 
 def _refuse_contradictions(tokenizer: Path, asked: Preprocessor, given: Preprocessor) -> None:
     """A given tokeniser keeps its own preprocessing: another one that was asked for would have no effect."""
+    if asked.language != given.language:
+        raise InputError(f"{tokenizer} is a tokeniser for {given.language}, not {asked.language}")
     for field in fields(Preprocessor):
         wanted, has = getattr(asked, field.name), getattr(given, field.name)
         if wanted not in (field.default, has):

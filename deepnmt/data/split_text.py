@@ -4,11 +4,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from deepnmt.data.parallel import RawChunk
+from deepnmt.languages import base_language
 from deepnmt.progress import say
 
 SAMPLED_LINES = 2000  # of the first chunk of each file
 LEAST_LINES = 10  # with the sign; a few may be a coincidence
 _TOKENISED = "looks tokenised", "detokenise it first: sacremoses -l {language} detokenize"
+_JOINED_WORDS = "'s/(?<=[^ -~]) +(?=.)| +(?=[^ -~])//g'"  # no spaces beside characters that are not ASCII
 # The sign, the share of lines that has it in split text and not in raw text, the finding and its remedy.
 SIGNS = (
     (r"[^\s@]@@(?: |$)", 0.05, "looks split by subword-nmt", "join its subwords first: sed -E 's/@@ //g; s/@@$//'"),
@@ -16,6 +18,7 @@ SIGNS = (
     (r"￭", 0.05, "looks tokenised for OpenNMT", "join its tokens first: sed 's/ ￭//g; s/￭ //g'"),
     (r"(?:^| )(?:&quot;|&apos;\w{0,2}|@-@)(?: |$)|\w&apos; \w", 0.05, *_TOKENISED),
     (r"\w \.$", 0.3, *_TOKENISED),
+    (r"\w [。！？]$", 0.3, "looks split into words", f"join them first: perl -CSD -pe {_JOINED_WORDS}"),
 )
 
 
@@ -29,7 +32,7 @@ def warn_of_split_text(chunks: Iterable[RawChunk], languages: Sequence[str]) -> 
                 found = split_sign([columns[side].decode("utf-8", "replace").rstrip() for columns in pairs])
                 if found:
                     name = str(chunk.file.paths[side]) if chunk.file.target else f"column {side + 1} of {chunk.file}"
-                    say(f"{name} {found.format(language=language)}")
+                    say(f"{name} {found.format(language=base_language(language))}")
         yield chunk
 
 

@@ -43,7 +43,8 @@ def can_fuse(model: Transformer) -> bool:
     """Do the kernels support the decoder step of this model? If not, the plain search is used."""
     stack = model.config.decoder
     known = model.config.norm_kind == "layer" and model.config.sublayer_of(stack).kind in ("pre", "post")
-    known = known and model.decoder.connection.step_mixture() is not None
+    mixture = model.decoder.connection.mixture()
+    known = known and mixture is not None and (mixture.matrix is None or mixture.matrix.shape[2] == 1)
     is_power_of_two = stack.head_dim & (stack.head_dim - 1) == 0
     return known and stack.head_dim >= 16 and is_power_of_two and find_spec("triton") is not None
 

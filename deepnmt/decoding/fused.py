@@ -32,9 +32,10 @@ class FusedStep:
         self.memory = weight.new_zeros(*each, shape.source_length, *heads)
         self.source_lengths = torch.ones(shape.sentences, dtype=torch.int32, device=weight.device)
         self.history = weight.new_empty(stack.num_layers + 1, shape.sentences * config.beam, stack.dim)
-        mixture = model.decoder.connection.step_mixture()
+        mixture = model.decoder.connection.mixture()
         assert mixture is not None
-        self.matrix, self.norms = mixture.matrix, mixture.norms
+        matrix, self.norms = mixture.matrix, mixture.norms
+        self.matrix = None if matrix is None else matrix[:, :, 0].to(weight.device).contiguous()
         self.penalties = penalty_table(config, shape.target_length + 1, weight.device)
         allowed = torch.ones(len(weight), dtype=torch.int8, device=weight.device)
         allowed[[eos, *shape.banned]] = 0

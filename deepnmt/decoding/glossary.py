@@ -33,7 +33,7 @@ def read_terms(path: str | Path) -> dict[str, str]:
         source, *targets = (part.strip() for part in line.split("\t"))
         if len(targets) != 1 or not source or not targets[0]:
             raise InputError(f"{path}, line {number:,}: expected a source term, a tab and its translation")
-        if translations.setdefault(_lowered(source), targets[0]) != targets[0]:
+        if translations.setdefault(lower_case(source), targets[0]) != targets[0]:
             raise InputError(f"{path}, line {number:,}: {source!r} has another translation on an earlier line")
         terms[source] = targets[0]
     return terms
@@ -73,13 +73,13 @@ class Glossary:
 
     def own_in(self, text: str) -> tuple[tuple[str, str], ...]:
         """Those of its own terms that may occur in a text, not those of the glossary that it extends."""
-        lowered = _lowered(text)
+        lowered = lower_case(text)
         return tuple((source, target) for source, (target, _) in self.own.items() if source in lowered)
 
     def in_text(self, text: str) -> list[Rendering]:
         """The renderings of the terms in a text; of a term that occurs more than once, the first."""
         text = unicodedata.normalize("NFC", text)
-        lowered, found, place, left = _lowered(text), dict[str, Rendering](), 0, self.max_symbols
+        lowered, found, place, left = lower_case(text), dict[str, Rendering](), 0, self.max_symbols
         while place < len(lowered):
             size = self._size_at(lowered, place)
             if size:
@@ -109,7 +109,7 @@ class Glossary:
             if not isinstance(source, str) or not isinstance(target, str):
                 raise InputError(f"a term and its translation must be strings, not {source!r} and {target!r}")
             entry = target, self._encoded(source, target)
-            if found.setdefault(_lowered(source), entry) != entry:
+            if found.setdefault(lower_case(source.strip()), entry) != entry:
                 raise InputError(f"the term {source!r} has two translations; upper and lower case are the same")
         return found
 
@@ -130,7 +130,7 @@ class Glossary:
         return tuple(ids)
 
 
-def _lowered(text: str) -> str:
+def lower_case(text: str) -> str:
     """The text in lower case, composed (NFC), with every character in its place: lower() writes İ as two."""
     text = unicodedata.normalize("NFC", text)
     lowered = text.lower()

@@ -1,6 +1,5 @@
 """Jobs over lines of text: chunks from files and pipes, and output files that survive an interruption."""
 
-import fcntl
 import json
 import os
 import queue
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from deepnmt.errors import InputError
-from deepnmt.files import sha256, write_json
+from deepnmt.files import lock, sha256, write_json
 from deepnmt.text import BYTE_ORDER_MARK, MAX_LINE_BYTES, iterate_blocks, iterate_lines
 
 PIPE_WAIT_SECONDS = 0.05
@@ -131,7 +130,7 @@ class ResumableFile:
         except (PermissionError, FileExistsError, NotADirectoryError) as error:
             raise InputError(f"{path} cannot be written: {error.strerror}") from error
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock(self._file)
             if not os.path.samestat(os.fstat(self._file.fileno()), self.partial.stat()):
                 raise FileNotFoundError  # another process has renamed it since it was opened here
         except (BlockingIOError, FileNotFoundError) as error:

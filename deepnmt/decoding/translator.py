@@ -76,7 +76,7 @@ class Translator:
         models = [load_model(folder, chosen) for folder in folders]
         for folder, loaded, pair in zip(folders, models, self.tokenizers, strict=True):
             check_vocabularies(folder, loaded.config, pair)
-            _check_weights(folder, loaded)
+            check_weights(folder, loaded)
             if loaded.config.target_vocab_size != (size := models[0].config.target_vocab_size):
                 rows = f"{loaded.config.target_vocab_size} output rows, but {folders[0]} has {size}"
                 raise InputError(f"{folder} has {rows}: no ensemble of the two")
@@ -385,7 +385,7 @@ def check_vocabularies(folder: Path, config: ModelConfig, tokenizers: TokenizerP
             raise InputError(f"{folder}: the {side} tokeniser has {in_text} symbols, the model only {in_model}")
 
 
-def _check_weights(folder: Path, model: Transformer) -> None:
+def check_weights(folder: Path, model: Transformer) -> None:
     """Refuse a MODEL with weights that are not numbers. Its output may be one: some kernels take relu(NaN) for zero."""
     for name, weight in model.named_parameters():
         if weight.sum(dtype=torch.float32).isnan():

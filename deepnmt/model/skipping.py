@@ -56,3 +56,16 @@ def nothing_skipped(model: nn.Module) -> Iterator[None]:
     finally:
         for module, p in skips.items():
             module.p = p
+
+
+@contextmanager
+def bypassed(layer: nn.Module) -> Iterator[None]:
+    """Inside, this layer returns its input, like one that LayerDrop skips, but always and in evaluation too.
+
+    Its connection is given y = x, the output of a layer that adds nothing, and needs no code for that.
+    """
+    handle = layer.register_forward_hook(lambda module, given, output: given[0])
+    try:
+        yield
+    finally:
+        handle.remove()

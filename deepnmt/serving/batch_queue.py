@@ -21,7 +21,7 @@ from deepnmt.serving.sentences import MAX_SENTENCE
 Hypotheses = Sequence[Hypothesis]  # of one sentence, best first
 logger = logging.getLogger("deepnmt.serving")
 LAST = 1.0  # seconds that a closed queue waits for its worker
-TERM_COST = 8
+TERM_COST = 8  # of a sentence whose terms are searched for, over that of one without
 IDLE = 5.0  # seconds without work: a model that fails is probed, and unused memory is returned to the system
 
 

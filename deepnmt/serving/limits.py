@@ -48,3 +48,7 @@ class Limits:
     def max_received_bytes(self) -> int:
         """Of all bodies that are arriving; above: 429."""
         return 64 * self.max_body_bytes
+
+
+def shortened(value: str) -> str:
+    return value if len(value) <= 40 else f"{value[:40]}…"

@@ -9,8 +9,8 @@ from typing import TypeVar
 from starlette.types import Scope
 
 from deepnmt.serving.batch_queue import Hypotheses, Options, size_of
-from deepnmt.serving.limits import Limits, RefusedError
-from deepnmt.serving.models import Models, ServedModel, shortened
+from deepnmt.serving.limits import Limits, RefusedError, shortened
+from deepnmt.serving.models import Models, ServedModel
 from deepnmt.serving.prometheus import Gauges, Metrics
 from deepnmt.serving.sentences import MAX_SENTENCE
 

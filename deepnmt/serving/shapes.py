@@ -8,8 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from deepnmt.heatmap import Colours, shown
 from deepnmt.model.transformer import Transformer
 from deepnmt.serving.batch_queue import Failure
-from deepnmt.serving.limits import Limits, RefusedError
-from deepnmt.serving.models import shortened
+from deepnmt.serving.limits import Limits, RefusedError, shortened
 from deepnmt.settings import did_you_mean
 
 Texts = str | list[str]

@@ -5,8 +5,6 @@ the server, so it holds across hosts. On a file system without such locks, the f
 holder on this host can be recognised as dead.
 """
 
-import errno
-import fcntl
 import json
 import os
 import socket
@@ -18,10 +16,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from deepnmt.errors import InputError
-from deepnmt.files import is_running
+from deepnmt.files import is_running, lock
 
 LOCK = "lock.json"
-UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.EINVAL}
 
 
 @contextmanager
@@ -58,14 +55,9 @@ def _take(path: Path) -> TextIO | None:
 
 def _lock(file: TextIO, path: Path) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock(file) or _is_dead(_read(path))
     except BlockingIOError:
         return False
-    except OSError as error:
-        if error.errno not in UNSUPPORTED:
-            raise
-        return _is_dead(_read(path))
-    return True
 
 
 def _is_at(file: TextIO, path: Path) -> bool:

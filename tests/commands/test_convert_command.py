@@ -123,6 +123,12 @@ def test_sentencepiece_model_segments_and_the_dictionary_numbers(convert, checkp
     assert len(deepnmt.Translator(tmp_path / "MODEL").translate(["small tree", ""], beam=2)) == 2
 
 
+def test_a_file_needs_its_format_and_only_those_of_files_are_offered(convert, tmp_path):
+    status, _, err = convert(AUTHORS / "dlcl_pre.npz", "--out", tmp_path / "MODEL")
+    assert status == 2
+    assert err.endswith("is a file; name its format with --from dlcl or fairseq or opennmt-py or sockeye\n")
+
+
 def test_subword_options_that_do_not_fit_are_refused(convert, tmp_path, text_files):
     command = [AUTHORS / "dlcl_pre.npz", "--from", "dlcl", "--out", tmp_path / "MODEL"]
 
@@ -133,6 +139,10 @@ def test_subword_options_that_do_not_fit_are_refused(convert, tmp_path, text_fil
 
     languages = ["--source-lang", "en", "--target-lang", "de"]
     assert refusal("--tokenizer", PIECES, *languages) == "to convert tokenisers, also give --source-dict"
+    assert refusal("--lowercase").startswith("to convert tokenisers, also give --source-dict, --codes or --tokenizer")
+    assert refusal("--from", "nllb", "--pretokenizer", "moses", "--lowercase") == (
+        "--pretokenizer and --lowercase are not used with nllb, whose folder has tokenisers"
+    )
     assert refusal(*text_files, "--tokenizer", PIECES) == "give either --codes or --tokenizer, not both"
     given = ["--source-dict", tmp_path / "dict.txt", *languages, "--tokenizer"]  # with symbols of subword-nmt
     assert refusal(*given, PIECES, PIECES, PIECES) == "--tokenizer takes one value for both sides, or one per side"

@@ -154,3 +154,9 @@ def test_refusals(inspect, tmp_path):
         assert (status, out) == (2, "")
         assert err.startswith(f"deepnmt: {message}"), err
         assert err.count("\n") == 1
+
+
+def test_a_figure_that_cannot_be_drawn_is_refused_before_anything_is_measured(inspect, tmp_path, monkeypatch):
+    monkeypatch.setattr("deepnmt.analysis.figures.find_spec", lambda name: None)
+    status, _, err = inspect("gradients", "en-de-pre-20l", "--out", tmp_path / "gradients.png")
+    assert status == 2 and "gradients.png needs matplotlib: pip install 'deepnmt[plot]'" in err

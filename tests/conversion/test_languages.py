@@ -94,6 +94,20 @@ def test_a_tag_costs_nothing_but_counts_as_a_symbol(folder):
     assert found.log_probs == pytest.approx(expected, abs=1e-4)
 
 
+def test_the_layers_of_a_converted_model_are_measured_without_the_tag(folder, tmp_path):
+    source, reference = tmp_path / "source", tmp_path / "reference"
+    source.write_text("".join(f"{text}\n" for text in TEXTS))
+    reference.write_text("an old tree\n" * len(TEXTS))
+    report = deepnmt.inspect_layers(
+        folder, source, reference, device="cpu", source_lang="eng_Latn", target_lang="deu_Latn"
+    )
+    translator = deepnmt.Translator(folder).for_languages("eng_Latn", "deu_Latn")
+    found = translator.likelihoods(TEXTS, ["an old tree"] * len(TEXTS))
+    subwords = sum(len(one.pieces) for one in found)
+    assert report.target_subwords == subwords
+    assert report.loss == pytest.approx(-sum(one.log_prob for one in found) / subwords, abs=1e-5)
+
+
 def test_the_command_chooses_and_refuses_languages(folder, tmp_path, capsys):
     (tmp_path / "in").write_text("the house\n", encoding="utf-8")
     command = ["translate", str(folder), "--input", str(tmp_path / "in"), "--device", "cpu", "--max-length", "5"]

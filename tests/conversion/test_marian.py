@@ -19,7 +19,7 @@ from deepnmt.errors import InputError
 from deepnmt.flat_yaml import read_flat_yaml
 from deepnmt.model.storage import load_meta
 from deepnmt.serving.limits import Limits
-from deepnmt.serving.models import load_models
+from deepnmt.serving.loading import load_models
 from deepnmt.serving.prometheus import Metrics
 
 STORED = Path(__file__).parent / "marian"

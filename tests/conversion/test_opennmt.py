@@ -118,13 +118,18 @@ def test_weights_in_safetensors(checkpoints, models, tmp_path):
     stored = read_checkpoint(checkpoints / "v3-sinusoidal.pt", ())
     model, generator = stored.pop("model"), stored.pop("generator")
     torch.save(stored, tmp_path / "c[1].pt")
-    with pytest.raises(InputError, match=r"has no weights, and there is no c\[1\].00.safetensors beside it"):
+    with pytest.raises(InputError, match=r"has no weights, and there is no c\[1\].safetensors beside it"):
         convert(tmp_path / "c[1].pt", tmp_path / "MODEL")
     save_file({name: tensor.clone() for name, tensor in model.items()}, tmp_path / "c[1].00.safetensors")
     save_file({f"generator.{n}": tensor.clone() for n, tensor in generator.items()}, tmp_path / "c[1].01.safetensors")
     convert(tmp_path / "c[1].pt", tmp_path / "MODEL")
-    weights = (folder / "model.safetensors" for folder in (tmp_path / "MODEL", models / "v3-sinusoidal"))
-    assert next(weights).read_bytes() == next(weights).read_bytes()
+    whole = {**model, **{f"generator.{name}": tensor for name, tensor in generator.items()}}
+    torch.save(stored, tmp_path / "d.pt")
+    save_file({name: tensor.clone() for name, tensor in whole.items()}, tmp_path / "d.safetensors")
+    convert(tmp_path / "d.pt", tmp_path / "OTHER")
+    for folder in (tmp_path / "MODEL", tmp_path / "OTHER"):
+        weights = (folder / "model.safetensors", models / "v3-sinusoidal" / "model.safetensors")
+        assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
 def test_without_subwords_a_model_has_no_tokenisers(checkpoints, tmp_path, capsys):
@@ -170,7 +175,13 @@ class TestRefusals:
         stored["opt"].max_relative_positions = -2
         assert "uses position_encoding with max_relative_positions = -2" in self.refusal(tmp_path, stored)
         stored["opt"].position_encoding = False
-        assert "uses max_relative_positions = -2 without position_encoding" in self.refusal(tmp_path, stored)
+        assert "uses ALiBi (max_relative_positions = -2 without position_encoding)" in self.refusal(tmp_path, stored)
+        stored["opt"].max_relative_positions = 0
+        assert "uses no positions (max_relative_positions = 0 " in self.refusal(tmp_path, stored)
+
+    def test_a_mixture_of_norms(self, tmp_path, stored):
+        stored["opt"].layer_norm = "rms"
+        assert "uses RMSNorm in the layers but not after them, as in version 3.1, " in self.refusal(tmp_path, stored)
 
     def test_source_features(self, tmp_path, stored):
         stored["model"]["encoder.embeddings.make_embedding.emb_luts.1.weight"] = torch.zeros(3, 2)

@@ -277,6 +277,27 @@ def test_files_that_are_missing_or_damaged_are_named(folder, tmp_path, file, con
         deepnmt.convert(folder, tmp_path / "MODEL")
 
 
+def test_parameters_for_mxnet_are_refused_with_the_remedy(folder, tmp_path):
+    """As the first models of Sockeye 3 have them."""
+    (folder / "version").write_text("3.0.4\n")
+    np.savez(folder / "arrays.npz", **{"encoder.layers.0.ff.ff1.weight": np.ones(3)})
+    (folder / "arrays.npz").replace(folder / "params.best")
+    with pytest.raises(
+        InputError, match=r"cannot be loaded safely: .*; if it has MXNet's parameters, convert them with"
+    ):
+        deepnmt.convert(folder, tmp_path / "MODEL")
+
+
+def test_parameters_of_deepspeed_are_refused_with_the_remedy(folder, tmp_path):
+    (folder / "params.best").unlink()
+    (folder / "params.00001").mkdir()
+    (folder / "params.best").symlink_to("params.00001")
+    with pytest.raises(
+        InputError, match=r"params.best is a folder, as DeepSpeed writes it; .*convert_deepspeed --model"
+    ):
+        deepnmt.convert(folder, tmp_path / "MODEL")
+
+
 def test_the_folder_has_the_dictionaries(tmp_path):
     with pytest.raises(InputError, match="--source-dict is not used with sockeye, whose checkpoint has the vocabular"):
         deepnmt.convert(STORED / "pre", tmp_path / "MODEL", **CODES, source_dict="dict.txt")

@@ -346,7 +346,7 @@ def test_preprocessing_that_a_given_tokeniser_lacks_is_refused(
     with pytest.raises(InputError, match=message):
         make(tmp_path / "2", english_german(60), tokenizer=first.folder, **asked)
     files = tuple(first.folder / f"tokenizer.{side}.json" for side in ("source", "target"))
-    with pytest.raises(InputError, match="language = fr has no effect"):
+    with pytest.raises(InputError, match=r"tokenizer.target.json is a tokeniser for de, not fr"):
         make(tmp_path / "2", english_german(60), tokenizer=files, target_lang="fr")
     assert make(tmp_path / "2", english_german(60), tokenizer=files).tokenizers.shared
     lowered = make(tmp_path / "2", english_german(60), lowercase=True, out=tmp_path / "l")

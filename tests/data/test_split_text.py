@@ -15,6 +15,7 @@ SPLIT = {
     "looks split by subword-nmt": [line.replace("ee", "e@@ e").replace("og", "o@@ g") for line in RAW],
     "looks split by SentencePiece": [f"▁{line.replace(' ', ' ▁').replace('ee', 'e e')}" for line in RAW],
     "looks tokenised for OpenNMT": [line.replace(",", " ￭,").replace(".", " ￭.") for line in RAW],
+    "looks split into words": 40 * ["我 喜欢 你 。", "你 呢 ？", "她 会 用 Python 编程"],
     "looks tokenised": [str(MosesTokenizer("en").tokenize(line, return_str=True)) for line in RAW],
 }
 
@@ -40,6 +41,15 @@ def test_tokens_are_recognised_without_full_stops() -> None:
         "He said &quot;yes&quot; &amp; went; it&apos;s so",
         "me@@example.org, level ▁▂▃▄ and ▁ alone",
         "and so on ... . .. the end ...",
+        "我喜欢你。",
+        "她说：“好！” 然后走了。",
+        "これはテストです。 次の行に移ります！",
+        "ฉันรักคุณ และเธอก็รักฉัน ใช่ไหม",
+        "قال: «نعم»، ثم ذهب إلى البيت.",
+        "यह एक परीक्षा है ।",
+        "Write to anna.berg@example.org or bob@example.com.",
+        "| name | size | 12 @ 3 |",
+        "git diff HEAD~1 -- src/main.c  # see @param",
         "",
     ],
 )

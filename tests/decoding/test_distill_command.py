@@ -39,7 +39,10 @@ def test_the_student_gets_the_best_translations(digits_model, texts, capsys):
     source, target = written("kd/train")
     assert source == [*SOURCES, "eins"]  # an empty line has no pair
     assert target == Translator(digits_model).translate(source, beam=3)
-    assert "31 pairs in kd/train.en (the teacher's) and kd/train.de (1 empty line left out)" in capsys.readouterr().err
+    assert (
+        "31 pairs in kd/train.en (the teacher's) and kd/train.de (1 line without a translation left out)"
+        in capsys.readouterr().err
+    )
 
 
 def test_of_the_n_best_the_student_gets_the_one_most_like_the_reference(random_model, texts):
@@ -52,6 +55,18 @@ def test_of_the_n_best_the_student_gets_the_one_most_like_the_reference(random_m
         assert chosen == hypotheses[likeness.index(max(likeness))].text
         changed += chosen != hypotheses[0].text
     assert changed > 5
+
+
+@pytest.mark.parametrize(("command", "translations"), [("distill", "target"), ("backtranslate", "source")])
+def test_files_of_one_language_are_named_by_their_sides(random_model, texts, command, translations):
+    """A teacher writes the target of its student, and back-translation the source."""
+    shutil.copytree(random_model, "same")
+    shutil.copy("same/tokenizer.source.json", "same/tokenizer.target.json")
+    text = {"distill": ["--source", "train.de"], "backtranslate": ["train.de", "--beam", "2"]}[command]
+    assert main([command, "same", *text, "--out", "out", *SHORT, "--threads", "1", "--device", "cpu"]) == 0
+    given = {"source", "target"} - {translations}
+    assert Path(f"out.{given.pop()}").read_text(encoding="utf-8").splitlines() == [*SOURCES, "eins"]
+    assert Path(f"out.{translations}").read_text(encoding="utf-8").splitlines() != [*SOURCES, "eins"]
 
 
 def test_an_ensemble_teaches_and_ranks_share_the_work(random_model, texts, monkeypatch):
@@ -89,7 +104,7 @@ def test_an_interrupted_call_finds_its_place_in_the_reference(random_model, text
         (["--source", "nowhere"], "nowhere does not exist"),
         (["--source", "train.de", "--reference", "short.en"], "short.en has 1 lines but train.de has 32"),
         (["--source", "train.de", "--reference", "empty.en"], "empty.en is empty"),
-        (["--source", "train.de", "--nbest", "4"], "give the reference too"),
+        (["--source", "train.de", "--nbest", "4"], "--nbest 4 needs a reference"),
         (["--source", "train.de", "--reference", "train.en", "--nbest", "9"], "nbest"),
     ],
 )

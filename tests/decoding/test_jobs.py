@@ -1,6 +1,8 @@
 """Chunks from pipes and files, and files that survive an interruption."""
 
 import bz2
+import errno
+import fcntl
 import gzip
 import io
 import os
@@ -139,10 +141,19 @@ def test_two_jobs_on_one_file_are_refused(tmp_path, monkeypatch):
     def finish_first(*_):
         first.partial.unlink(missing_ok=True)
 
-    monkeypatch.setattr(jobs.fcntl, "flock", finish_first)  # while the second waits for the lock
+    monkeypatch.setattr(fcntl, "flock", finish_first)  # while the second waits for the lock
     with pytest.raises(InputError, match="written by another process"):
         ResumableFile(path, {"seed": 1})
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_file_system_without_locks_will_do(tmp_path, monkeypatch):
+    def unsupported(*_):
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    interrupted(tmp_path / "file", {"seed": 1})
+    assert complete(tmp_path / "file", {"seed": 1}) == 1
 
 
 def test_a_link_stays_a_link_and_a_folder_is_refused(tmp_path):

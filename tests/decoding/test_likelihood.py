@@ -59,5 +59,6 @@ def test_the_command_writes_a_line_for_each_pair(digits_model, tmp_path, capsys)
 def test_a_line_longer_than_the_positions_is_named(digits_model):
     translator = deepnmt.Translator(digits_model)
     translator.max_positions = 4
+    assert translator.likelihoods([], []) == []
     with pytest.raises(InputError, match="line 2 has 10 subwords, but the model has 4 positions"):
         translator.likelihoods(["eins", "eins " * 9], ["eins", "eins"])

@@ -20,7 +20,7 @@ from deepnmt.decoding.translator import Translator
 from deepnmt.errors import InputError
 from deepnmt.model.storage import load_model
 from deepnmt.serving.limits import Limits
-from deepnmt.serving.models import load_models
+from deepnmt.serving.loading import load_models
 from deepnmt.serving.prometheus import Metrics
 
 SOURCES, TARGETS = map(list, zip(*reversed_digits(8, seed=5), strict=True))

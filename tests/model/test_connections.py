@@ -340,21 +340,24 @@ def test_shortcuts_are_what_lets_an_output_bypass_the_next_layer(kind):
 
 
 @mark.parametrize("kind", CONNECTIONS)
-def test_what_a_fused_step_is_told_is_what_the_scheme_does(kind):
+def test_the_mixture_of_a_scheme_is_what_it_does(kind):
     connection = CONNECTIONS[kind](CONNECTIONS[kind].Config(), replace(SHAPE, num_readers=1))
     with torch.no_grad():
         for parameter in connection.parameters():
             parameter.add_(torch.randn_like(parameter))
-    mixture, written = connection.step_mixture(), outputs()
-    static = ("residual", "dlcl", "sparse-dlcl", "transparent-dlcl", "denseformer")
+    mixture, written = connection.mixture(), outputs()
+    static = ("residual", "dense", "average", "fusion", "dlcl", "sparse-dlcl", "transparent-dlcl", "denseformer")
     assert (mixture is not None) == (kind in static)
+    assert connection.is_mixture == (kind in static and kind != "transparent-dlcl")  # which has one for one reader
     if mixture is not None:
-        _, read = run(connection, written)
-        for row, found in enumerate(read):
+        history, read = run(connection, written)
+        (result,) = connection.memories(history)
+        for row, found in enumerate([*read[:-1], result]):
             expected = written[row]
             if mixture.matrix is not None:
                 normed = [norm(output) for norm, output in zip(mixture.norms, written, strict=True)]
-                expected = sum(weight * output for weight, output in zip(mixture.matrix[row], normed, strict=True))
+                weights = mixture.matrix[row, :, 0]
+                expected = sum(weight * output for weight, output in zip(weights, normed, strict=True))
             torch.testing.assert_close(found, expected)
 
 

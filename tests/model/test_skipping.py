@@ -1,13 +1,14 @@
-"""Layers and sub-layers that training leaves out: how often, with which mean, and never in evaluation."""
+"""Layers and sub-layers that training leaves out: how often, with which mean, and not in evaluation unless asked."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 
 import torch
-from model_variants import DIM, NORMS, padded, scrambled, sentences, tiny_config
+from model_variants import CASE_IDS, CASES, DIM, NORMS, case_config, padded, scrambled, sentences, tiny_config
 from pytest import fail, mark, raises
 
 from deepnmt.model.config import ModelConfig, StackConfig
-from deepnmt.model.skipping import Skip
+from deepnmt.model.skipping import Skip, bypassed
 from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.model.transformer import Transformer
 
@@ -118,3 +119,49 @@ def test_recomputing_activations_skips_the_same(setting):
 def test_probabilities_outside_of_zero_and_one_are_refused():
     with raises(ValueError, match=r"sublayer_dropout = 1\.0 must be at least 0 and below 1"):
         StackConfig(sublayer_dropout=1.0)
+
+
+@mark.parametrize(("variant", "norm", "stack"), CASES, ids=CASE_IDS)
+def test_a_bypassed_layer_is_one_that_writes_its_input(variant, norm, stack):
+    """For every scheme, with the loop of the stack written out."""
+    model = scrambled(case_config(variant, norm, stack))
+    source = model._sequences(padded(sentences(7, 4)))
+    visibility = source.whole()
+    visibility.rotation = model._rotation(source.positions(), model.config.encoder)
+    encoder, connection = model.encoder, model.encoder.connection
+    for bypass in range(3):
+        with bypassed(encoder.layers[bypass]):
+            found = model.encode(source).memories
+        history = connection.begin()
+        connection.write(history, encoder.embedding_norm(model.source_embedding(source.ids, source.positions())))
+        for number, layer in enumerate(encoder.layers):
+            x = connection.read(history)
+            connection.write(history, x if number == bypass else layer(x, visibility))
+        expected = [encoder.final_norm(memory) for memory in connection.memories(history)]
+        for one, other in zip(found, expected * (len(found) // len(expected)), strict=True):
+            assert torch.equal(one, other)
+
+
+@mark.parametrize("norm", NORMS)
+def test_a_stack_whose_layers_are_all_bypassed_is_one_that_training_skips(norm):
+    model = scrambled(with_dropout(tiny_config(norm=norm), layer_dropout=0.5))
+    with ExitStack() as stack:
+        for layer in [*model.encoder.layers, *model.decoder.layers]:
+            stack.enter_context(bypassed(layer))
+        found = a_pass(model)
+    model.train().encoder.layer_drop.p = model.decoder.layer_drop.p = 1.0
+    assert torch.equal(found, a_pass(model))
+    model.eval()
+    assert not torch.equal(found, a_pass(model)), "outside, nothing is bypassed"
+
+
+@mark.parametrize("norm", NORMS)
+@mark.parametrize("side", ["encoder", "decoder"])
+def test_a_residual_stack_without_a_layer_is_a_shallower_one(norm, side):
+    model = scrambled(tiny_config(norm=norm))
+    with bypassed(getattr(model, side).layers[1]):
+        found = a_pass(model)
+    del getattr(model, side).layers[1]
+    if side == "decoder":
+        model.config = replace(model.config, decoder=replace(model.config.decoder, num_layers=1))
+    assert torch.equal(found, a_pass(model))

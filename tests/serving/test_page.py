@@ -10,7 +10,8 @@ from phrasebook import phrases
 from pytest import approx, fixture, mark, skip
 
 from deepnmt.serving.limits import Limits
-from deepnmt.serving.models import Models, ServedModel, load_models
+from deepnmt.serving.loading import load_models
+from deepnmt.serving.models import Models, ServedModel
 from deepnmt.serving.prometheus import Metrics
 from deepnmt.serving.server import create_app
 
@@ -180,6 +181,9 @@ def test_terms_change_the_translation_once_their_line_is_complete(browser, phras
     browser.type("Garten\nHOUSE=Haus")
     told = browser.wait("document.getElementById('problem').textContent")
     assert told.startswith("Translation failed: the term 'HOUSE' has two translations")
+    browser.evaluate("document.getElementById('terms').select()")
+    browser.type("garden\tGarten\nhouse\tGarten")
+    browser.wait(f"{TEXT}.includes('Garten')")
     browser.evaluate("document.getElementById('terms').select()")
     browser.type(" ")
     says(browser, "Das Haus ist alt.")

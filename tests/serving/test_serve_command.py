@@ -20,7 +20,7 @@ from pytest import fixture, mark
 from deepnmt.cli import main
 from deepnmt.devices import TRANSLATION_ENVIRONMENT
 from deepnmt.serving.limits import Limits
-from deepnmt.serving.models import load_models
+from deepnmt.serving.loading import load_models
 from deepnmt.serving.prometheus import Metrics
 from deepnmt.serving.running import address_of, make_server, open_socket
 from deepnmt.serving.server import create_app

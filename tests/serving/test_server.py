@@ -15,13 +15,16 @@ from pytest import fixture, mark
 from deepnmt.decoding.glossary import Glossary
 from deepnmt.decoding.placeholders import lacks_placeholders
 from deepnmt.decoding.term_search import TermBeams
+from deepnmt.decoding.translator import Translator
 from deepnmt.errors import InputError
 from deepnmt.serving import libretranslate
 from deepnmt.serving.limits import Limits
-from deepnmt.serving.models import Models, ServedModel, ServedTerms, _languages, load_models
+from deepnmt.serving.loading import _languages, load_models
+from deepnmt.serving.models import Models, ServedModel
 from deepnmt.serving.prometheus import Metrics
 from deepnmt.serving.server import PAGE, create_app
 from deepnmt.serving.service import WINDOW
+from deepnmt.serving.terms import TermsFile
 
 
 @fixture
@@ -712,7 +715,7 @@ def terms_app(phrase_folder, tmp_path_factory):
     models.close()
 
 
-@mark.parametrize("terms", [{"house": "Kirche"}, [["House", "Kirche"], ["HOUSE", "Kirche"]]])
+@mark.parametrize("terms", [{" house ": "Kirche"}, [["House", "Kirche"], ["HOUSE", "Kirche"]]])
 def test_a_request_brings_terms_of_its_own(real_app, terms):
     text = "The house is old. The garden is old."
     (plain,) = texts_of(post(real_app, {"text": text}))
@@ -735,6 +738,11 @@ def test_the_servers_terms_apply_to_every_request_and_give_way_to_its_own(terms_
     assert texts_of(post(terms_app, {"text": text, "terms": {"house": "Haus"}})) == ["Das Haus ist alt."]
     both = texts_of(post(terms_app, {"text": ["The house is old.", "The garden is old."], "terms": {"garden": "Haus"}}))
     assert "Kirche" in both[0] and "Haus" in both[1]
+
+
+def test_the_servers_terms_are_encoded_before_the_first_request(terms_app, monkeypatch):
+    monkeypatch.setattr(Glossary, "_encoded", lambda *_: 1 / 0)
+    assert "Kirche" in texts_of(post(terms_app, {"text": "The house is old."}))[0]
 
 
 def test_sentences_without_a_requests_terms_are_those_of_other_requests(phrase_folder, monkeypatch):
@@ -810,7 +818,7 @@ class Glossarian(Shouter):
 
 def test_terms_of_a_model_with_many_languages_are_for_those_of_the_request():
     codes, asked = ["eng_Latn", "deu_Latn", "jpn_Jpan"], []
-    files = [ServedTerms("en-de", {"House": "Haus"}), ServedTerms("", {"Argos": "Argos", "house": "Hut"})]
+    files = [TermsFile("en-de", {"House": "Haus"}), TermsFile("", {"Argos": "Argos", "house": "Hut"})]
     model = ServedModel("many", codes[:2], Glossarian(asked), Limits(), Metrics(), (codes, codes), files)
     asyncio.run(model.glossary())
     other = model.for_languages("eng_Latn", "jpn_Jpan")
@@ -821,6 +829,15 @@ def test_terms_of_a_model_with_many_languages_are_for_those_of_the_request():
         (("eng_Latn", "deu_Latn"), {"argos": "Argos", "house": "Haus"}),
         (("eng_Latn", "jpn_Jpan"), {"argos": "Argos", "house": "Hut"}),
     ]
+
+
+def test_of_two_files_with_a_term_in_any_spelling_the_later_counts(phrase_folder):
+    """Composed or not, in upper or lower case: the same term."""
+    files = [TermsFile("", {"The cafe\u0301": "Haus"}), TermsFile("", {"the caf\u00e9": "Garten"})]
+    model = ServedModel("en-de", ("en", "de"), Translator(phrase_folder), Limits(), Metrics(), terms=files)
+    (found,) = asyncio.run(model.glossary()).in_text("The caf\u00e9 is old.")
+    assert found.text == "Garten"
+    model.queue.close()
 
 
 def test_the_learned_weights_are_shown_as_they_are(real_app):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pytest import fixture, mark
 
 from deepnmt.serving.limits import Limits
-from deepnmt.serving.models import load_models
+from deepnmt.serving.loading import load_models
 from deepnmt.serving.prometheus import Metrics
 from deepnmt.serving.server import create_app
 

@@ -1,6 +1,7 @@
 """A RUN folder: one writer at a time, nothing changed by a refusal, resumable from its first instant on."""
 
 import errno
+import fcntl
 import json
 import os
 import re
@@ -15,7 +16,6 @@ import pytest
 from small import ALONE, BATCHING, CONFIG_MODEL, TRAINING, corpus, dataset, open_job, run_to_end
 
 import deepnmt.model.storage
-import deepnmt.training.lock
 from deepnmt.config import Recipe
 from deepnmt.errors import InputError
 from deepnmt.training import assembly
@@ -95,7 +95,7 @@ def test_without_locks_in_the_file_system_the_file_decides(tmp_path, monkeypatch
     def unsupported(descriptor, operation):
         raise OSError(errno.ENOTSUP, "Operation not supported")
 
-    monkeypatch.setattr(deepnmt.training.lock.fcntl, "flock", unsupported)
+    monkeypatch.setattr(fcntl, "flock", unsupported)
     with (
         hold_lock(tmp_path),
         pytest.raises(InputError, match=f"process {os.getpid()}"),

@@ -19,7 +19,6 @@ KNOWN: dict[type, set[str]] = {
     StackConfig: {"num_layers", "dim", "ffn_dim", "num_heads", "connection", "sublayer"}
     | {"layer_dropout", "sublayer_dropout", "norm_eps"},
 }
-MIXED = ("dlcl", "dense", "average", "fusion")  # connections that the modelling file for Hugging Face supports
 LARGEST_EPS = 2.0  # times the usual one: a folded DeepNorm has at most that, which makes no difference but rounding
 
 

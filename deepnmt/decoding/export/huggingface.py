@@ -6,7 +6,7 @@ case: it has a SentencePiece model for each side and takes ids from a table, so 
 """
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,11 @@ from deepnmt.data.tokenizer import Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
 from deepnmt.decoding.config import DecodingConfig
 from deepnmt.decoding.export.comparison import Runtime, Tell, start_symbol
-from deepnmt.decoding.export.expressible import MIXED, odd_sublayers, other_settings, refuse, unlike_sentencepiece
+from deepnmt.decoding.export.expressible import odd_sublayers, other_settings, refuse, unlike_sentencepiece
 from deepnmt.files import write_json
 from deepnmt.model.config import ModelConfig, StackConfig
-from deepnmt.model.connections.average import Average
-from deepnmt.model.connections.dense import Dense
-from deepnmt.model.connections.dlcl import Dlcl
+from deepnmt.model.connections import CONNECTIONS
+from deepnmt.model.connections.connection import Mixture
 from deepnmt.model.folding import folded, folded_config
 from deepnmt.model.layers import Layer
 from deepnmt.model.storage import write_tensors
@@ -42,7 +41,7 @@ def check(config: ModelConfig, tokenizers: TokenizerPair) -> None:
     odd_connections = (
         f"its modelling file has nothing for {side}.connection = {stack.connection.kind} (export it --to onnx)"
         for side, stack in config.stacks.items()
-        if stack.connection.kind not in ("residual", *MIXED)
+        if not CONNECTIONS[stack.connection.kind].is_mixture
     )
     odd_settings = (*odd_sublayers(folded_config(config)), *other_settings(config))
     refuse(NAME, odd_connections, odd_settings, unlike_sentencepiece(tokenizers))
@@ -161,10 +160,15 @@ def _deepnmt(model: Transformer) -> tuple[dict[str, Any], Tensors]:
     }
     same = ("norm_kind", "activation", "positions", "max_positions", "scale_embeddings", "share_embeddings")
     settings |= {name: getattr(config, name) for name in (*same, "tie_output", "output_bias", "dropout")}
-    tensors: Tensors = {_renamed(name): tensor for name, tensor in model.named_parameters()}
+    tensors: Tensors = {
+        _renamed(name): tensor for name, tensor in model.named_parameters() if ".connection." not in name
+    }
     for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
-        if (matrix := _matrix(stack)) is not None:
-            tensors[f"{side}.connection.weight"] = matrix
+        mixture = _mixture(stack)
+        if mixture.matrix is not None:
+            tensors[f"{side}.connection.weight"] = mixture.matrix
+        for number, norm in enumerate(mixture.norms):
+            tensors |= _named(f"{side}.connection.norms.{number}", norm)
     return settings, tensors
 
 
@@ -224,11 +228,10 @@ def _named(scope: str, module: nn.Module) -> Tensors:
 
 def _stack_settings(config: ModelConfig, settings: StackConfig, stack: Stack) -> dict[str, Any]:
     connection: dict[str, Any] | None = None
-    if (matrix := _matrix(stack)) is not None:
-        norms: Sequence[nn.Module] = [nn.Identity()] * len(matrix)
-        if isinstance(stack.connection, Dlcl):
-            norms = list(stack.connection.norms)
-        connection = {"groups": matrix.shape[2], "norms": [not isinstance(norm, nn.Identity) for norm in norms]}
+    mixture = _mixture(stack)
+    if mixture.matrix is not None:
+        norms = [not isinstance(norm, nn.Identity) for norm in mixture.norms]
+        connection = {"groups": mixture.matrix.shape[2], "norms": norms}
     return {
         "layers": settings.num_layers,
         "dim": settings.dim,
@@ -239,17 +242,10 @@ def _stack_settings(config: ModelConfig, settings: StackConfig, stack: Stack) ->
     }
 
 
-def _matrix(stack: Stack) -> Tensor | None:
-    """(rows, columns, groups): the weight of each output after each layer; None for a residual stack."""
-    connection, count = stack.connection, len(stack.layers) + 1
-    if isinstance(connection, Dlcl):
-        return connection.effective()
-    matrix, ones = connection.matrix(), torch.ones(count, count).tril()
-    if isinstance(connection, Dense):
-        matrix = ones
-    elif isinstance(connection, Average):
-        matrix = ones / ones.sum(1, keepdim=True)
-    return None if matrix is None else matrix[:, :, None]
+def _mixture(stack: Stack) -> Mixture:
+    mixture = stack.connection.mixture()
+    assert mixture is not None, "refused by `check`"
+    return mixture
 
 
 def _renamed(name: str) -> str:

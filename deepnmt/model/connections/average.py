@@ -1,8 +1,15 @@
 """The mean of all outputs so far, as at the initialisation of DLCL."""
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from deepnmt.model.connections.connection import Connection, ConnectionConfig, History
+from deepnmt.model.connections.connection import (
+    Connection,
+    ConnectionConfig,
+    History,
+    Mixture,
+    StackShape,
+    lower_triangle,
+)
 from deepnmt.model.kernels.mixture import mix
 
 
@@ -15,6 +22,15 @@ class Average(Connection):
 
     Config = AverageConfig
     grows = True
+    is_mixture = True
+
+    def __init__(self, config: AverageConfig, shape: StackShape) -> None:
+        super().__init__(config, shape)
+        self.count = shape.num_layers + 1
+
+    def mixture(self) -> Mixture:
+        rows = lower_triangle(self.count).float()
+        return Mixture((rows / rows.sum(1, keepdim=True)).unsqueeze(2), [nn.Identity()] * self.count)
 
     def read(self, history: History) -> Tensor:
         count = len(history)

@@ -49,10 +49,10 @@ class LearnedWeights:
 
 
 @dataclass(frozen=True)
-class StepMixture:
-    """For decoding kernels: the input after layer l is row l of `matrix` times the outputs y_0, ..., y_l."""
+class Mixture:
+    """A scheme as one matrix: the input after layer l is row l times the outputs y_0, ..., y_l, for every sentence."""
 
-    matrix: Tensor | None  # (rows, columns), fp32; None: the last output alone
+    matrix: Tensor | None  # (rows, columns, groups), fp32; None: the last output alone
     norms: Sequence[nn.Module]  # the scheme's own, of each output (pre-norm) or of each row (post-norm)
 
 
@@ -67,6 +67,7 @@ class Connection(nn.Module):
     grows: ClassVar[bool] = False  # `grow_from` is implemented
     has_shortcuts: ClassVar[bool] = True  # an output may reach more than the next layer, so a layer may be bypassed
     needs_branches: ClassVar[bool] = False  # uses the contribution of a layer, y - x
+    is_mixture: ClassVar[bool] = False  # `mixture` is implemented, for every shape
 
     def __init__(self, config: Any, shape: StackShape) -> None:
         super().__init__()
@@ -98,8 +99,8 @@ class Connection(nn.Module):
         """
         return None
 
-    def step_mixture(self) -> StepMixture | None:
-        """The mixture for the fused decoding kernels; None if they do not support the scheme."""
+    def mixture(self) -> Mixture | None:
+        """The scheme as one matrix, for decoding kernels and other toolkits; None if it is more than that."""
         return None
 
     def learned_weights(self) -> LearnedWeights | None:

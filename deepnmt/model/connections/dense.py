@@ -1,8 +1,15 @@
 """Dense residual connection: the input of a layer is the sum of all outputs below it."""
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from deepnmt.model.connections.connection import Connection, ConnectionConfig, History
+from deepnmt.model.connections.connection import (
+    Connection,
+    ConnectionConfig,
+    History,
+    Mixture,
+    StackShape,
+    lower_triangle,
+)
 from deepnmt.model.kernels.mixture import mix
 
 
@@ -18,6 +25,14 @@ class Dense(Connection):
 
     Config = DenseConfig
     grows = True
+    is_mixture = True
+
+    def __init__(self, config: DenseConfig, shape: StackShape) -> None:
+        super().__init__(config, shape)
+        self.count = shape.num_layers + 1
+
+    def mixture(self) -> Mixture:
+        return Mixture(lower_triangle(self.count).float().unsqueeze(2), [nn.Identity()] * self.count)
 
     def read(self, history: History) -> Tensor:
         return mix(history, history[0].new_ones(len(history), 1).float())

@@ -12,8 +12,8 @@ from deepnmt.model.connections.connection import (
     Connection,
     ConnectionConfig,
     History,
+    Mixture,
     StackShape,
-    StepMixture,
     lower_triangle,
 )
 from deepnmt.model.kernels.mixture import open_tape
@@ -60,6 +60,7 @@ class Dlcl(Connection):
 
     Config: ClassVar[type[ConnectionConfig]] = DlclConfig
     grows = True
+    is_mixture = True
     connected: Tensor
 
     def __init__(self, config: DlclConfig, shape: StackShape) -> None:
@@ -106,9 +107,8 @@ class Dlcl(Connection):
     def matrix(self) -> Tensor:
         return self.effective().detach().float().mean(2).cpu()
 
-    def step_mixture(self) -> StepMixture | None:
-        matrix = self.effective()
-        return StepMixture(matrix[:, :, 0].contiguous(), list(self.norms)) if matrix.shape[2] == 1 else None
+    def mixture(self) -> Mixture | None:
+        return Mixture(self.effective(), list(self.norms))
 
     def _norms_of_outputs(self) -> list[nn.Module]:
         return [norm if self.norms_outputs or k == 0 else nn.Identity() for k, norm in enumerate(self.norms)]

@@ -3,7 +3,14 @@
 import torch
 from torch import Tensor, nn
 
-from deepnmt.model.connections.connection import Connection, ConnectionConfig, History, LearnedWeights, StackShape
+from deepnmt.model.connections.connection import (
+    Connection,
+    ConnectionConfig,
+    History,
+    LearnedWeights,
+    Mixture,
+    StackShape,
+)
 from deepnmt.model.kernels.mixture import mix
 
 
@@ -15,6 +22,7 @@ class Fusion(Connection):
     """The stack's result is sum_k w_k y_k over all its outputs (Wang et al. 2018; figure 2c of the paper)."""
 
     Config = FusionConfig
+    is_mixture = True
 
     def __init__(self, config: FusionConfig, shape: StackShape) -> None:
         super().__init__(config, shape)
@@ -29,6 +37,9 @@ class Fusion(Connection):
         rows = torch.eye(count)
         rows[-1] = self.weight.detach().float().cpu()[:, 0]
         return rows
+
+    def mixture(self) -> Mixture:
+        return Mixture(self.matrix().unsqueeze(2), [nn.Identity() for _ in self.weight])
 
     def learned_weights(self) -> LearnedWeights:
         return LearnedWeights(self.matrix()[-1:], ("result",), ("the output",))  # the rows below it are not learned

@@ -1,6 +1,6 @@
 """The standard residual stack: the input of a layer is the output of the previous one."""
 
-from deepnmt.model.connections.connection import Connection, ConnectionConfig, StepMixture
+from deepnmt.model.connections.connection import Connection, ConnectionConfig, Mixture
 
 
 class ResidualConfig(ConnectionConfig):
@@ -13,6 +13,7 @@ class Residual(Connection):
     Config = ResidualConfig
     grows = True
     has_shortcuts = False
+    is_mixture = True
 
-    def step_mixture(self) -> StepMixture:
-        return StepMixture(None, ())
+    def mixture(self) -> Mixture:
+        return Mixture(None, ())

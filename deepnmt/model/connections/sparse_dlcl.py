@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from deepnmt.model.connections.connection import ConnectionConfig, StackShape, StepMixture
+from deepnmt.model.connections.connection import ConnectionConfig, Mixture, StackShape
 from deepnmt.model.connections.dlcl import Dlcl, DlclConfig, DlclHistory
 from deepnmt.settings import check_bounds
 
@@ -63,9 +63,9 @@ class SparseDlcl(Dlcl):
     def matrix(self) -> Tensor:
         return self._whole().detach().cpu()
 
-    def step_mixture(self) -> StepMixture:
-        norms = dict(zip(self.ends, self.norms, strict=True))
-        return StepMixture(self._whole(), [norms.get(depth, nn.Identity()) for depth in range(self.ends[-1] + 1)])
+    def mixture(self) -> Mixture:
+        norms, depths = dict(zip(self.ends, self.norms, strict=True)), range(self.ends[-1] + 1)
+        return Mixture(self._whole().unsqueeze(2), [norms.get(depth, nn.Identity()) for depth in depths])
 
     def _whole(self) -> Tensor:
         """With a row and a column for every layer."""

@@ -5,8 +5,8 @@ from torch import Tensor, nn
 from deepnmt.model.connections.connection import (
     ConnectionConfig,
     LearnedWeights,
+    Mixture,
     StackShape,
-    StepMixture,
     lower_triangle,
 )
 from deepnmt.model.connections.dlcl import Dlcl, DlclConfig, DlclHistory
@@ -34,6 +34,7 @@ class TransparentDlcl(Dlcl):
 
     Config = TransparentDlclConfig
     grows = False
+    is_mixture = False  # with several readers
 
     def __init__(self, config: TransparentDlclConfig, shape: StackShape) -> None:
         super().__init__(DlclConfig(), shape)
@@ -60,8 +61,8 @@ class TransparentDlcl(Dlcl):
     def matrix(self) -> Tensor:
         return self.effective().detach().cpu()
 
-    def step_mixture(self) -> StepMixture | None:
-        return StepMixture(self.effective(), list(self.norms)) if self.num_readers == 1 else None
+    def mixture(self) -> Mixture | None:
+        return Mixture(self.effective().unsqueeze(2), list(self.norms)) if self.num_readers == 1 else None
 
     def learned_weights(self) -> LearnedWeights:
         layers, readers = range(1, self.num_layers + 1), [f"reader {j}" for j in range(1, self.num_readers + 1)]

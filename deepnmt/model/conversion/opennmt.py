@@ -1,7 +1,8 @@
 """Checkpoints of OpenNMT-py 2 and 3, whose Transformers are pre-norm: `model`, `generator`, `vocab` and `opt`.
 
 The decoder starts with <s>, and the source has no end symbol. Version 3 may store the weights beside CHECKPOINT.pt, in
-CHECKPOINT.00.safetensors and so on; version 2 stores its vocabularies as objects of torchtext.
+CHECKPOINT.safetensors (its trainer) or CHECKPOINT.00.safetensors and so on (its converters); version 2 stores its
+vocabularies as objects of torchtext.
 """
 
 import argparse
@@ -32,6 +33,7 @@ CLASSES = (
     "torchtext.data.utils._split_tokenizer",
     "torchtext.vocab.Vocab",
 )
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "swiglu"}  # silu has a gate beside it
 # Settings that the names and shapes do not show, with what deepnmt computes.
 KNOWN: dict[str, tuple[Any, ...]] = {
     "model_task": ("seq2seq",),
@@ -41,7 +43,7 @@ KNOWN: dict[str, tuple[Any, ...]] = {
     "copy_attn": (False,),
     "generator_function": ("softmax",),
     "layer_norm": ("standard", "rms"),
-    "pos_ffn_activation_fn": ("relu", "gelu", "silu"),
+    "pos_ffn_activation_fn": tuple(ACTIVATIONS),
     "position_encoding_type": ("SinusoidalInterleaved", "SinusoidalConcat"),
     "relative_positions_buckets": (0,),
     "rotary_theta": (10000,),
@@ -87,9 +89,11 @@ def read(path: Path) -> ForeignModel:
     if start not in STARTS:
         raise _unsupported(path, f"decoder_start_token = {start}")
     foreign = ForeignModel(path, _renamed(path, _weights(path, stored)), settings)
+    if settings.get("layer_norm") == "rms" and "encoder.layer_norm.bias" in foreign.state:
+        raise _unsupported(path, "RMSNorm in the layers but not after them, as in version 3.1")
     config = _positions(foreign) | {
         "norm_kind": "rms" if settings.get("layer_norm") == "rms" else "layer",
-        "activation": _activation(foreign),
+        "activation": ACTIVATIONS[settings.get("pos_ffn_activation_fn") or "relu"],
         "start_id": STARTS[start],
     }
     heads, dim = int(foreign.number("heads")), foreign.tensor("encoder.embed_tokens.weight").shape[1]
@@ -123,9 +127,10 @@ def _unsupported(path: Path, what: str) -> InputError:
 def _weights(path: Path, stored: Mapping[str, Any]) -> dict[str, Tensor]:
     """The weights of the checkpoint or of the files beside it, with the output projection as `generator`."""
     if "model" not in stored:
-        parts = sorted(path.parent.glob(f"{glob.escape(path.stem)}.*.safetensors"))
+        beside = path.with_suffix(".safetensors")
+        parts = [beside] if beside.is_file() else sorted(path.parent.glob(f"{glob.escape(path.stem)}.*.safetensors"))
         if not parts:
-            raise InputError(f"{path} has no weights, and there is no {path.stem}.00.safetensors beside it")
+            raise InputError(f"{path} has no weights, and there is no {beside.name} beside it")
         return {name: tensor for part in parts for name, tensor in read_tensors(part).items()}
     model, generator = stored["model"], stored.get("generator")
     if not isinstance(model, dict) or not isinstance(generator, dict):
@@ -155,17 +160,11 @@ def _positions(foreign: ForeignModel) -> dict[str, Any]:
         interleaved = foreign.settings.get("position_encoding_type") != "SinusoidalConcat"
         return {"positions": "sinusoidal-hf" if interleaved else "sinusoidal", "first_position": 0}
     if distance < -1 or distance == 0:
-        raise _unsupported(foreign.path, f"max_relative_positions = {distance} without position_encoding")
+        kind = "no positions" if distance == 0 else "ALiBi"
+        raise _unsupported(foreign.path, f"{kind} (max_relative_positions = {distance} without position_encoding)")
     if distance == -1:
         return {"positions": "rotary", "scale_embeddings": False}
     return {"positions": "relative", "max_distance": distance, "scale_embeddings": False}
-
-
-def _activation(foreign: ForeignModel) -> str:
-    """Since version 3.1, silu has a gate beside it, as in SwiGLU."""
-    name = str(foreign.settings.get("pos_ffn_activation_fn", "relu"))
-    is_gated = "encoder.layers.0.fc3.weight" in foreign.state
-    return {"silu": "swiglu" if is_gated else "swish"}.get(name, name)
 
 
 def _first(value: Any) -> Any:

@@ -64,7 +64,7 @@ def read(path: Path) -> ForeignModel:
     folder, file = (path, path / PARAMETERS) if path.is_dir() else (path.parent, path)
     settings = _read_settings(folder)
     activation = ACTIVATIONS[settings["config_encoder.act_type"], settings["config_encoder.use_glu"]]
-    stored = {name: tensor for name, tensor in read_state_dict(file).items() if not IGNORED.fullmatch(name)}
+    stored = {name: tensor for name, tensor in _read_parameters(file).items() if not IGNORED.fullmatch(name)}
     if activation == "swiglu":
         _pack_gates(file, stored)
     state: dict[str, Tensor] = {}
@@ -86,6 +86,25 @@ def read(path: Path) -> ForeignModel:
     return foreign
 
 
+def _read_parameters(path: Path) -> dict[str, Tensor]:
+    if path.is_dir():
+        remedy = f"convert it with `python -m sockeye.convert_deepspeed --model {path.parent}`"
+        raise InputError(f"{path} is a folder, as DeepSpeed writes it; {remedy}")
+    try:
+        return read_state_dict(path)
+    except InputError as error:
+        if not _version(path.parent).startswith("3.0."):
+            raise
+        remedy = "if it has MXNet's parameters, convert them with `python -m sockeye.mx_to_pt` of Sockeye 3.0.15"
+        raise InputError(f"{error}; {remedy}") from error
+
+
+def _version(folder: Path) -> str:
+    """Empty if the folder does not say."""
+    path = folder / VERSION
+    return "".join(read_lines(path)).strip()[:20] if path.is_file() else ""
+
+
 def _read_vocabulary(path: Path) -> list[str]:
     """The symbols in the order of their numbers."""
     numbers = read_json(path)
@@ -99,10 +118,8 @@ def _read_vocabulary(path: Path) -> list[str]:
 
 def _read_settings(folder: Path) -> dict[str, str]:
     """The settings of `config`, which must be those that deepnmt supports."""
-    if (folder / VERSION).is_file():
-        version = "".join(read_lines(folder / VERSION)).strip()
-        if not version.startswith("3."):
-            raise InputError(f"{folder} is a model of Sockeye {version[:20]}; deepnmt supports those of Sockeye 3")
+    if (version := _version(folder)) and not version.startswith("3."):
+        raise InputError(f"{folder} is a model of Sockeye {version}; deepnmt supports those of Sockeye 3")
     path = folder / CONFIG
     settings = KNOWN | DEFAULTS | _read_tables(path)
     for name, value in KNOWN.items():

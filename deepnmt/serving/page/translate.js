@@ -17,9 +17,9 @@ export function startTranslate(limits) {
   const asked = () => ({ model: model.name, source: model.source, target: model.target, terms: terms() });
   const key = (text) => JSON.stringify([asked(), text]);
 
-  // The complete lines; one that is still being typed does not count.
+  // The complete lines, also with a tab, as copied from a table; one that is still being typed does not count.
   function terms() {
-    const lines = byId("terms").value.split("\n").map((line) => /^([^=]*[^=\s])\s*=\s*(\S.*)$/.exec(line.trim()));
+    const lines = byId("terms").value.split("\n").map((line) => /^([^=\t]*[^=\s])\s*[=\t]\s*(\S.*)$/.exec(line.trim()));
     return lines.filter(Boolean).map(([, term, text]) => [term, text]);
   }
 

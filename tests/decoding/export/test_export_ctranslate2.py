@@ -16,7 +16,6 @@ from deepnmt.decoding import export as exporting
 from deepnmt.decoding.export import ctranslate2 as writing
 from deepnmt.decoding.export.argos import SUFFIX
 from deepnmt.decoding.export.comparison import compare, random_sources
-from deepnmt.decoding.export.expressible import MIXED
 from deepnmt.decoding.translator import Translator
 from deepnmt.errors import RunError
 from deepnmt.model.connections import CONNECTIONS
@@ -128,7 +127,7 @@ def test_a_mixture_of_layers_is_refused_before_anything_is_written(kind, tmp_pat
     model = save(tmp_path / "MODEL", random_model(connections=(CONNECTIONS[kind].Config(), None)))
     with unchanged(tmp_path):
         assert main(["export", str(model), "--to", "ctranslate2"]) == 2
-    others = "--to onnx or --to huggingface" if kind in MIXED else "--to onnx"
+    others = "--to onnx or --to huggingface" if CONNECTIONS[kind].is_mixture else "--to onnx"
     assert capsys.readouterr().err == (
         "deepnmt: this model cannot be exported to CTranslate2: it passes on the last layer's output only, and this "
         f"model has encoder.connection = {kind} (export it {others}, or train a model with connection = residual)\n"

@@ -19,7 +19,6 @@ from deepnmt.data.vocabulary import EOS
 from deepnmt.decoding import export as exporting
 from deepnmt.decoding.export import huggingface as writing
 from deepnmt.decoding.export.comparison import compare, random_sources
-from deepnmt.decoding.export.expressible import MIXED
 from deepnmt.decoding.translator import Translator
 from deepnmt.errors import RunError
 from deepnmt.model.connections import CONNECTIONS
@@ -44,7 +43,17 @@ SHAPES = [
     (OURS, {"norm": "pre", "connections": (DlclConfig(groups=4, norm_embedding=True), DlclConfig(softmax=True))}),
     (OURS, {"norm": "post", "connections": (DlclConfig(norm_embedding=True, window=2), DlclConfig(norm=False))}),
 ]
-MIXTURES = [(OURS, {"connections": (CONNECTIONS[kind].Config(), None)}) for kind in MIXED if kind != "dlcl"]
+MIXTURES = [
+    (OURS, {"norm": norm, "connections": (CONNECTIONS[kind].Config(**options), None)})
+    for kind, options in {
+        "dense": {},
+        "average": {},
+        "fusion": {},
+        "sparse-dlcl": {"block": 2},
+        "denseformer": {},
+    }.items()
+    for norm in ("pre", "post")
+]
 
 
 @pytest.mark.parametrize(("name", "shape"), [*SHAPES, *MIXTURES])
