@@ -67,14 +67,16 @@ def distill(
 
     Sequence-level knowledge distillation, Kim and Rush 2016 (https://arxiv.org/abs/1606.07947). `model` is a MODEL
     folder, or several, which form an ensemble. With `reference`, the target of that text, each line gets the one of its
-    `nbest` translations (default: `beam`) that is most like its reference, by chrF; without it, the best one. The
-    files, `options` (except sampling), resuming and torchrun are as in `backtranslate`.
+    `nbest` translations (default: `beam`) that is most like its reference, by chrF; without it, the best one, which
+    `mbr` may choose. The files, `options` (except sampling), resuming and torchrun are as in `backtranslate`.
     """
     folders = [Path(folder) for folder in ([model] if isinstance(model, str | Path) else model)]
     source, out, sides = Path(source), Path(out), ("target", "source")
     check_text(source)
     if options.get("sampling"):
-        raise InputError("distill searches for the best translations: omit sampling")
+        raise InputError("distill writes the best translations: omit sampling")
+    if reference is not None and options.get("mbr"):
+        raise InputError("mbr and the reference both choose the translation: omit one of them")
     if reference is None:
         if "nbest" in options:
             raise InputError(

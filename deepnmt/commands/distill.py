@@ -2,7 +2,7 @@
 
 import argparse
 
-from deepnmt.commands.options import CHUNK, LANGUAGES, SAMPLING, add_options, add_translation_options, for_translation
+from deepnmt.commands.options import CHUNK, LANGUAGES, add_options, add_translation_options, for_translation
 from deepnmt.progress import say
 
 EXAMPLE = """deepnmt distill TEACHER --source train.en --reference train.de --out kd/train
@@ -24,7 +24,7 @@ OPTIONS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(parser, OPTIONS | LANGUAGES | CHUNK, "--source", "--out")
-    add_translation_options(parser, *SAMPLING)
+    add_translation_options(parser, "sampling")
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from deepnmt.decoding.config import TranslationConfig
+from deepnmt.decoding.config import MBR_EPSILON, TranslationConfig
 from deepnmt.devices import tune_for_translation, use_threads
 from deepnmt.settings import from_table
 
@@ -51,9 +51,12 @@ SEARCH = {
 }
 SAMPLING = {
     "sampling": "sample translations instead of searching",
+    "mbr": "minimum Bayes risk: of several samples, the one most like the others by this score",
+    "samples": "number of samples per sentence for --mbr",
     "temperature": "softmax temperature; below 1 is sharper, above 1 flatter",
     "top_k": "sample from the N most probable subwords; 0: all",
     "top_p": "sample from the most probable subwords with this total probability",
+    "epsilon": f"sample no subword less probable than this (default: {MBR_EPSILON} with --mbr, else 0)",
     "seed": "random seed; a sentence gets the same translation with the same seed",
 }
 

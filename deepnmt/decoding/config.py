@@ -6,6 +6,8 @@ from typing import Literal
 
 from deepnmt.settings import check_bounds
 
+MBR_EPSILON = 0.02  # Freitag et al. 2023, https://arxiv.org/abs/2305.09860
+
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingConfig:
@@ -27,6 +29,8 @@ class SearchConfig(DecodingConfig):
 
     nbest: int = 1
     sampling: bool = False  # draw `nbest` times instead of searching
+    mbr: Literal["chrf", "bleu"] | None = None  # draw `samples` times, and rank by this utility
+    samples: int = 64
     penalty_form: Literal["length", "gnmt"] = "length"
     patience: float = 1.0
     stop_early: bool = True
@@ -35,8 +39,15 @@ class SearchConfig(DecodingConfig):
         super().__post_init__()
         check_bounds(self, "patience", above=0)
         check_bounds(self, "nbest", least=1)
-        if self.nbest > self.beam and not self.sampling:
-            raise ValueError(f"nbest must be between 1 and the beam ({self.beam}), not {self.nbest}")
+        check_bounds(self, "samples", least=2)
+        most, name = (self.samples, "number of samples") if self.mbr else (self.beam, "beam")
+        if self.nbest > most and (self.mbr or not self.sampling):
+            raise ValueError(f"nbest must be between 1 and the {name} ({most}), not {self.nbest}")
+
+    @property
+    def draws(self) -> int:
+        """The number of samples of each sentence; 0: it is searched."""
+        return self.samples if self.mbr else self.nbest if self.sampling else 0
 
 
 @dataclass(frozen=True)
@@ -55,8 +66,9 @@ class SlotShape:
 class TranslationConfig(SearchConfig):
     """How to translate. Lengths are in subwords without the end; a target may be ratio * source + extra long.
 
-    Sampling draws from the `top_k` most probable symbols (0: all), of these from the fewest that hold `top_p` of the
-    mass.
+    Sampling draws from the symbols whose probability is at least `epsilon` (or from the most probable one if there is
+    none), of these from the `top_k` most probable (0: all), and of these from the fewest that hold `top_p` of the mass.
+    Of these three, only the last depends on the temperature.
     """
 
     min_length: int = 0
@@ -68,6 +80,7 @@ class TranslationConfig(SearchConfig):
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    epsilon: float | None = None  # None: MBR_EPSILON for MBR, else 0
     seed: int = 1
     alignments: bool = False
     max_source_length: int = 256  # a longer line is cut into sentences or clauses
@@ -87,11 +100,24 @@ class TranslationConfig(SearchConfig):
             )
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, not {self.top_p}")
-        for name, unused in {"temperature": 1.0, "top_k": 0, "top_p": 1.0}.items():
-            if not self.sampling and getattr(self, name) != unused:
-                raise ValueError(f"{name} = {getattr(self, name)} has no effect without sampling")
-        if self.sampling and self.patience != 1:
-            raise ValueError(f"patience = {self.patience} has no effect with sampling")
+        check_bounds(self, "epsilon", least=0, below=1)
+        if not self.draws:
+            self._check_unused("temperature top_k top_p epsilon", "without sampling")
+        else:
+            self._check_unused("patience", "with sampling")
+        if not self.mbr:
+            self._check_unused("samples", "without mbr")
+
+    def _check_unused(self, names: str, when: str) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in names.split() and value != field.default:
+                raise ValueError(f"{field.name} = {value} has no effect {when}")
+
+    @property
+    def least_probability(self) -> float:
+        """Of a symbol that may be drawn."""
+        return self.epsilon if self.epsilon is not None else MBR_EPSILON if self.mbr else 0.0
 
     @property
     def search(self) -> SearchConfig:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from statistics import fmean
 from typing import TypeVar
 
 import torch
@@ -25,7 +26,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A translation with the `score` used for ranking, the model's `log_prob`, and the `alignment` if requested."""
+    """A translation with the `score` used for ranking (for MBR, the expected utility), the model's `log_prob`, and the
+    `alignment` if requested."""
 
     text: str
     score: float
@@ -164,7 +166,7 @@ def join_pieces(
         if len(of_text) > 1:
             found = [_joined(parts, language, config) for parts in zip(*of_text, strict=False)]
         found.sort(key=lambda hypothesis: -hypothesis.score)
-        results[number] = found if config.sampling else different(found)
+        results[number] = found if config.sampling and not config.mbr else different(found)
     return results
 
 
@@ -176,7 +178,8 @@ def _joined(parts: Sequence[Hypothesis], language: str, config: TranslationConfi
     alignments = [part.alignment for part in parts if part.alignment is not None]
     alignment = Alignment.joined(alignments) if alignments else None
     text = join_translations([part.text for part in parts], language)
-    return Hypothesis(text, log_prob / penalty, log_prob, tokens, alignment)
+    score = fmean(part.score for part in parts) if config.mbr else log_prob / penalty
+    return Hypothesis(text, score, log_prob, tokens, alignment)
 
 
 def different(hypotheses: list[Hypothesis]) -> list[Hypothesis]:

@@ -34,9 +34,9 @@ class PreparedModel:
         return PreparedModel(self.model, PackedLinear(weight, bias))
 
     @torch.inference_mode()
-    def start(self, source: Tensor, beam: int) -> Cache:
+    def start(self, source: Tensor, beam: int, families: int = 1) -> Cache:
         """source: (B, S) ids, padded at the end"""
-        return self.model.start(self.model.encode(source), beam)
+        return self.model.start(self.model.encode(source), beam, families)
 
     def step(self, symbols: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """symbols (B * K,) -> logits (B * K, V) of the next position.

@@ -1,6 +1,7 @@
 """Greedy search and reproducible sampling."""
 
 import hashlib
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -54,17 +55,13 @@ class Paths(Growing):
         self.done = self.ended.all(1)
         self.position += 1
 
-    def _choose(self, logits: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+    def _choose(self, logits: Tensor, end: Tensor, normaliser: Tensor) -> tuple[Tensor, Tensor]:
         """One symbol (N, 1) for each row of logits (N, V), which may be the end."""
         logits[:, self.rules.eos, None] = end
         if self.numbers is None:
             return top_symbols(logits, 1)
-        values, symbols = logits / self.config.temperature, None
-        if self.config.top_k:
-            values, symbols = top_symbols(values, self.config.top_k)
-        elif self.config.top_p < 1:
-            values, symbols = values.sort(dim=1, descending=True, stable=True)
-        mass = values.double().softmax(1)
+        values, symbols = self._possible(logits, normaliser)
+        mass = (values / self.config.temperature).double().softmax(1)
         cumulative = mass.cumsum(1)
         total = cumulative[:, -1:]
         if self.config.top_p < 1:
@@ -74,6 +71,21 @@ class Paths(Growing):
         place = torch.searchsorted(cumulative, number * total, right=True).clamp(max=values.shape[1] - 1)
         chosen = place if symbols is None else symbols.gather(1, place)
         return logits.gather(1, chosen), chosen
+
+    def _possible(self, logits: Tensor, normaliser: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The logits (N, C) of the symbols to draw from, best first; None: of all symbols, in their order."""
+        top_k, epsilon = self.config.top_k or logits.shape[1], self.config.least_probability
+        if epsilon:
+            # No more than 1 / epsilon symbols are that probable.
+            values, symbols = top_symbols(logits, int(min(top_k, 1 / epsilon + 1)))
+            improbable = values < normaliser + math.log(epsilon)
+            improbable[:, 0] = False
+            return values.masked_fill(improbable, -torch.inf), symbols
+        if self.config.top_k:
+            return top_symbols(logits, top_k)
+        if self.config.top_p < 1:
+            return logits.sort(dim=1, descending=True, stable=True)
+        return logits, None
 
     def best(self) -> list[list[Found]]:
         lengths = (self.symbols != self.rules.eos).sum(2)

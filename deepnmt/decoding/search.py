@@ -33,8 +33,9 @@ S = TypeVar("S", bound=State)
 Step = Callable[[Tensor, S], tuple[Tensor, S]]
 
 
-# Logits (N, V) of symbols other than the end, and of the end (N, 1), to logits and symbols (N, C).
-Choose = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+# Logits (N, V) of symbols other than the end, that of the end (N, 1), and the model's normaliser (N, 1), to logits and
+# symbols (N, C).
+Choose = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 # A hypothesis is ranked by log probability / penalty(length); the length counts the end symbol.
 PENALTIES: dict[str, Callable[[Tensor, float], Tensor]] = {
@@ -127,7 +128,7 @@ class Growing(ABC):
         forced_value = logits.gather(1, forced.clamp(min=0))
         end = logits[:, rules.eos, None].masked_fill(~may_end, -torch.inf)
         rules.forbid(logits, self.symbols.flatten(0, 1), self.position)
-        values, symbols = choose(logits, end)
+        values, symbols = choose(logits, end, normaliser)
         only = torch.full_like(values, -torch.inf)
         only[:, :1] = torch.where(self.position < rules.free, normaliser, forced_value)
         values, symbols = torch.where(forced == FREE, values, only), torch.where(forced == FREE, symbols, forced)
@@ -205,7 +206,7 @@ class Beams(Growing):
         self.ended_symbols = self.symbols.new_full((sentences, config.nbest, length), rules.eos)
 
     def advance(self, logits: Tensor) -> Tensor:
-        values, symbols, end = self._by_hypothesis(logits, lambda logits, end: top_symbols(logits, self.last.shape[1]))
+        values, symbols, end = self._by_hypothesis(logits, lambda logits, *_: top_symbols(logits, self.last.shape[1]))
         # The K most probable extensions by a symbol other than the end.
         best = (self.log_probs[:, :, None] + values).flatten(1).topk(self.last.shape[1], dim=1)
         self._finish(self.log_probs + end, best.values)

@@ -113,7 +113,7 @@ class TermBeams(Beams):
     def advance(self, logits: Tensor) -> Tensor:
         more = self._next_symbols()
 
-        def choose(logits: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+        def choose(logits: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
             values, symbols = top_symbols(logits, self.last.shape[1])
             return torch.cat([values, logits.gather(1, more)], dim=1), torch.cat([symbols, more], dim=1)
 

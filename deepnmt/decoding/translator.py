@@ -18,6 +18,8 @@ from deepnmt.decoding.continuous import CannotFuseError, ContinuousSearches, can
 from deepnmt.decoding.glossary import Glossary, lacks_terms, windows
 from deepnmt.decoding.likelihood import Likelihood, likelihoods
 from deepnmt.decoding.lines import Warn
+from deepnmt.decoding.mbr import by_expected_utility
+from deepnmt.decoding.pairwise import pairwise
 from deepnmt.decoding.pieces import Hypothesis as Hypothesis
 from deepnmt.decoding.pieces import Piece, batched, cut_texts, join_pieces, keep_found, padded
 from deepnmt.decoding.prepared import PreparedModel, prepare
@@ -36,7 +38,7 @@ from deepnmt.settings import from_table
 BATCH_TOKENS = {"cpu": 3072, "cuda": 24_576}
 BATCH_SENTENCES = {"cpu": 64, "cuda": 1024}
 MAX_LENGTH = 100_000  # subwords of a translation, whatever the settings say: memory is allocated for them
-TERM_ROWS = {"cpu": 512, "cuda": 8192}  # hypotheses in a batch of the search for terms, whose beams may be wide
+ROWS = {"cpu": 512, "cuda": 8192}  # hypotheses in a batch of the search for terms or of samples, if there are many
 
 
 class Translator:
@@ -139,8 +141,10 @@ class Translator:
         config = from_table(TranslationConfig, self.defaults | settings)
         warn = warn or _warn
         texts, prefixes = _strings("texts", texts), None if prefixes is None else _strings("prefixes", prefixes)
-        if terms and config.sampling:
-            raise InputError("terms need a beam search: omit them, or sampling")
+        if terms and config.draws:
+            raise InputError(f"terms need a beam search: omit them, or {'mbr' if config.mbr else 'sampling'}")
+        if config.mbr:
+            pairwise(config.mbr, self.tokenizers[0].target.language)  # refuses a language that it cannot split
         pieces = cut_texts(texts, prefixes, self.tokenizers, self.max_positions, config.max_source_length, warn)
         glossary = terms if isinstance(terms, Glossary) else self.glossary(terms) if terms else None
         for batch in self._translated(pieces, config):
@@ -172,12 +176,14 @@ class Translator:
     def _translated(self, pieces: list[Piece], config: TranslationConfig) -> Iterator[list[Piece]]:
         """Translate the pieces, and yield some when they are done."""
         opening = self.tokenizers[0].target.opening()
-        free = not config.sampling and all(piece.prefix == opening for piece in pieces)
+        free = not config.draws and all(piece.prefix == opening for piece in pieces)
         if self.continuous is not None and free and ContinuousSearches.suits(config, config.no_repeat_ngram):
             yield from self._translated_in_slots(self.continuous, pieces, config)
             pieces = [piece for piece in pieces if not piece.is_done]
         # The longest first, so that running out of memory shows at once.
-        budget, most = (of.get(self.device.type, of["cpu"]) for of in (BATCH_TOKENS, BATCH_SENTENCES))
+        budget, most, rows = (_of_device(of, self.device) for of in (BATCH_TOKENS, BATCH_SENTENCES, ROWS))
+        if config.draws:
+            most = max(min(most, rows // config.draws), 1)
         longest_first = sorted(pieces, key=lambda piece: -piece.length)
         batches = batched(longest_first, lambda piece: piece.length, config.batch_tokens or budget, most)
         yield from self._translated_in_batches(list(batches), config)
@@ -201,7 +207,7 @@ class Translator:
             again = [piece for piece, _ in found if piece.terms]
             before = [piece.hypotheses for piece in again]
             widest_first = sorted(again, key=lambda piece: -width(piece))
-            for rows in batched(widest_first, width, TERM_ROWS.get(self.device.type, TERM_ROWS["cpu"])):
+            for rows in batched(widest_first, width, _of_device(ROWS, self.device)):
                 self._translate_batch(rows, config)
             for piece, hypotheses in zip(again, before, strict=True):
                 piece.terms = [] if piece.hypotheses else [Term(term.symbols) for term in piece.terms]
@@ -278,6 +284,12 @@ class Translator:
         self._keep(batch, found, config)
 
     def _keep(self, batch: list[Piece], found: list[list[Found]], config: TranslationConfig) -> None:
+        if config.mbr:
+            target = self.tokenizers[0].target
+            utility = pairwise(config.mbr, target.language)
+            texts = [[target.decode(sample.symbols) for sample in samples] for samples in found]
+            ranked = map(partial(by_expected_utility, utility=utility), found, texts)
+            found = [samples[: config.nbest] for samples in ranked]
         for piece, candidates in zip(batch, found, strict=True):
             piece.symbols = candidates[0].symbols if candidates else []
         keep_found(batch, found, config, self.models[0], self.tokenizers[0])
@@ -293,7 +305,9 @@ class Translator:
         growing = self._growing(batch, rules, config)
         sources = [padded(part, device=self.device) for part in zip(*(piece.sources for piece in batch), strict=True)]
         count = growing.last.shape[1]
-        parts: list[Any] = [model.start(ids, count) for model, ids in zip(self.prepared, sources, strict=True)]
+        beam, families = (1, count) if isinstance(growing, Paths) else (count, 1)  # paths are never reordered
+        models = zip(self.prepared, sources, strict=True)
+        parts: list[Any] = [model.start(ids, beam, families) for model, ids in models]
         if listed is not None:
             parts = [listed.state(part) for part in parts]
         step = steps[0] if len(parts) == 1 else partial(ensemble_step, steps)
@@ -305,12 +319,12 @@ class Translator:
     def _growing(self, batch: list[Piece], rules: Rules, config: TranslationConfig) -> Growing:
         if batch[0].terms:
             return TermBeams(rules, config, [piece.terms for piece in batch])
-        if not config.sampling and (config.beam > 1 or config.patience > 1):  # else the same as greedy search
+        if not config.draws and (config.beam > 1 or config.patience > 1):  # else the same as greedy search
             return Beams(rules, config)
         numbers = None
-        if config.sampling:
+        if config.draws:
             sentences = [piece.sources[0] for piece in batch]
-            numbers = random_numbers(sentences, config.seed, config.nbest, rules.total + 1).to(self.device)
+            numbers = random_numbers(sentences, config.seed, config.draws, rules.total + 1).to(self.device)
         return Paths(rules, config, numbers)
 
     def _rules(self, batch: list[Piece], config: TranslationConfig, device: torch.device) -> Rules:
@@ -342,6 +356,10 @@ def default_settings(folder: Path) -> dict[str, Any]:
         raise InputError(f"{where} must be a table of settings, not {settings!r}")
     from_table(TranslationConfig, settings, where)
     return settings
+
+
+def _of_device(figures: Mapping[str, int], device: torch.device) -> int:
+    return figures.get(device.type, figures["cpu"])
 
 
 def _reopened(arguments: tuple[Any, ...], source: str, target: str) -> Translator:

@@ -3,7 +3,8 @@
 The keys and values of all hypotheses of a sentence share one row of slots, a slot for each hypothesis at each position.
 When a search reorders its hypotheses, no keys or values are copied; only the table of ancestors changes. Each
 hypothesis attends to the slots of its own ancestors. Hypotheses of a beam share most ancestors, so slots without
-descendants are dropped from time to time.
+descendants are dropped from time to time. Samples, which are never reordered, are families of one: each has its own row
+of slots, and they share only the source.
 
 Slots come in blocks without gaps between sentences: a CPU reads them twice as fast as slots with room for more. Only
 the last block grows, in a copy.
@@ -27,37 +28,41 @@ Blocks = Sequence[KeysValues]  # keys and values of each are (B, heads, slots, h
 
 @dataclass(frozen=True)
 class Cache:
-    """The slots of B sentences of K hypotheses each, and the keys and values of their sources.
+    """The slots of F families of K hypotheses each, and the keys and values of their sources.
 
-    Masks are 0 where a hypothesis may attend and -inf elsewhere.
+    The families of a sentence follow each other: a beam is one family, each sample is one. Masks are 0 where a
+    hypothesis may attend and -inf elsewhere.
     """
 
     past: Sequence[Blocks]  # for each decoder layer
-    lineage: Tensor  # (B, K, slots): 0 where the slot belongs to an ancestor of the hypothesis
+    lineage: Tensor  # (F, K, slots): 0 where the slot belongs to an ancestor of the hypothesis
     memory: list[KeysValues]  # for each decoder layer, a slot for each source position
     source_mask: Tensor  # (B, 1, 1, source length): -inf at padding
+    families: int = 1  # of each sentence
     length: int = 0  # positions decoded
-    places: Tensor | None = None  # (B, 1, slots): the position of each slot, for relative positions
+    places: Tensor | None = None  # (F, 1, slots): the position of each slot, for relative positions
     block_slots: int = 0  # how many a block may hold; 0: every position begins a new one
     need_attention: bool = False
-    attention: Tensor | None = None  # (B * K, source length): attention of the last step, if requested
+    attention: Tensor | None = None  # (F * K, source length): attention of the last step, if requested
 
     @property
     def beam(self) -> int:
         return self.lineage.shape[1]
 
     def reorder(self, rows: Tensor) -> "Cache":
-        """The cache in which row i continues row rows[i]. Row = sentence * K + k; rows stay in their sentence."""
+        """The cache in which row i continues row rows[i]. Row = family * K + k; rows stay in their family."""
         if self.beam == 1:
             return self
         return replace(self, lineage=self.lineage.flatten(0, 1).index_select(0, rows).view_as(self.lineage))
 
     def select(self, sentences: Tensor) -> "Cache":
         """The cache of these sentences only."""
+        families = torch.arange(self.families, device=sentences.device)
+        families = (sentences[:, None] * self.families + families).flatten()
         memory = [KeysValues(*(part[sentences] for part in layer)) for layer in self.memory]
-        past = [[KeysValues(*(part[sentences] for part in block)) for block in blocks] for blocks in self.past]
-        places = None if self.places is None else self.places[sentences]
-        lineage, source_mask = self.lineage[sentences], self.source_mask[sentences]
+        past = [[KeysValues(*(part[families] for part in block)) for block in blocks] for blocks in self.past]
+        places = None if self.places is None else self.places[families]
+        lineage, source_mask = self.lineage[families], self.source_mask[sentences]
         return replace(self, past=past, lineage=lineage, memory=memory, source_mask=source_mask, places=places)
 
     def narrowed(self) -> "Cache":

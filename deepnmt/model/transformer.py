@@ -134,22 +134,23 @@ class Transformer(nn.Module):
         (result,) = self.decoder(self.target_embedding(target.ids, positions), given)
         return result
 
-    def start(self, encoded: Encoded, beam: int = 1, need_attention: bool = False) -> Cache:
-        """A cache for `beam` hypotheses of each encoded (padded) sentence, nothing decoded yet."""
+    def start(self, encoded: Encoded, beam: int = 1, families: int = 1, need_attention: bool = False) -> Cache:
+        """A cache for `families` times `beam` hypotheses of each encoded (padded) sentence, nothing decoded yet."""
         source = encoded.source
         if not isinstance(source, PaddedSequences):
             raise TypeError("incremental decoding needs padded sources")
         memory = [
             KeysValues(*(cached(part.transpose(1, 2)) for part in layer)) for layer in self.project_memories(encoded)
         ]
-        sentences, dtype, device = len(source.ids), memory[0].keys.dtype, source.ids.device
+        rows, dtype, device = len(source.ids) * families, memory[0].keys.dtype, source.ids.device
         mask = torch.zeros(source.padding.shape, dtype=dtype, device=device)
         return Cache(
             past=[[] for _ in memory],
-            lineage=mask.new_empty(sentences, beam, 0),
+            lineage=mask.new_empty(rows, beam, 0),
             memory=memory,
             source_mask=mask.masked_fill(source.padding, -torch.inf)[:, None, None, :],
-            places=source.ids.new_empty(sentences, 1, 0) if self.is_relative else None,
+            families=families,
+            places=source.ids.new_empty(rows, 1, 0) if self.is_relative else None,
             block_slots=BLOCK_SLOTS.get(device.type, BLOCK_SLOTS["cpu"]),
             need_attention=need_attention,
         )
@@ -163,14 +164,14 @@ class Transformer(nn.Module):
         """The step before the output projection: (rows, dim)."""
         self._check_length(cache.length + 1)
         cache = cache.compact()
-        sentences, beam, _ = cache.lineage.shape
+        families, beam, _ = cache.lineage.shape
         itself = torch.eye(beam, dtype=cache.lineage.dtype, device=tokens.device).log()  # 0, elsewhere -inf
-        lineage, places = torch.cat([cache.lineage, itself.expand(sentences, -1, -1)], dim=2), cache.places
+        lineage, places = torch.cat([cache.lineage, itself.expand(families, -1, -1)], dim=2), cache.places
         position = torch.tensor([cache.length], device=tokens.device)
         if places is not None:
-            places = torch.cat([places, position.expand(sentences, 1, beam)], dim=2)
+            places = torch.cat([places, position.expand(families, 1, beam)], dim=2)
         over_past = [PastVisibility(past, cache.block_slots, lineage, places) for past in cache.past]
-        over_memory = [MemoryVisibility(cache.source_mask, beam) for _ in over_past]
+        over_memory = [MemoryVisibility(cache.source_mask, beam * cache.families) for _ in over_past]
         over_memory[-1].need_weights = cache.need_attention
         rotation = self._rotation(position, self.config.decoder)
         for visibility in over_past:

@@ -14,7 +14,7 @@ from deepnmt.decoding.search import search
 
 drawn = partial(TranslationConfig, sampling=True)
 COUNT = 6000
-CHI_SQUARE_999 = {1: 10.8, 2: 13.8, 3: 16.3, 4: 18.5, 5: 20.5, 6: 22.5}  # exceeded once in a thousand
+CHI_SQUARE_999 = {0: 1e-9, 1: 10.8, 2: 13.8, 3: 16.3, 4: 18.5, 5: 20.5, 6: 22.5}  # exceeded once in a thousand
 
 
 def sample(table, sentences, config, count=1, max_length=1, shrinking=(), **more):
@@ -29,6 +29,10 @@ def expected_distribution(table, config):
     logits = table.logits(0, ()).astype(np.float64) / config.temperature
     logits[:EOS] = -np.inf
     order = np.argsort(-logits)
+    own = table.logits(0, ()).astype(np.float64)
+    improbable = np.exp(own) / np.exp(own).sum() < (config.epsilon or 0)
+    improbable[order[0]] = False
+    logits[improbable] = -np.inf
     if config.top_k:
         logits[order[config.top_k :]] = -np.inf
     probs = np.exp(logits - logits.max())
@@ -50,6 +54,11 @@ def expected_distribution(table, config):
         drawn(top_k=3),
         drawn(top_p=0.7),
         drawn(top_k=5, top_p=0.8, temperature=1.3),
+        drawn(epsilon=0.1),
+        drawn(epsilon=0.001),
+        drawn(epsilon=0.9),
+        drawn(epsilon=0.05, temperature=3.0),
+        drawn(epsilon=0.05, top_k=5, top_p=0.8, temperature=1.3),
     ],
     ids=str,
 )
@@ -80,6 +89,27 @@ def test_samples_state_the_probability_of_the_model_not_of_the_tempered_one():
     for config in (drawn(temperature=3.0), drawn(top_k=2)):
         for hypothesis in sample(table, [0], config, count=20, max_length=5)[0]:
             assert hypothesis.log_prob == pytest.approx(table.log_prob(0, hypothesis.symbols), abs=1e-4)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 4.0])
+def test_no_symbol_under_epsilon_is_ever_drawn_unless_it_is_the_most_probable(temperature):
+    table, epsilon, cut = Table(8, 40), 0.04, 0
+    for sentence, found in enumerate(sample(table, range(6), drawn(epsilon=epsilon, temperature=temperature), 100, 6)):
+        for hypothesis in found:
+            for position, symbol in enumerate(hypothesis.symbols):
+                logits = table.logits(sentence, tuple(hypothesis.symbols[:position])).astype(np.float64)
+                probs = np.exp(logits) / np.exp(logits).sum()
+                assert probs[symbol] >= epsilon - 1e-6 or symbol == EOS + logits[EOS:].argmax()
+                cut += (probs < epsilon).sum()
+    assert cut > 1000
+
+
+def test_an_epsilon_of_zero_changes_nothing():
+    table = Table(3, 30)
+    for more in ({}, {"top_k": 4}, {"top_p": 0.5}, {"temperature": 2.0}):
+        expected = sample(table, range(4), drawn(**more), count=5, max_length=8)
+        assert sample(table, range(4), drawn(epsilon=0.0, **more), count=5, max_length=8) == expected
+    assert sample(table, range(4), drawn(epsilon=1e-320), count=5, max_length=8)
 
 
 def test_samples_keep_the_rules():

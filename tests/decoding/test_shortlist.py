@@ -28,6 +28,7 @@ SETTINGS = {
     "beam": {"beam": 4, "nbest": 3},
     "greedy": {"beam": 1},
     "sampling": {"sampling": True, "nbest": 2, "seed": 3},
+    "mbr": {"mbr": "chrf", "samples": 8, "nbest": 2},
     "rules": {"beam": 3, "no_repeat_ngram": 2, "min_length": 4, "prefixes": TARGETS},
 }
 

@@ -270,7 +270,7 @@ def test_the_search_for_terms_is_cut_into_batches_of_few_rows(
 
     original = TermBeams.__init__
     monkeypatch.setattr(TermBeams, "__init__", observed)
-    monkeypatch.setattr("deepnmt.decoding.translator.TERM_ROWS", {"cpu": 20})
+    monkeypatch.setattr("deepnmt.decoding.translator.ROWS", {"cpu": 20})
     assert translator.translate(texts, terms=terms) == expected
     assert len(rows) > 1 and max(rows) <= 20
 

@@ -243,8 +243,11 @@ def test_backtranslation_is_parallel_text_for_prepare(digits_model, source, tmp_
     assert synthetic == expected
 
 
-def test_backtranslation_does_not_depend_on_the_number_of_ranks(random_model, source, tmp_path, monkeypatch, capsys):
-    options = ["--chunk", 6, "--min-length", 2, "--max-length", 6, "--device", "cpu"]
+@pytest.mark.parametrize("drawn", [[], ["--mbr", "chrf", "--samples", 6]], ids=["sampling", "mbr"])
+def test_backtranslation_does_not_depend_on_the_number_of_ranks(
+    random_model, source, tmp_path, monkeypatch, capsys, drawn
+):
+    options = ["--chunk", 6, "--min-length", 2, "--max-length", 6, "--device", "cpu", *drawn]
     assert run("backtranslate", random_model, source, "--out", tmp_path / "one", *options) == 0
     for rank in (2, 0, 1):
         monkeypatch.setitem(os.environ, "RANK", str(rank))

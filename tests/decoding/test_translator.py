@@ -66,8 +66,10 @@ def test_the_tiny_model_reverses_digits(translator, settings):
         {"beam": 4, "alignments": True},
         {"beam": 4, "prefixes": [target.split()[0] for target in TARGETS]},
         {"sampling": True, "nbest": 2, "seed": 4},
+        {"sampling": True, "epsilon": 0.05},
+        {"mbr": "chrf", "samples": 8},
     ],
-    ids=["beam", "greedy", "no repetition", "alignments", "prefixes", "sampling"],
+    ids=["beam", "greedy", "no repetition", "alignments", "prefixes", "sampling", "epsilon", "mbr"],
 )
 def test_a_gpu_translates_as_a_cpu_does(digits_model, translator, settings):
     expected = translator.translate_nbest(SOURCES, **settings)
@@ -502,6 +504,7 @@ def test_without_kernels_the_batches_take_over(digits_model):
 def test_what_slots_cannot_do_goes_to_batches(digits_model):
     translator = Translator(digits_model)
     translator.continuous = slots = Slots(translator.prepared[0])
-    for settings in ({"beam": 1}, {"no_repeat_ngram": 2}, {"sampling": True}, {"prefixes": ["zwei", "", "", ""]}):
+    drawn = {"sampling": True, "epsilon": 0.1}, {"mbr": "chrf", "samples": 4}
+    for settings in ({"beam": 1}, {"no_repeat_ngram": 2}, *drawn, {"prefixes": ["zwei", "", "", ""]}):
         assert len(translator.translate(SLOT_TEXTS, **settings)) == 4
     assert slots.asked == []

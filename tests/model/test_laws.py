@@ -82,12 +82,14 @@ def test_cached_decoding_equals_uncached(case):
         torch.testing.assert_close(logits, expected[:, position], rtol=1e-9, atol=1e-9)
 
 
+@mark.parametrize("families", [1, 3], ids=["beam", "samples"])
 @every_case
-def test_cached_beams_follow_their_hypotheses(case):
-    """Rows are moved within their sentence, then one sentence leaves; each row still equals its uncached history."""
+def test_cached_beams_follow_their_hypotheses(case, families):
+    """Rows are moved within their sentence, unless each is its own family; then one sentence leaves. Each row still
+    equals its uncached history."""
     model = model_of(case)
     beam, source = 3, padded(sentences(6, 4, 5))
-    cache = model.start(model.encode(source), beam=beam)
+    cache = model.start(model.encode(source), beam=beam // families, families=families)
     history = torch.empty(len(source) * beam, 0, dtype=torch.long)
 
     def advance(cache, history, source, seed):
@@ -100,7 +102,7 @@ def test_cached_beams_follow_their_hypotheses(case):
 
     cache, history = advance(cache, history, source, seed=3)
     cache, history = advance(cache, history, source, seed=4)
-    rows = torch.tensor([2, 2, 0, 3, 5, 4, 7, 7, 7])
+    rows = torch.tensor([2, 2, 0, 3, 5, 4, 7, 7, 7]) if families == 1 else torch.arange(9)
     cache, history = advance(cache.reorder(rows), history[rows], source, seed=5)
     kept = torch.tensor([2, 0])
     rows = (kept[:, None] * beam + torch.arange(beam)).flatten()

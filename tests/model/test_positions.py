@@ -125,6 +125,22 @@ def test_a_long_beam_drops_unused_slots_and_keeps_its_positions(name):
 
 
 @mark.parametrize("name", IN_ATTENTION)
+def test_samples_keep_their_positions(name):
+    model = scrambled(tiny_config(**POSITIONS[name]))
+    source, count = padded(sentences(6, 4)), 3
+    cache = model.start(model.encode(source), families=count)
+    history = torch.empty(len(source) * count, 0, dtype=torch.long)
+    for seed in range(6):
+        tokens = torch.stack(sentences(*[1] * len(history), seed=seed))
+        logits, cache = model.step(tokens[:, 0], cache)
+        history = torch.cat([history, tokens], dim=1)
+        expected = model(source.repeat_interleave(count, 0), history)[:, -1]
+        torch.testing.assert_close(logits, expected, rtol=1e-6, atol=1e-6)
+        if seed == 2:
+            cache, history, source = cache.select(torch.tensor([1])), history[count:], source[1:]
+
+
+@mark.parametrize("name", IN_ATTENTION)
 def test_a_model_comes_back_from_its_folder(name, tmp_path):
     model = scrambled(tiny_config(**POSITIONS[name]), torch.float32)
     save_model(tmp_path, model)
