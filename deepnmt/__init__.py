@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from deepnmt.api.bench import bench_generation as bench_generation
     from deepnmt.api.bench import bench_training as bench_training
     from deepnmt.api.convert import convert as convert
+    from deepnmt.api.convert import fold as fold
     from deepnmt.api.evaluate import evaluate as evaluate
     from deepnmt.api.export import export as export
     from deepnmt.api.inspect import inspect_curves as inspect_curves
@@ -54,6 +55,7 @@ _HOMES = {
     "distill": "api.synthetic",
     "evaluate": "api.evaluate",
     "export": "api.export",
+    "fold": "api.convert",
     "inspect_curves": "api.inspect",
     "inspect_gradients": "api.inspect",
     "inspect_layers": "api.inspect",

@@ -124,10 +124,10 @@ def _vocabularies(
 
 
 def fold(folder: str | Path, out: str | Path, *, overwrite: bool = False) -> tuple[Transformer, float]:
-    """Write a MODEL that is equivalent to the MODEL `folder`, with plain pre- or post-norm sub-layers.
+    """Write to `out` a MODEL that is equivalent to the MODEL `folder`, with plain pre- or post-norm sub-layers.
 
-    Returns it, and the largest difference between the logits of both on random sentences, in double precision and
-    relative to the largest logit.
+    `overwrite` replaces an existing MODEL. Returns the model, and the largest difference between the logits of both on
+    random sentences, in double precision and relative to the largest logit.
     """
     folder, out = Path(folder), Path(out)
     meta, model = load_meta(folder), load_model(folder)
