@@ -342,5 +342,5 @@ def test_a_tokeniser_of_another_model_is_refused(digits_model, tmp_path, capsys)
 def test_missing_packages_are_named_with_their_extra(digits_model, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(exporting, "find_spec", lambda name: None if name != "onnx" else True)
     assert main(["export", str(digits_model), "--to", "onnx", "--out", str(tmp_path / "out")]) == 2
-    expected = "deepnmt: deepnmt export --to onnx needs onnxruntime and onnxscript: pip install 'deepnmt[onnx]'\n"
+    expected = "deepnmt: deepnmt export --to onnx needs onnxruntime, onnxscript: pip install 'deepnmt[onnx]'\n"
     assert capsys.readouterr().err == expected
