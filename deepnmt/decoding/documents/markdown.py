@@ -237,7 +237,7 @@ def _links(text: str, labels: frozenset[str]) -> dict[int, _Link]:
     """Links and images by their starts. There is no link inside a link."""
     links: dict[int, _Link] = {}
     opened: list[re.Match[str]] = []
-    at = unusable = 0  # so many of the open brackets are around a link
+    at = unusable = 0  # `unusable`: the number of open brackets that are around a link
     while match := _BRACKET.search(text, at):
         at = match.end()
         if match.group() in ("[", "!["):
