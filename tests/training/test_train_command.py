@@ -377,7 +377,7 @@ def test_a_run_continues_without_the_node_of_its_main_rank(place):
     options.append("--rdzv-conf=is_host=0,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=2")
     words = [*options, *arguments(place, run.name, "training.max_steps=200"), "--resume", "--device", "cpu"]
     with ExitStack() as stack:
-        # Before version 2.13, torchrun's shared store does not survive its node.
+        # In torch 2.11, torchrun's shared store does not survive its node.
         alone = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         nodes = [stack.enter_context(Process(torchrun, words, **alone)) for _ in range(2)]
         wait_for_step(run, 25, nodes[0])
