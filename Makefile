@@ -35,10 +35,12 @@ check: lint
 numerics: installed
 	$(PYTEST) $(NUMERICS)
 
-# Compares the Triton kernels with their plain twins without a GPU, in Triton's interpreter: a quarter of an hour.
+# Compares the Triton kernels, and models and updates that use them, with their plain twins without a GPU, in Triton's
+# interpreter: a quarter of an hour.
 kernels: installed
 	test -d .venv/triton || $(PIP) install --no-deps --target .venv/triton triton==3.7.1
-	PYTHONPATH=.venv/triton TRITON_INTERPRET=1 $(PYTEST) tests/model/kernels tests/decoding/test_continuous.py
+	PYTHONPATH=.venv/triton TRITON_INTERPRET=1 $(PYTEST) tests/model/kernels tests/model/test_gpu.py \
+		tests/decoding/test_continuous.py tests/training/test_recorded_updates.py
 
 lint: installed
 	$(BIN)/python -m ruff format --check .

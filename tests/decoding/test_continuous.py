@@ -14,10 +14,10 @@ from deepnmt.decoding.config import SearchConfig
 from deepnmt.decoding.prepared import PreparedModel
 from deepnmt.decoding.rules import Rules
 from deepnmt.decoding.search import Beams, Found, search
+from deepnmt.model import connections
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections.denseformer import DenseFormerConfig
 from deepnmt.model.connections.dlcl import DlclConfig
-from deepnmt.model.connections.residual import ResidualConfig
 from deepnmt.model.connections.sparse_dlcl import SparseDlclConfig
 from deepnmt.model.connections.transparent_dlcl import TransparentDlclConfig
 from deepnmt.model.sublayers import SUBLAYERS
@@ -31,13 +31,11 @@ needs_triton = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning"),  # the interpreter's
 ]
 EOS, BANNED = 2, (0, 1, 3)
-CONNECTIONS = {
-    "residual": ResidualConfig(),
-    "dlcl": DlclConfig(),
+CONNECTIONS = {kind: scheme.Config() for kind, scheme in connections.CONNECTIONS.items() if scheme.is_mixture} | {
     "dlcl with a window": DlclConfig(window=2, norm_embedding=True),
     "dlcl without norms": DlclConfig(norm=False),
-    "sparse dlcl": SparseDlclConfig(block=2),
-    "transparent dlcl": TransparentDlclConfig(),
+    "sparse-dlcl": SparseDlclConfig(block=2),
+    "transparent-dlcl": TransparentDlclConfig(),
     "denseformer": DenseFormerConfig(dilation=2),
 }
 

@@ -120,8 +120,8 @@ def test_noise_of_a_compiled_layer_is_that_of_the_seeds_dealt_to_it(checkpointin
 
     def compute(layer: torch.nn.Module, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         x = inputs.clone().requires_grad_()
-        result = model.encoder._compute(layer, x, (text.whole(),), rows)
-        model.encoder._compute(layer, x, (text.whole(),), seeds[1].flip(0))
+        result = model.encoder._run(layer, x, (text.whole(),), rows)
+        model.encoder._run(layer, x, (text.whole(),), seeds[1].flip(0))
         result.square().sum().backward()
         assert x.grad is not None
         return result.detach(), x.grad

@@ -1,10 +1,12 @@
 """Recorded updates are those of plain torch: gradients in pieces, every optimiser, averages, bad gradients."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
+from pretended_gpu import INTERPRETED, pretended_gpu
 from small import CONFIG_MODEL, TRAINING, corpus, flat
 from test_out_of_memory import replayed
 
@@ -24,16 +26,17 @@ CONFIG = replace(TRAINING, compile=False, precision="fp32", clip_norm=0.5, weigh
 def train(engine, config, device, scale=None, updates=5, model=CONFIG_MODEL):
     """The state after a few updates of two batches each, and the norms of the last one's gradients."""
     torch.manual_seed(1)
-    world = World(0, 1, torch.device(device))
-    objective = Objective(Transformer(replace(model, dropout=0.0)).to(device).train(), config, world.device)
+    world = World(0, 1, torch.device("cuda" if device == "cuda" else "cpu"))
+    objective = Objective(Transformer(replace(model, dropout=0.0)).to(world.device).train(), config, world.device)
     state = TrainingState.start(objective, config, world)
     if scale is not None:
         state.loss_scale.factor.fill_(scale)
     batching = BatchingConfig(layout="packed", tokens_per_batch=128)
     stream = BatchStream({"train": corpus()}, batching, seed=1, tokens_per_update=256)
     made, norms = engine(objective, world), None
-    for _ in range(updates):
-        _, norms = step(state, next(stream), made)
+    with pretended_gpu() if device == "interpreted" and engine is not EagerEngine else nullcontext():
+        for _ in range(updates):
+            _, norms = step(state, next(stream), made)
     return state, norms
 
 
@@ -43,15 +46,13 @@ def distance(found, wanted, start):
 
 
 def graph_engine(device):
-    return partial(GraphEngine, record=replayed) if device == "cpu" else GraphEngine
+    return GraphEngine if device == "cuda" else partial(GraphEngine, record=replayed)
 
 
-@DEVICES
-@pytest.mark.parametrize("optimizer", ["adam", "adamw", "muon"])
-def test_weights_averages_and_sums_are_those_of_plain_updates(device, optimizer):
+def check_updates(device, optimizer="adam", updates=5):
     config = replace(CONFIG, optimizer=optimizer)
-    recorded, norms = train(graph_engine(device), config, device)
-    plain, plain_norms = train(EagerEngine, config, device)
+    recorded, norms = train(graph_engine(device), config, device, updates=updates)
+    plain, plain_norms = train(EagerEngine, config, device, updates=updates)
     start = flat(train(EagerEngine, config, device, updates=0)[0].model)
     assert distance(flat(recorded.model), flat(plain.model), start) < 0.01
     torch.testing.assert_close(recorded.window, plain.window, rtol=1e-4, atol=0)
@@ -59,6 +60,19 @@ def test_weights_averages_and_sums_are_those_of_plain_updates(device, optimizer)
     assert norms.names == plain_norms.names
     averages = (torch.cat([p.flatten() for p in state.ema.shadow.values()]) for state in (recorded, plain))
     assert distance(*averages, start) < 0.01
+
+
+@DEVICES
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "muon"])
+def test_weights_averages_and_sums_are_those_of_plain_updates(device, optimizer):
+    check_updates(device, optimizer)
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="needs TRITON_INTERPRET=1")
+@pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")  # the interpreter's
+def test_so_are_those_of_kernels_in_the_interpreter():
+    """On a CPU whose tensors say that they are on a GPU. Slow: the first update runs as it is, the next is recorded."""
+    check_updates("interpreted", updates=2)
 
 
 @DEVICES
