@@ -11,6 +11,7 @@ set -uo pipefail
 [ $# = 1 ] || { echo "usage: bash benchmarks/gpu_check.sh OUT" >&2; exit 2; }
 mkdir -p "$1" || exit
 out=$(cd "$1" && pwd)
+corpus=${CORPUS:+$(realpath "$CORPUS")}
 cd "$(dirname "$0")/.." || exit
 limit=${LIMIT:-580} tests=${TESTS:-270} minutes=${MINUTES:-2.5} device=${DEVICE:-cuda}
 python=$(command -v python || command -v python3)
@@ -24,13 +25,18 @@ within() { env --default-signal=INT timeout -s INT -k 15 "$(($1 > 0 ? $1 : 1))" 
 
 : > "$out/summary.txt"
 note "$(git log -1 --format='commit %h' 2> /dev/null || echo 'no commit')"
-note "$($python -c 'import torch; print("torch", torch.__version__, *[torch.cuda.get_device_name()] * torch.cuda.is_available())' 2>&1 | tail -n 1)"
+note "$($python -c 'import torch
+print("torch", torch.__version__, torch.cuda.get_device_name() if torch.cuda.is_available() else "without a GPU")')"
+missing=$($python -c 'import importlib.util as u
+print(*(name for name in "pytest hypothesis safetensors sentencepiece sacrebleu sacremoses rich".split() if not u.find_spec(name)))')
+[ -z "$missing" ] || note "packages that are not installed here: $missing"
 
-check() { # NAME PATH...: the GPU tests of these paths, in a process of their own
+options=(-m gpu --tb=short -rfE -W ignore::pytest.PytestConfigWarning) # settings of plugins that are not installed are no error
+$python -c 'import xdist' 2> /dev/null && options+=(-n 3)
+check() { # NAME PATH...: the GPU tests of these paths
     local name=$1 files
-    shift
-    mapfile -t files < <(grep -rlE --include='test_*.py' 'mark\.gpu' "$@")
-    within "$tests" "$python" -m pytest -m gpu --tb=short -rfE "${files[@]}" > "$out/tests-$name.txt" 2>&1
+    mapfile -t files < <(grep -rlE --include='test_*.py' 'mark\.gpu' "${@:2}")
+    within "$tests" "$python" -m pytest "${options[@]}" "${files[@]}" > "$out/tests-$name.txt" 2>&1
     note "tests of $name: status $?, $(tail -n 1 "$out/tests-$name.txt")"
 }
 # Side by side: most of their time goes into compiling, on the host.
@@ -40,6 +46,7 @@ check model tests/model/test_gpu.py &
 check kernels tests/model/kernels &
 check decoding tests/decoding tests/conversion tests/analysis tests/data &
 wait
+grep -hE '^(FAILED|ERROR) ' "$out"/tests-*.txt | cut -c 1-200 | head -n 60 | tee -a "$out/summary.txt"
 
 demo=$($python -c "print(int(60 * $minutes) + 20)")
 rows=("dlcl-30l 32k" "pre-30l 32k" "dlcl-100l 32k") tiny=()
@@ -50,7 +57,7 @@ within $left "$python" benchmarks/train.py --only "${rows[@]}" --seconds $left -
     | tee -a "$out/summary.txt"
 note "demo"
 mkdir "$work/demo"
-[ -z "${CORPUS:-}" ] || cp -r "$CORPUS" "$work/demo/corpus-de"
+[ -z "$corpus" ] || cp -r "$corpus" "$work/demo/corpus-de"
 within $((limit - SECONDS)) "$python" -m deepnmt demo --minutes "$minutes" --device "$device" --out "$work/demo" > "$out/demo.txt" 2>&1
 note "demo: status $?"
 tail -n 12 "$out/demo.txt" | tee -a "$out/summary.txt"

@@ -57,8 +57,8 @@ deepnmt train $recipe model.encoder.num_layers="$depth" "${size[@]}" \
     training.warmup_steps=$(((steps / 8 + 9) / 10 * 10)) training.max_steps=$steps training.tokens_per_update=$tokens \
     batching.tokens_per_batch=$tokens batching.layout=packed training.precision=bf16 \
     model.dropout="${DROPOUT:-0.1}" model.attention_dropout=0.1 model.ffn_dropout=0.1 'training.betas=[0.9, 0.98]' \
-    training.label_smoothing=0.1 training.seed=$seed training.validate_every=$((steps / 20)) training.validation_lines=0 \
-    training.best_by=loss training.keep_best=0 training.save_every=$((steps / 15)) training.keep_last=5 \
+    training.label_smoothing=0.1 training.seed=$seed training.validate_every=$((steps < 20 ? 1 : steps / 20)) training.validation_lines=0 \
+    training.best_by=loss training.keep_best=0 training.save_every=$((steps < 15 ? 1 : steps / 15)) training.keep_last=5 \
     training.save_epochs=false training.export=last training.log_every=50 training.tensorboard=false "${settings[@]}" \
     --data "$data" --out "$run" --resume
 cp "$run/log.jsonl" "$run/recipe.toml" "$home"
