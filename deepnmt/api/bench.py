@@ -49,6 +49,8 @@ def bench_generation(
     `encoder_layers` and `decoder_layers`. `workload` sets the number and length of sentences, the beam and the workers.
     """
     config, chosen = _load(recipe, overrides).model, choose_device(device)
+    if workload.workers > 1 and chosen != "cpu":
+        raise InputError(f"workers = {workload.workers} is for the CPU, where each has a core; on {chosen} use one")
     try:
         variants = with_depth(config, encoder_layers, decoder_layers)
     except ValueError as error:

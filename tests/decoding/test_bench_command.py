@@ -77,6 +77,13 @@ def test_refusals_are_one_sentence(capsys, arguments, message):
     assert captured.out == ""
 
 
+def test_workers_are_refused_on_a_gpu(capsys, monkeypatch):
+    """They are forked, which CUDA does not survive."""
+    monkeypatch.setattr("deepnmt.api.bench.choose_device", lambda asked: asked)
+    assert main(["bench", "generate", "en-de-pre-base", *TINY, "--workers", "2", "--device", "cuda"]) == 2
+    assert "workers = 2 is for the CPU, where each has a core; on cuda use one" in capsys.readouterr().err
+
+
 def test_the_benchmark_of_a_whole_file_still_runs(capsys, monkeypatch):
     """Its tokeniser of numbers stands in for a real one, so it must have whatever a translation asks of one."""
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "benchmarks")
