@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from deepnmt.analysis.config import Workload
 from deepnmt.analysis.generation_speed import with_depth
+from deepnmt.api.bench import bench_generation
 from deepnmt.cli import main
 from deepnmt.config import load_recipe
+from deepnmt.errors import InputError
 
 TINY = [
     *(
@@ -77,11 +80,11 @@ def test_refusals_are_one_sentence(capsys, arguments, message):
     assert captured.out == ""
 
 
-def test_workers_are_refused_on_a_gpu(capsys, monkeypatch):
+def test_workers_are_refused_on_a_gpu(monkeypatch):
     """They are forked, which CUDA does not survive."""
     monkeypatch.setattr("deepnmt.api.bench.choose_device", lambda asked: asked)
-    assert main(["bench", "generate", "en-de-pre-base", *TINY, "--workers", "2", "--device", "cuda"]) == 2
-    assert "workers = 2 is for the CPU, where each has a core; on cuda use one" in capsys.readouterr().err
+    with pytest.raises(InputError, match="workers = 2 is for the CPU, where each has a core; on cuda use one"):
+        bench_generation("en-de-pre-base", TINY, workload=Workload(workers=2), device="cuda")
 
 
 def test_the_benchmark_of_a_whole_file_still_runs(capsys, monkeypatch):
