@@ -36,10 +36,10 @@ $python -c 'import xdist' 2> /dev/null && options+=(-n 3)
 check() { # NAME PATH...: the GPU tests of these paths
     local name=$1 files
     mapfile -t files < <(grep -rlE --include='test_*.py' 'mark\.gpu' "${@:2}")
-    within "$tests" "$python" -m pytest "${options[@]}" "${files[@]}" > "$out/tests-$name.txt" 2>&1
+    TORCHINDUCTOR_COMPILE_THREADS=2 within "$tests" "$python" -m pytest "${options[@]}" "${files[@]}" > "$out/tests-$name.txt" 2>&1
     note "tests of $name: status $?, $(tail -n 1 "$out/tests-$name.txt")"
 }
-# Side by side: most of their time goes into compiling, on the host.
+# Side by side: most of their time goes into compiling, on the host; each would start a compiler for every core.
 check engine tests/training/test_graph_engine.py &
 check training tests/training/test_training_gpu.py tests/training/test_recorded_updates.py &
 check model tests/model/test_gpu.py &
