@@ -60,5 +60,6 @@ mkdir "$work/demo"
 [ -z "$corpus" ] || cp -r "$corpus" "$work/demo/corpus-de"
 within $((limit - SECONDS)) "$python" -m deepnmt demo --minutes "$minutes" --device "$device" --out "$work/demo" > "$out/demo.txt" 2>&1
 note "demo: status $?"
-grep -E 'updates done|trained in|BLEU|chrF|error' "$out/demo.txt" | tee -a "$out/summary.txt"
+grep -E 'updates done|trained in|BLEU|chrF' "$out/demo.txt" | tee -a "$out/summary.txt"
+grep -q BLEU "$out/demo.txt" || tail -n 5 "$out/demo.txt" | tee -a "$out/summary.txt"
 note "done"
