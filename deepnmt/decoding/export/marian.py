@@ -1,18 +1,17 @@
-"""A model for Marian, and in 8 bits for Bergamot, the Marian of Firefox and translateLocally. It needs no package.
+"""A model for Marian, and in 8 bits for Bergamot. Writing it needs no package.
 
 Marian's decoder starts from a vector of zeros, and ours from that of a symbol. So the vector of that symbol is
 subtracted from the whole table, which changes all logits of a step alike, and the first layer adds it back.
 """
 
 import re
-import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from deepnmt.data.conversion import read_text
 from deepnmt.data.sentence_pieces import message_of
@@ -20,6 +19,7 @@ from deepnmt.data.sentencepiece_rules import normalising_model
 from deepnmt.data.tokenizer import Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import BOS, EOS, PAD, SPECIAL_PIECES, UNK
 from deepnmt.decoding.config import DecodingConfig
+from deepnmt.decoding.export.bergamot import BERGAMOT, BINARY, INNER, OUTER, quantised, write_binary
 from deepnmt.decoding.export.comparison import Runtime, Tell, start_symbol
 from deepnmt.decoding.export.expressible import (
     mixed_layers,
@@ -33,17 +33,33 @@ from deepnmt.model.conversion import convert_model
 from deepnmt.model.conversion.marian import SETTINGS
 from deepnmt.model.conversion.rebuild import SILENT
 from deepnmt.model.folding import folded, folded_config
-from deepnmt.model.layers import Layer
 from deepnmt.model.transformer import Transformer
 
 NAME, RUNS_IN = "Marian", "torch"  # compared by reading the folder back
 NEEDS: tuple[str, ...] = ()
-BINARY_VERSION, ALIGNMENT = 1, 256
-FLOAT32, INT8, INTGEMM8 = 0x404, 0x101, 0x4101
-INNER_SIZE, OUTER_SIZE = 64, 8  # of which the sides of an 8-bit matrix are multiples
-VOCABULARIES, EIGHT_BITS = ("source.spm", "target.spm"), "model.intgemm8.bin"
+VOCABULARIES = ("source.spm", "target.spm")
 
-Item = tuple[int, tuple[int, ...], bytes]  # type, shape and content
+# Our modules in a layer: Marian's name, and the suffixes of the matrices packed in it, or none for a norm.
+MODULES = {
+    "attention.input": ("self", "qkv"),
+    "attention.output": ("self", "o"),
+    "around_attention.norm": ("self_Wo", ""),
+    "cross_attention.query": ("context", "q"),
+    "cross_attention.key_value": ("context", "kv"),
+    "cross_attention.output": ("context", "o"),
+    "around_cross_attention.norm": ("context_Wo", ""),
+    "feed_forward.expand": ("ffn", "1"),
+    "feed_forward.contract": ("ffn", "2"),
+    "around_feed_forward.norm": ("ffn_ffn", ""),
+}
+NORM = {"weight": "ln_scale", "bias": "ln_bias"}
+SEARCH = {
+    "beam-size": DecodingConfig.beam,
+    "normalize": DecodingConfig.length_penalty,
+    "mini-batch": 32,
+    "maxi-batch": 100,
+    "maxi-batch-sort": "src",
+}
 
 
 def check(config: ModelConfig, tokenizers: TokenizerPair) -> None:
@@ -85,7 +101,7 @@ def write(model: Transformer, tokenizers: TokenizerPair, folder: Path, tell: Tel
     config = model.config
     source, source_rows = _vocabulary(tokenizers.source, config.source_vocab_size)
     target, target_rows = _vocabulary(tokenizers.target, config.target_vocab_size)
-    sizes = [-(-len(side.pieces) // OUTER_SIZE) * OUTER_SIZE for side in (source, target)]
+    sizes = [-(-len(side.pieces) // OUTER) * OUTER for side in (source, target)]
     sizes = [max(sizes)] * 2 if config.share_embeddings else sizes
     for name, side, size in zip(VOCABULARIES, (source, target), sizes, strict=True):
         for number in range(len(side.pieces), size):
@@ -95,42 +111,14 @@ def write(model: Transformer, tokenizers: TokenizerPair, folder: Path, tell: Tel
     arrays["decoder_ff_logit_out_b"][:, len(target_rows) :] = SILENT
     arrays[SETTINGS] = np.frombuffer(_yaml(_settings(config, sizes)).encode() + b"\0", np.int8)
     np.savez(folder / "model.npz", **arrays)
-    (folder / "decoder.yml").write_text(_yaml(_files("model.npz") | MARIAN))
-    if config.encoder.dim % INNER_SIZE or config.encoder.ffn_dim % INNER_SIZE:
-        tell(f"without {EIGHT_BITS}, for which dim and ffn_dim must be multiples of {INNER_SIZE}")
+    files = {"relative-paths": True, "vocabs": list(VOCABULARIES)}
+    (folder / "decoder.yml").write_text(_yaml(files | {"models": ["model.npz"]} | SEARCH), encoding="utf-8")
+    if config.encoder.dim % INNER or config.encoder.ffn_dim % INNER:
+        tell(f"without {BINARY}, for which dim and ffn_dim must be multiples of {INNER}")
     else:
-        with (folder / EIGHT_BITS).open("wb") as file:
-            write_binary(file, {name: _item(name, array) for name, array in arrays.items()})
-        (folder / "bergamot.yml").write_text(_yaml(_files(EIGHT_BITS) | BERGAMOT))
+        write_binary(folder / BINARY, {name: quantised(name, array) for name, array in arrays.items()})
+        (folder / "bergamot.yml").write_text(_yaml(files | {"models": [BINARY]} | BERGAMOT), encoding="utf-8")
     return {}
-
-
-def _files(model: str) -> dict[str, Any]:
-    return {"relative-paths": True, "models": [model], "vocabs": list(VOCABULARIES)}
-
-
-MARIAN = {
-    "beam-size": DecodingConfig.beam,
-    "normalize": DecodingConfig.length_penalty,
-    "mini-batch": 32,
-    "maxi-batch": 100,
-    "maxi-batch-sort": "src",
-}
-BERGAMOT = {
-    "beam-size": 1,
-    "normalize": 1.0,
-    "word-penalty": 0,
-    "gemm-precision": "int8shiftAll",
-    "max-length-break": 128,
-    "max-length-factor": 2.0,
-    "mini-batch-words": 1024,
-    "workspace": 128,
-    "cpu-threads": 0,
-    "alignment": "soft",
-    "skip-cost": True,
-    "quiet": True,
-    "quiet-translation": True,
-}
 
 
 def _settings(config: ModelConfig, vocabularies: list[int]) -> dict[str, Any]:
@@ -188,12 +176,12 @@ def _yaml(table: Mapping[str, Any]) -> str:
 def _vocabulary(tokenizer: Tokenizer, size: int) -> tuple[Any, list[int]]:
     """A SentencePiece model with Marian's numbers, and our number of each piece that we have.
 
-    </s> and <unk> come first. Behind the pieces is the rest of our table: <s>, <pad> and rows without a symbol. Pieces
+    </s> and <unk> come first. Behind the pieces is the rest of our table: rows without a symbol, <s> and <pad>. Pieces
     that only the SentencePiece model has come last: they are unknown to us.
     """
     message = message_of(normalising_model(tokenizer))
     new, own = message.SentencePiece, {piece.piece: piece for piece in message.pieces}
-    rest = [BOS, PAD, *range(tokenizer.vocab_size, size)]
+    rest = [*range(tokenizer.vocab_size, size), BOS, PAD]
     pieces = [
         new(piece=SPECIAL_PIECES[EOS], type=new.CONTROL),
         new(piece=SPECIAL_PIECES[UNK], type=new.UNKNOWN),
@@ -243,69 +231,18 @@ def _add_to_input(arrays: dict[str, Any], attention: str, constant: np.ndarray) 
 
 
 def _layers(model: Transformer) -> Iterator[tuple[str, Tensor]]:
-    for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
-        for number, layer in enumerate(stack.layers, start=1):
-            assert isinstance(layer, Layer)
-            scope = f"{side}_l{number}"
-            yield from _attention(f"{scope}_self", [layer.attention.input], layer.attention.output)
-            yield from _norm(f"{scope}_self_Wo", layer.around_attention.norm)
-            if layer.is_decoder:
-                cross = layer.cross_attention
-                yield from _attention(f"{scope}_context", [cross.query, cross.key_value], cross.output)
-                yield from _norm(f"{scope}_context_Wo", layer.around_cross_attention.norm)
-            for suffix, linear in (("1", layer.feed_forward.expand), ("2", layer.feed_forward.contract)):
-                yield from _linear(f"{scope}_ffn", suffix, linear.weight, linear.bias)
-            yield from _norm(f"{scope}_ffn_ffn", layer.around_feed_forward.norm)
-
-
-def _attention(scope: str, packed: list[nn.Linear], output: nn.Linear) -> Iterator[tuple[str, Tensor]]:
-    parts = [
-        part
-        for linear in packed
-        for part in zip(linear.weight.split(output.out_features), linear.bias.split(output.out_features), strict=True)
-    ]
-    for suffix, (weight, bias) in zip("qkvo", [*parts, (output.weight, output.bias)], strict=True):
-        yield from _linear(scope, suffix, weight, bias)
-
-
-def _linear(scope: str, suffix: str, weight: Tensor, bias: Tensor) -> Iterator[tuple[str, Tensor]]:
-    yield f"{scope}_W{suffix}", weight
-    yield f"{scope}_b{suffix}", bias
-
-
-def _norm(scope: str, norm: Any) -> Iterator[tuple[str, Tensor]]:
-    yield f"{scope}_ln_scale", norm.weight
-    yield f"{scope}_ln_bias", norm.bias
+    for name, parameter in model.named_parameters():
+        if match := re.fullmatch(r"(encoder|decoder)\.layers\.(\d+)\.(.+)\.(weight|bias)", name):
+            side, number, module, kind = match.groups()
+            scope, parts = MODULES[module]
+            for part, tensor in zip(parts or [""], parameter.chunk(len(parts) or 1), strict=True):
+                last = (f"W{part}" if kind == "weight" else f"b{part}") if parts else NORM[kind]
+                yield f"{side}_l{int(number) + 1}_{scope}_{last}", tensor
 
 
 def _array(tensor: Tensor) -> np.ndarray:
     """A copy in the order of its rows, which Marian requires."""
     return tensor.detach().float().numpy().copy()
-
-
-def _item(name: str, array: np.ndarray) -> Item:
-    """Matrices in 8 bits, transposed unless they are tables of embeddings, followed by their scale."""
-    if array.dtype == np.int8:
-        return INT8, array.shape, array.tobytes()
-    if not re.search(r"_W[qkvo12]?$|Wemb$", name):
-        return FLOAT32, array.shape, array.tobytes()
-    scale = np.float32(127 / (np.abs(array).max() or 1))
-    rounded = np.rint(array * scale).astype(np.int8)
-    return INTGEMM8, array.shape, (rounded if name.endswith("Wemb") else rounded.T).tobytes() + scale.tobytes()
-
-
-def write_binary(file: BinaryIO, items: Mapping[str, Item]) -> None:
-    """Little-endian: a version, the number of items, their headers, names, shapes and contents; all aligned."""
-    contents = [content + bytes(-len(content) % ALIGNMENT) for _, _, content in items.values()]
-    file.write(struct.pack("<QQ", BINARY_VERSION, len(items)))
-    for (name, (kind, shape, _)), content in zip(items.items(), contents, strict=True):
-        file.write(struct.pack("<QQQQ", len(name) + 1, kind, len(shape), len(content)))
-    file.write(b"".join(name.encode("ascii") + b"\0" for name in items))
-    file.write(b"".join(struct.pack(f"<{len(shape)}i", *shape) for _, shape, _ in items.values()))
-    padding = -(file.tell() + 8) % ALIGNMENT
-    file.write(struct.pack("<Q", padding) + bytes(padding))
-    for content in contents:
-        file.write(content)
 
 
 def opened(folder: Path, config: ModelConfig, tokenizers: TokenizerPair) -> Runtime:

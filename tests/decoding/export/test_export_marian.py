@@ -19,6 +19,7 @@ from deepnmt.cli import main
 from deepnmt.data.sentence_pieces import ListedPieces
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.decoding import export as exporting
+from deepnmt.decoding.export import bergamot
 from deepnmt.decoding.export import marian as writing
 from deepnmt.decoding.export.comparison import compare, random_sources
 from deepnmt.decoding.translator import Translator
@@ -119,10 +120,9 @@ def test_bergamot_translates_as_we_do(precision, equal, marians, tmp_path):
     exporting.export(marians, out, "marian")
     if precision == "float32":
         arrays = np.load(out / "model.npz")
-        kinds = {np.dtype(np.float32): writing.FLOAT32, np.dtype(np.int8): writing.INT8}
-        with (out / writing.EIGHT_BITS).open("wb") as file:
-            items = {name: (kinds[array.dtype], array.shape, array.tobytes()) for name, array in arrays.items()}
-            writing.write_binary(file, items)
+        kinds = {np.dtype(np.float32): bergamot.FLOAT32, np.dtype(np.int8): bergamot.INT8}
+        items = {name: (kinds[array.dtype], array.shape, array.tobytes()) for name, array in arrays.items()}
+        bergamot.write_binary(out / bergamot.BINARY, items)
     (script,) = examples("Marian and Bergamot", language="js")
     (tmp_path / "translate.mjs").write_text(script.replace("int8shiftAll", precision), encoding="utf-8")
     given = "".join(f"{text}\n" for text in TEXTS).encode()
@@ -182,12 +182,12 @@ def items_of(path):
 def test_matrices_in_8_bits_are_within_half_a_step(marians, tmp_path):
     exporting.export(marians, tmp_path / "OUT", "marian")
     arrays, quantised = np.load(tmp_path / "OUT" / "model.npz"), 0
-    items = items_of(tmp_path / "OUT" / writing.EIGHT_BITS)
+    items = items_of(tmp_path / "OUT" / bergamot.BINARY)
     assert {*items} == {*arrays.files}
     for name, (kind, shape, content) in items.items():
         array = arrays[name]
         assert shape == array.shape
-        if kind == writing.INTGEMM8:
+        if kind == bergamot.INTGEMM8:
             scale = np.frombuffer(content, np.float32, 1, array.size)
             stored = np.frombuffer(content, np.int8, array.size).reshape(shape if name == "Wemb" else shape[::-1])
             np.testing.assert_allclose((stored if name == "Wemb" else stored.T) / scale, array, atol=0.501 / scale[0])
