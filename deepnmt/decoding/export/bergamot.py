@@ -1,4 +1,4 @@
-"""The binary format of Bergamot, the Marian of Firefox and translateLocally, with matrices in 8 bits."""
+"""The binary format of Bergamot, the Marian for web pages, with matrices in 8 bits."""
 
 import re
 import struct

@@ -83,7 +83,7 @@ def _obstacles(config: ModelConfig) -> Iterator[str]:
         yield "its sinusoids are not those of Hugging Face (convert the model from Marian's .npz)"
     elif config.position_offset != 0:
         found = config.position_offset
-        yield f"it counts positions from 0, and this model from {found} (train it further with model.first_position=0)"
+        yield f"it counts positions from 0, and this model from {found} (train with first_position = 0)"
     if config.activation not in ("relu", "swish"):
         yield f"it has no {config.activation} that is the same in all versions (train with activation = relu or swish)"
     if config.norm_kind != "layer":
