@@ -1,4 +1,4 @@
-"""`deepnmt export --to marian`: Marian's files, as `deepnmt convert`, CTranslate2 and Bergamot read them."""
+"""`deepnmt export --to marian`: the folder as Marian, Bergamot, CTranslate2 and `deepnmt convert` read it."""
 
 import os
 import shutil
@@ -26,6 +26,7 @@ from deepnmt.decoding.export import marian as writing
 from deepnmt.decoding.export.comparison import compare, random_sources
 from deepnmt.decoding.translator import Translator
 from deepnmt.errors import RunError
+from deepnmt.model.connections.dlcl import DlclConfig
 from deepnmt.model.storage import load_model
 from deepnmt.model.sublayers import SUBLAYERS
 
@@ -84,7 +85,6 @@ def test_a_model_of_marian_comes_back_as_it_was(tmp_path):
     assert [best.score for best, *_ in again] == pytest.approx([best.score for best, *_ in first], abs=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_ctranslate2_converts_the_folder_and_translates_as_we_do(marians, tmp_path):
     ctranslate2 = pytest.importorskip("ctranslate2", reason="pip install ctranslate2")
     pytest.importorskip("yaml", reason="CTranslate2 reads Marian's settings with PyYAML")
@@ -241,9 +241,7 @@ REFUSALS = {
     "it scales embeddings": {"scale_embeddings": False},
     "it has one num_heads, and this model has 4 in the encoder and 2 in the decoder": {"heads": (4, 2)},
     "it has nothing for qk_norm = True": {"qk_norm": True},
-    "it passes on the last layer's output only": {
-        "connections": (deepnmt.model.connections.CONNECTIONS["dlcl"].Config(), None)
-    },
+    "it passes on the last layer's output only": {"connections": (DlclConfig(), None)},
 }
 
 
