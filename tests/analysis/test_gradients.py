@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 import torch
+from corpora import corpus_of
 from pytest import approx, fixture, mark
 
 from deepnmt.analysis.config import GradientTrial
@@ -13,7 +14,6 @@ from deepnmt.analysis.gradients import arms, hurried, measure_gradients, narrowe
 from deepnmt.analysis.training_speed import random_corpus, typical_lengths
 from deepnmt.cli import main
 from deepnmt.config import load_recipe
-from deepnmt.data.dataset import Corpus
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.transformer import Transformer
 from deepnmt.training.config import TrainingConfig
@@ -27,7 +27,7 @@ TRAINING = TrainingConfig(max_steps=10, lr=1e-2, warmup_steps=1)
 
 @fixture
 def corpora():
-    return {"train": Corpus.of([[5, 6, 7]] * 8, [[8, 9]] * 8)}
+    return {"train": corpus_of([[5, 6, 7]] * 8, [[8, 9]] * 8)}
 
 
 def test_the_norms_are_those_of_a_plain_backward_pass(corpora):
