@@ -138,8 +138,6 @@ def _of_folder(folder: Path, wanted: tuple[str, str], tags: tuple[str, ...]) -> 
 
 
 def _of_file(path: Path, preprocessor: Preprocessor, tags: tuple[str, ...]) -> Tokenizer:
-    if not path.exists():
-        raise InputError(f"the tokeniser {path} does not exist")
     if path.is_dir():
         raise InputError(f"{path} is a folder; give one folder with both tokenisers, or two files")
     if path.suffix == ".json":
