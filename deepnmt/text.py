@@ -107,12 +107,12 @@ def _line_blocks(path: Path, may_be_empty: bool) -> Iterator[list[bytes]]:
             lines.append(rest)
         if max(map(len, lines), default=0) > MAX_LINE_BYTES or len(rest) > MAX_LINE_BYTES:
             number += next((i for i, line in enumerate(lines) if len(line) > MAX_LINE_BYTES), len(lines))
-            raise too_long(name, number)
+            raise line_too_long(name, number)
         yield [line.removesuffix(b"\r") for line in lines]
         number += len(lines)
 
 
-def too_long(name: str, line: int) -> InputError:
+def line_too_long(name: str, line: int) -> InputError:
     return InputError(
         f"line {line:,} of {name} is longer than {MAX_LINE_BYTES:,} bytes; is it text with one sentence per line?"
     )

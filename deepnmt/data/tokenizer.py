@@ -155,11 +155,6 @@ class Tokenizer:
         """True for the id of a language tag."""
         return number in self._silent
 
-    def for_language(self, language: str, announced: str | None = None) -> "Tokenizer":
-        """The tokeniser for one language, with the tag of the `announced` language before each text."""
-        begin = self.languages.tags[announced] if self.languages and announced else ""
-        return replace(self, preprocessor=replace(self.preprocessor, language=language), begin=begin)
-
     def normalise(self, text: str) -> str:
         """The text after encoding and decoding."""
         tag, rest = self.split_tag(text)
@@ -277,10 +272,10 @@ class TokenizerPair:
             if code not in known:
                 listed = f" (it has {', '.join(known)})" if len(known) < 10 else ""
                 raise InputError(f"the model has no {name} language {code!r}{listed}{did_you_mean(code, known)}")
-        sides = (
-            side.for_language(wanted[name], wanted[side.languages.of] if side.languages else None)
-            for name, side in self.sides.items()
-        )
+        sides = []
+        for name, side in self.sides.items():
+            begin = side.languages.tags[wanted[side.languages.of]] if side.languages else ""
+            sides.append(replace(side, preprocessor=replace(side.preprocessor, language=wanted[name]), begin=begin))
         return TokenizerPair(*sides)
 
     def save(self, folder: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from deepnmt.errors import InputError
 from deepnmt.files import lock, sha256, write_json
-from deepnmt.text import BYTE_ORDER_MARK, MAX_LINE_BYTES, iterate_blocks, iterate_lines, too_long
+from deepnmt.text import BYTE_ORDER_MARK, MAX_LINE_BYTES, iterate_blocks, iterate_lines, line_too_long
 
 PIPE_WAIT_SECONDS = 0.05
 CHUNK_LINES = {"cpu": 1024, "cuda": 16_384}
@@ -81,7 +81,7 @@ def _pipe_lines(pipe: BinaryIO) -> Iterator[bytes]:
     lines = iter(partial(pipe.readline, MAX_LINE_BYTES + 1), b"")
     for number, line in enumerate(lines, start=1):
         if len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
-            raise too_long("standard input", number)
+            raise line_too_long("standard input", number)
         text = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
         yield text.removesuffix(b"\n").removesuffix(b"\r")
 
