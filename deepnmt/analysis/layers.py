@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from deepnmt.analysis.charts import Axes, Series, heat_map, line_chart
 from deepnmt.analysis.similarity import Similarity
-from deepnmt.analysis.weights import ConnectionWeights
+from deepnmt.analysis.weights import StackMatrix
 from deepnmt.columns import ShownAsText, aligned, comma_separated
 from deepnmt.decoding.likelihood import ForcedBatch
 from deepnmt.model.skipping import bypassed
@@ -50,10 +50,10 @@ class StackUse:
     layers: list[LayerUse]
     similarity: list[list[float]]
 
-    def similarity_by_name(self) -> ConnectionWeights:
+    def similarity_by_name(self) -> StackMatrix:
         """For printing, with names of rows and columns."""
         names = tuple(f"y{layer.layer}" for layer in self.layers)
-        return ConnectionWeights(self.stack, "similarity of outputs (linear CKA)", self.similarity, names, names)
+        return StackMatrix(self.stack, "similarity of outputs (linear CKA)", self.similarity, names, names)
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ def inspect_gradients(
         model = gradients.narrowed(chosen.model, trial.width) if trial.width else chosen.model
     except ValueError as error:
         raise InputError(f"--width {trial.width}: {error}") from error
-    training = gradients.hurried(chosen.training, trial.steps)
+    training = gradients.with_short_warmup(chosen.training, trial.steps)
     arms = gradients.arms(model)
     found = []
     corpora = dataset.train if dataset else {"random": random_corpus(typical_lengths(RANDOM_SENTENCES), model)}

@@ -24,7 +24,7 @@ from deepnmt.errors import InputError, RunError
 from deepnmt.files import read_json
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.connections import CONNECTIONS
-from deepnmt.model.growing import with_depth
+from deepnmt.model.growing import with_encoder_depth
 from deepnmt.model.initialization import branch_variances, start_from, starts_from_data
 from deepnmt.model.kernels.compilers import start_compilers
 from deepnmt.model.storage import WEIGHTS, fill, load_config, load_meta, read_weights, weights
@@ -145,7 +145,7 @@ def settle(recipe: Recipe, dataset: Dataset, world: World, stored: Recipe | None
 def first_model(recipe: Recipe) -> ModelConfig:
     """What a new run starts with: the model, or a shallower one that grows to it."""
     depth = encoder_depth(0, recipe.training)
-    return recipe.model if depth is None else with_depth(recipe.model, depth)
+    return recipe.model if depth is None else with_encoder_depth(recipe.model, depth)
 
 
 def check_start(start: Path, model: ModelConfig, dataset: Dataset) -> None:
