@@ -56,7 +56,7 @@ def average(
     if of not in (None, "epochs", "steps"):
         raise InputError(f'of = {of!r} must be "epochs" or "steps"')
     if out.exists():
-        raise InputError(f"{out} already exists; choose another --out")
+        raise InputError(f"{out} already exists; choose another `out`")
     kind = None if of is None else of.removesuffix("s")
     paths = choose_checkpoints(run, last=last, best=best, steps=steps or (), kind=kind)
     bleu: list[float] = []
@@ -74,7 +74,7 @@ def _bleu_judge(
 ) -> Callable[[dict[str, Tensor]], float]:
     """BLEU of the validation set, translated by a model with these weights; the mean over directions."""
     if not dataset.valid_directions:
-        raise InputError(f"{dataset.folder} has no validation set, which --best-on-valid needs; choose another --data")
+        raise InputError(f"{dataset.folder} has no validation set, which best_on_valid needs; choose another `data`")
     tokenizers = TokenizerPair.load(run)
     settings = {**(read_decoding(run) or {}), **({} if beam is None else {"beam": beam})}
 

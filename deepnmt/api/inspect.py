@@ -42,7 +42,7 @@ def _config(model: str | Path, overrides: Sequence[str], data: str | Path | None
     if overrides:
         raise InputError(f"{overrides[0]}: {model} is a MODEL folder; only a recipe's settings can be overridden")
     if data is not None:
-        raise InputError(f"--data {data}: {model} is a MODEL folder and has its own vocabulary")
+        raise InputError(f"data = {data}: {model} is a MODEL folder and has its own vocabulary")
     load_meta(folder)
     return load_config(folder)
 
@@ -116,7 +116,7 @@ def inspect_gradients(
     try:
         model = gradients.narrowed(chosen.model, trial.width) if trial.width else chosen.model
     except ValueError as error:
-        raise InputError(f"--width {trial.width}: {error}") from error
+        raise InputError(f"width = {trial.width}: {error}") from error
     training = gradients.with_short_warmup(chosen.training, trial.steps)
     arms = gradients.arms(model)
     found = []

@@ -165,10 +165,10 @@ def _finals(out: Path, sides: tuple[str, str], inputs: Sequence[Path], translato
     finals = out.with_name(f"{out.name}.{synthetic}"), out.with_name(f"{out.name}.{given}")
     for final in finals:
         if final.is_dir():
-            raise InputError(f"{final} is a folder; choose another --out")
+            raise InputError(f"{final} is a folder; choose another `out`")
         for path in inputs:
             if final.exists() and final.samefile(path):
-                raise InputError(f"--out {out} would overwrite {path}; choose another name")
+                raise InputError(f"out = {out} would overwrite {path}; choose another name")
     return finals
 
 

@@ -138,7 +138,7 @@ def compare(
     languages, count = Languages(source_lang, target_lang), samples or TESTS[test].samples
     if test == "bootstrap" and len(named[0][1]) < FEW_LINES:
         languages.notice(
-            f"a bootstrap over {len(named[0][1])} lines gives p-values that are too small; use --test randomization"
+            f"a bootstrap over {len(named[0][1])} lines gives p-values that are too small; use the randomization test"
         )
     resamples, trials = (count, None) if test == "bootstrap" else (TESTS["bootstrap"].samples, count)
     return _scored(named, references, languages, metrics, lowercase, on_metric, resamples, trials)

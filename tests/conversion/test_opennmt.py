@@ -199,7 +199,7 @@ class TestRefusals:
         name = "decoder.transformer_layers.0.self_attn.linear_keys.weight"
         for shape in ((), (3, 8), (0, 8)):
             stored["model"][name] = torch.zeros(shape)
-            assert "the shapes of its weights do not belong together" in self.refusal(tmp_path, stored)
+            assert "the shapes of its weights do not match" in self.refusal(tmp_path, stored)
         for heads in (0, 3):
             stored["opt"].heads = heads
             assert self.refusal(tmp_path, stored) == f"FILE: heads = {heads} does not divide the width 8"

@@ -180,7 +180,11 @@ def test_a_model_that_does_not_fit_is_not_trained_further(place, capsys, unchang
     for more, data, message in [
         (["model.encoder.num_layers=3"], "joint", f"{model} has model.encoder.num_layers = 2, but the recipe has 3"),
         (["model.encoder.connection=residual"], "joint", "connection.kind = dlcl, but the recipe has residual"),
-        (["model.share_embeddings=false"], "separate", f"has other subwords than {model}; prepare it with --tokenizer"),
+        (
+            ["model.share_embeddings=false"],
+            "separate",
+            f"has other subwords than {model}; use `deepnmt",
+        ),
     ]:
         with unchanged(place):
             assert main([*arguments(place, "unfit", *more, data=data), "--from", str(model)]) == 2
@@ -202,7 +206,7 @@ def test_signals_save_and_end_with_one_sentence(place, number, status):
         process.send(number)
         assert process.wait() == status
         last = process.output.strip().splitlines()[-1]
-    assert last.startswith("deepnmt: stopped after step ") and "--resume continues from there" in last
+    assert last.startswith("deepnmt: stopped after step ") and "from which the run can be resumed" in last
     step = int(last.split()[4].replace(",", ""))
     newest = place / run / json.loads((place / run / "last.json").read_text())["checkpoint"]  # of the step or its epoch
     assert json.loads((newest / "state.json").read_text())["run"]["step"] == step
@@ -404,7 +408,7 @@ def test_a_rank_that_loses_another_ends_with_one_sentence(place, victim):
         left = ranks[1 - victim]
         assert left.wait(60) == 1
         last = left.output.strip().splitlines()[-1]
-    sentence = "lost another rank, which was killed or has crashed; --resume continues from the last checkpoint"
+    sentence = "lost another rank, which was killed or has crashed; the run can be resumed from its last checkpoint"
     assert last == f"deepnmt: {'' if victim else 'rank 1: '}{sentence}"
 
 

@@ -106,7 +106,7 @@ def read(path: Path) -> ForeignModel:
         elif config["positions"] == "rotary" and settings.get("rotary_interleave", True):
             state = _in_heads(state, _halves(dim // heads))
     except (IndexError, KeyError, RuntimeError, TypeError, ZeroDivisionError) as error:
-        raise InputError(f"{path}: the shapes of its weights do not belong together ({error})") from error
+        raise InputError(f"{path}: the shapes of its weights do not match ({error})") from error
     dropout = _first(settings.get("dropout", 0.1))
     shape = {
         "encoder_attention_heads": heads,
