@@ -210,7 +210,7 @@ def test_settings_that_deepnmt_does_not_support_are_refused_by_name(folder, tmp_
 STATES = {
     "an unknown parameter": (
         {"encoder.layers.0.lhuc.weight": torch.ones(8)},
-        "has the parameter encoder.layers.0.lhuc.weight, which deepnmt does not support",
+        "uses the parameter encoder.layers.0.lhuc.weight, which deepnmt does not support",
     ),
     "a gate that the config lacks": ({"encoder.layers.0.ff.linear.bias": torch.ones(16)}, "encoder.layers.0.ff.linear"),
     "int8": (
