@@ -18,11 +18,10 @@ from deepnmt.decoding.likelihood import forced_batches
 from deepnmt.decoding.translator import check_vocabularies, check_weights
 from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
-from deepnmt.evaluation.scores import check_lengths
+from deepnmt.evaluation.scores import read_parallel
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.storage import load_config, load_meta, load_model
 from deepnmt.progress import progress
-from deepnmt.text import read_lines
 
 RANDOM_SENTENCES, RANDOM_WORDS = 2000, 1000  # enough to see how far the gradient reaches
 
@@ -74,8 +73,7 @@ def inspect_layers(
     """
     if lines < 0:
         raise InputError(f"lines = {lines} must be at least 0")
-    folder, texts, references = Path(model), read_lines(source), read_lines(reference)
-    check_lengths([(str(source), texts)], [(str(reference), references)])
+    folder, (texts, references) = Path(model), read_parallel(source, reference)
     count = min(lines or len(texts), len(texts))
     sample = {i: (texts[i], references[i]) for i in (k * len(texts) // count for k in range(count))}
     loaded = load_model(folder, choose_device(device))
