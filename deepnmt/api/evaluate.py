@@ -54,9 +54,8 @@ def evaluate(
     out = None if output is None else Path(output)
     if out is not None and out.is_dir():
         raise InputError(f"{out} is a folder; choose a file for the output")
-    lines, *reference_lines = read_parallel(
-        source, *([references] if isinstance(references, str | Path) else references)
-    )
+    paths = [references] if isinstance(references, str | Path) else references
+    lines, *reference_lines = read_parallel(source, *paths)
     translator = Translator(model, device, precision, shortlist)
     if translator.tokenizers[0].is_multilingual:
         translator = translator.for_languages(source_lang, target_lang)

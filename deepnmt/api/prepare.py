@@ -67,21 +67,25 @@ def prepare(
         "test": (test_source, test_target, test_tsv, test_memory),
     }
     several = {"train": directions, "valid": valid_directions, "test": test_directions}
-    if not any(several.values()):
-        inputs = _one_direction(source_lang, target_lang, bilingual, corpora or {})
-    elif source_lang or target_lang or corpora or tags or any(map(any, bilingual.values())):
-        raise InputError(
-            "directions come with their languages and files: omit source_lang, target_lang, source, target, tsv, "
-            "memory, corpora and tags"
-        )
-    else:
+    if any(several.values()):
+        _refuse_beside_directions(source_lang, target_lang, corpora, tags, *map(any, bilingual.values()))
         inputs = {split: _directions(listed or {}) for split, listed in several.items()}
+    else:
+        inputs = _one_direction(source_lang, target_lang, bilingual, corpora or {})
     if workers is not None and workers < 1:
         raise InputError(f"workers = {workers} must be at least 1")
     listed = {name: _listed(settings[name]) for name in SEVERAL & settings.keys()}
     chosen = from_table(PrepareSettings, {**settings, **listed})
     train = _mixed(inputs.pop("train"), weights or {}, tags or {})
     return make_dataset(train, inputs, chosen, Path(out), workers=workers, overwrite=overwrite)
+
+
+def _refuse_beside_directions(*given: object) -> None:
+    if any(given):
+        raise InputError(
+            "directions come with their languages and files: omit source_lang, target_lang, source, target, tsv, "
+            "memory, corpora and tags"
+        )
 
 
 def _one_direction(
