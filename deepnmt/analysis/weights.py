@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.text import Text
 
@@ -11,9 +10,7 @@ from deepnmt import heatmap
 from deepnmt.analysis.charts import bar_chart, heat_map
 from deepnmt.columns import aligned, comma_separated
 from deepnmt.errors import InputError
-from deepnmt.model.connections import CONNECTIONS, Connection
 from deepnmt.model.layers import Layer
-from deepnmt.model.storage import load_model
 from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.model.transformer import Transformer
 
@@ -54,27 +51,10 @@ class ConnectionWeights(StackMatrix):
         column = [(name, row[k]) for name, row in zip(self.rows, self.matrix, strict=True)]
         return [(name, value) for name, value in column if value != 0 or self.columns[0] != "y0"]
 
-    def profile_title(self, k: int) -> str:
-        of_what = "each output" if len(self.rows) == 1 else self.columns[k]
-        return f"weight of {of_what} in the {self.stack}"
-
     @property
     def default_column(self) -> int:
         """Column 10, as in the paper, if the stack is deep enough, else the middle one."""
         return 10 if len(self.columns) > 12 else (len(self.columns) - 1) // 2
-
-
-def read_weights(folder: Path) -> list[ConnectionWeights]:
-    """The weights of the encoder and the decoder of a MODEL folder, if there are any."""
-    model = load_model(folder)
-    found = learned_weights(model)
-    if not found:
-        config = model.config
-        kinds = f"{config.encoder.connection.kind} encoder and {config.decoder.connection.kind} decoder"
-        learning = [kind for kind, scheme in CONNECTIONS.items() if scheme.matrix is not Connection.matrix]
-        learning += [kind for kind, scheme in SUBLAYERS.items() if scheme.learns_factors]
-        raise InputError(f"{folder} has no learned weights to show: {kinds} (these have: {', '.join(learning)})")
-    return found
 
 
 def learned_weights(model: Transformer) -> list[ConnectionWeights]:
@@ -117,8 +97,10 @@ def draw(found: Sequence[ConnectionWeights], column: int | None = None, mask: bo
     if not found:
         return []
     drawn = [heat_map(one.matrix, one.rows, one.columns, one.title, mask) for one in found]
-    column = found[0].default_column if column is None else column
-    return [*drawn, bar_chart(found[0].profile(column), found[0].profile_title(column), "weight")]
+    first = found[0]
+    column = first.default_column if column is None else column
+    of_what = "each output" if len(first.rows) == 1 else first.columns[column]
+    return [*drawn, bar_chart(first.profile(column), f"weight of {of_what} in the {first.stack}", "weight")]
 
 
 def to_text(weights: StackMatrix, mask: bool) -> str:

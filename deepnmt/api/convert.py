@@ -1,6 +1,5 @@
 """`deepnmt.convert`: another toolkit's model to a MODEL folder."""
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from deepnmt.model.storage import CONFIG, META, load_meta, load_model, save_mode
 from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.model.transformer import Transformer
 from deepnmt.settings import to_table
+from deepnmt.training.folder import copy_tokenizers
 
 SAME = 1e-10  # relative, in double precision
 MODEL_TYPES = {"marian": "marian", "m2m_100": "m2m100", "fsmt": "fsmt"}  # in Hugging Face's config.json
@@ -150,8 +150,7 @@ def fold(folder: str | Path, out: str | Path, *, overwrite: bool = False) -> tup
     with replacing(out) as aside:
         about = {name: value for name, value in meta.items() if name not in ("format", "deepnmt")}
         save_model(aside, plain, {**about, "folded_from": to_table(model.config)})
-        for path in folder.glob("tokenizer.*"):
-            shutil.copy2(path, aside / path.name)
+        copy_tokenizers(folder, aside)
     return plain, difference
 
 

@@ -10,7 +10,7 @@ from deepnmt.analysis.layers import LayerReport, measure_layers, num_passes
 from deepnmt.analysis.learning_curves import LearningCurves, read_curves
 from deepnmt.analysis.size import ModelSize, describe, measure
 from deepnmt.analysis.training_speed import random_corpus, typical_lengths
-from deepnmt.analysis.weights import ConnectionWeights, read_weights
+from deepnmt.analysis.weights import ConnectionWeights, learned_weights
 from deepnmt.config import load_recipe
 from deepnmt.data.dataset import Dataset
 from deepnmt.data.tokenizer import TokenizerPair
@@ -20,7 +20,9 @@ from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
 from deepnmt.evaluation.scores import read_parallel
 from deepnmt.model.config import ModelConfig
+from deepnmt.model.connections import CONNECTIONS, Connection
 from deepnmt.model.storage import load_config, load_meta, load_model
+from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.progress import progress
 
 RANDOM_SENTENCES, RANDOM_WORDS = 2000, 1000  # enough to see how far the gradient reaches
@@ -50,7 +52,13 @@ def inspect_weights(model: str | Path) -> list[ConnectionWeights]:
     """The learned connection weights of the encoder and the decoder of the MODEL folder `model`."""
     if not Path(model).is_dir():
         raise InputError(f"{model} is not a MODEL folder; only a trained model has learned weights")
-    return read_weights(Path(model))
+    loaded = load_model(model)
+    if found := learned_weights(loaded):
+        return found
+    kinds = " and ".join(f"{stack.connection.kind} {name}" for name, stack in loaded.config.stacks.items())
+    learning = [kind for kind, scheme in CONNECTIONS.items() if scheme.matrix is not Connection.matrix]
+    learning += [kind for kind, scheme in SUBLAYERS.items() if scheme.learns_factors]
+    raise InputError(f"{model} has no learned weights to show: {kinds} (these have: {', '.join(learning)})")
 
 
 def inspect_layers(
