@@ -81,7 +81,7 @@ class Checkpoints:
     def finish(self) -> None:
         """Wait for the files, and remove surplus checkpoints that a kill left behind."""
         self.wait()
-        if self.world.is_main and list_checkpoints(self.folder):
+        if self.world.is_main and self.all():
             self._retain()
         self.world.agree(None)
 
@@ -91,7 +91,7 @@ class Checkpoints:
         return self.world.agree(self._newest() if self.world.is_main else None)
 
     def _newest(self) -> Path | None:
-        paths = sorted(list_checkpoints(self.folder), key=age, reverse=True)
+        paths = sorted(self.all(), key=age, reverse=True)
         for path in paths:
             if (damage := find_damage(path)) is None:
                 return path
@@ -108,6 +108,9 @@ class Checkpoints:
         fill(optimizer_tensors(state.model, state.optimizer), read_tensors(path / OPTIMIZER), path / OPTIMIZER)
         stored = read_json(path / STATE)
         state.restore(stored["run"], stored["data"])
+
+    def all(self) -> list[Path]:
+        return list_checkpoints(self.folder)
 
     def _retain(self) -> None:
         steps, epochs = (list_checkpoints(self.folder, kind) for kind in ("step", "epoch"))

@@ -19,7 +19,7 @@ from deepnmt.training.averaging import (
     choose_checkpoints,
     write_average,
 )
-from deepnmt.training.checkpoint import find_damage, list_checkpoints, read_weights
+from deepnmt.training.checkpoint import find_damage, read_weights
 from deepnmt.training.curves import read_log
 from deepnmt.training.optimizer import optimizer_tensors
 from deepnmt.training.trainer import train
@@ -68,11 +68,11 @@ def test_what_is_saved_is_what_was_there_although_it_is_written_later(tmp_path, 
                 tensor.add_(1.0)
         run.best_scores.append(3.0)
         run.step = 7
-        assert not list_checkpoints(job.checkpoints.folder)
+        assert not job.checkpoints.all()
         may_write.set()
         job.checkpoints.finish()
 
-    (path,) = list_checkpoints(job.checkpoints.folder)
+    (path,) = job.checkpoints.all()
     assert path.name == "step-00000000" and find_damage(path) is None
     stored = load_file(path / "model.safetensors")
     assert stored.keys() == expected.keys()
@@ -123,7 +123,7 @@ def test_without_best_checkpoints_to_keep_only_the_regular_ones_are_saved(tmp_pa
     with open_job(tmp_path, config) as (run, job):
         job.validate = lambda model: Validation(1.0, 1.0, {"bleu": next(scores)})
         train(run, job)
-    assert names(list_checkpoints(job.checkpoints.folder)) == ["step-00000004", "step-00000008", "step-00000012"]
+    assert names(job.checkpoints.all()) == ["step-00000004", "step-00000008", "step-00000012"]
     assert not (tmp_path / "best.json").exists()
 
 
@@ -137,7 +137,7 @@ def test_the_newest_checkpoint_is_never_removed(tmp_path):
     with open_job(tmp_path, replace(TRAINING, keep_epochs=0)) as (run, job):
         job.checkpoints.save(run, epoch=1)
         job.checkpoints.finish()
-    assert names(list_checkpoints(job.checkpoints.folder)) == ["epoch-00001"]
+    assert names(job.checkpoints.all()) == ["epoch-00001"]
 
 
 def test_of_equal_scores_the_newest_is_the_best(tmp_path):
@@ -171,10 +171,7 @@ def test_what_else_is_in_the_folder_is_left_alone(tmp_path):
     with open_job(tmp_path, TRAINING) as (run, job):
         assert run.step == 5
         train(run, job)
-    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {
-        *others,
-        *names(list_checkpoints(job.checkpoints.folder)),
-    }
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {*others, *names(job.checkpoints.all())}
 
 
 def test_best_pointer_goes_when_no_best_checkpoint_is_kept(tmp_path):
