@@ -242,7 +242,7 @@ class TestRefusals:
 
     def test_options(self, checkpoints, tmp_path):
         checkpoint, out = checkpoints / "v2.pt", tmp_path / "MODEL"
-        with pytest.raises(InputError, match="--source-dict is not used with opennmt-py, whose checkpoint has the voc"):
+        with pytest.raises(InputError, match="`source_dict` is not used with opennmt-py, whose checkpoint has the voc"):
             convert(checkpoint, out, source_dict="dict.txt")
         with pytest.raises(InputError, match=r"also give --codes or --tokenizer$"):
             convert(checkpoint, out, tokenizer=[])
