@@ -244,7 +244,7 @@ class TestRefusals:
         checkpoint, out = checkpoints / "v2.pt", tmp_path / "MODEL"
         with pytest.raises(InputError, match="`source_dict` is not used with opennmt-py, whose checkpoint has the voc"):
             convert(checkpoint, out, source_dict="dict.txt")
-        with pytest.raises(InputError, match=r"also give --codes or --tokenizer$"):
+        with pytest.raises(InputError, match=r"also give `codes` or `tokenizer`$"):
             convert(checkpoint, out, tokenizer=[])
         (tmp_path / "codes").write_text("#version: 0.2\nh e\n", encoding="utf-8")
         with pytest.raises(InputError, match="no symbol that ends in @@, as those of subword-nmt do"):
