@@ -301,5 +301,5 @@ def test_parameters_of_deepspeed_are_refused_with_the_remedy(folder, tmp_path):
 def test_the_folder_has_the_dictionaries(tmp_path):
     with pytest.raises(InputError, match="`source_dict` is not used with sockeye, whose checkpoint has the vocabular"):
         deepnmt.convert(STORED / "pre", tmp_path / "MODEL", **CODES, source_dict="dict.txt")
-    with pytest.raises(InputError, match="to convert tokenisers, also give --codes or --tokenizer"):
+    with pytest.raises(InputError, match="to convert tokenisers, also give `codes` or `tokenizer`"):
         deepnmt.convert(STORED / "pre", tmp_path / "MODEL", **LANGUAGES)
