@@ -12,6 +12,7 @@ import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import small  # one thread, here as in the processes that are started: the number of threads decides the last bit
@@ -297,15 +298,19 @@ def test_averaging_a_run(place, capsys, unchanged):
         assert message in capsys.readouterr().err
 
 
-def test_average_by_validation_bleu_tries_every_window(place, capsys, monkeypatch):
-    decoded = []
+@pytest.mark.parametrize(("opinions", "best"), [([3.0, 1.0], 1), ([1.0, 3.0], 2)])
+def test_average_by_validation_bleu_tries_every_window(place, capsys, monkeypatch, opinions, best):
+    decoded, values = [], iter(opinions)
+    scored = "deepnmt.api.average.quick_scores"
+    monkeypatch.setattr(scored, lambda *_: {"bleu": SimpleNamespace(value=next(values))})
     translate = Translator.translate
     monkeypatch.setattr(Translator, "translate", lambda self, *a, **s: decoded.append(s) or translate(self, *a, **s))
     given = ["average", str(place / "run"), "--last", "2", "--of", "steps", "--best-on-valid"]
-    assert main([*given, "--out", str(place / "chosen")]) == 0
+    assert main([*given, "--out", str(place / f"chosen-{best}")]) == 0
     told = capsys.readouterr().err
-    assert "average of the last 1: BLEU" in told and "average of the last 2: BLEU" in told
-    assert "valid_bleu" in json.loads((place / "chosen" / "meta.json").read_text())
+    assert told.count("average of the last ") == 2 and f"average of the last {best}: BLEU 3.00  (chosen)" in told
+    meta = json.loads((place / f"chosen-{best}" / "meta.json").read_text())
+    assert meta["valid_bleu"] == 3.0 and len(meta["averaged"]) == best
     assert [(given["beam"], given["length_penalty"]) for given in decoded] == [(2, 0.3)] * 2, "as the recipe decodes"
 
 
