@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deepnmt.analysis.size import measure, total
+from deepnmt.analysis.size import measure
 from deepnmt.columns import aligned
 from deepnmt.config import Recipe, load_recipe
 from deepnmt.data.dataset import Dataset
@@ -209,4 +209,4 @@ def describe_plan(runs: Sequence[PlannedRun], device: str, at_once: int) -> str:
 
 @cache
 def count_parameters(config: ModelConfig) -> int:
-    return total(measure(config)).parameters
+    return sum(part.parameters for part in measure(config))
