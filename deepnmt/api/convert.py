@@ -65,10 +65,11 @@ def convert(
     check_out(out, overwrite, "a MODEL folder", META, CONFIG)
     dictionaries = {"source_dict": source_dict, "target_dict": target_dict}
     subwords = {"codes": codes, "tokenizer": tokenizer, "pretokenizer": pretokenizer, "lowercase": lowercase}
+    text: ForeignText | None
     if toolkit in TEXTS:
         _refuse({**dictionaries, **subwords}, f"{toolkit}, whose folder has tokenisers")
-        text: ForeignText | None = read_text(toolkit, checkpoint, source_lang, target_lang)
-        model = convert_model(checkpoint, toolkit, text.numbering if text else None)
+        text = read_text(toolkit, checkpoint, source_lang, target_lang)
+        model = convert_model(checkpoint, toolkit, text.numbering)
     else:
         model, text = _convert_checkpoint(checkpoint, toolkit, (source_lang, target_lang), dictionaries, subwords)
     if text is not None:

@@ -76,7 +76,7 @@ def open_run(
         is_resumed = world.agree(world.is_main and folder.check_folder(out, resume))
         if is_resumed and world.is_main:
             held.enter_context(hold_lock(out, LOCK_WAIT_SECONDS if world.size > 1 else 0))
-        recipe, start = check_settings(recipe, dataset, world, start, out if is_resumed else None)
+        recipe, start = resolve_settings(recipe, dataset, world, start, out if is_resumed else None)
         checkpoints = Checkpoints(out / folder.CHECKPOINTS, world, recipe)
         newest = checkpoints.newest() if is_resumed else None
         stream = open_stream(recipe, dataset, world, read_json(newest / STATE)["data"] if newest else None)
@@ -101,23 +101,21 @@ def open_run(
         if newest is not None and newest.name.startswith("epoch") and is_save_due(state, recipe.training):
             checkpoints.save(state)  # the run was killed between the two checkpoints of one step
             checkpoints.finish()
-        yield (
-            state,
-            Job(
-                config=recipe.training,
-                world=world,
-                engine=engine,
-                open_updates=partial(open_updates, stream, world),
-                checkpoints=checkpoints,
-                curves=held.enter_context(closing(open_curves(recipe, out, state, world))),
-                diagnosis=diagnosis_for(recipe, dataset),
-                interruption=held.enter_context(heed_signals(world.is_main)),
-                validate=validate,
-            ),
+        job = Job(
+            config=recipe.training,
+            world=world,
+            engine=engine,
+            open_updates=partial(open_updates, stream, world),
+            checkpoints=checkpoints,
+            curves=held.enter_context(closing(open_curves(recipe, out, state, world))),
+            diagnosis=diagnosis_for(recipe, dataset),
+            interruption=held.enter_context(heed_signals(world.is_main)),
+            validate=validate,
         )
+        yield state, job
 
 
-def check_settings(
+def resolve_settings(
     recipe: Recipe, dataset: Dataset, world: World, start: Path | None, run: Path | None
 ) -> tuple[Recipe, Path | None]:
     """The recipe for this device and the model to start from; refuses what does not fit the `run` that is resumed."""
