@@ -179,7 +179,7 @@ class TestOverrides:
             (
                 "model.source_vocab_size=100",
                 "model: share_embeddings = true needs one vocabulary, but source_vocab_size = 100 "
-                "and target_vocab_size = 34000; set model.share_embeddings=false, or prepare the data with --joint",
+                "and target_vocab_size = 34000; set model.share_embeddings=false, or prepare the data with a joint vocabulary",
             ),
             (
                 "model.encoder.dim=1024",
