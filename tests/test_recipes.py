@@ -179,7 +179,8 @@ class TestOverrides:
             (
                 "model.source_vocab_size=100",
                 "model: share_embeddings = true needs one vocabulary, but source_vocab_size = 100 and "
-                "target_vocab_size = 34000; set model.share_embeddings=false, or prepare the data with a joint vocabulary",
+                "target_vocab_size = 34000; set model.share_embeddings=false, or prepare the data with a joint "
+                "vocabulary",
             ),
             (
                 "model.encoder.dim=1024",
