@@ -195,7 +195,7 @@ def test_scores_are_read_by_name_and_unknown_names_are_told_what_there_is() -> N
         (lambda: score(["a"], []), "no reference"),
         (lambda: score_files([__file__], []), "no reference"),
         (lambda: score(["a"], ["a"], metrics=["blue"]), "unknown score 'blue'; choose from bleu,"),
-        (lambda: score(["a"], ["a"], metrics=["multi_bleu"]), "add --target-lang"),
+        (lambda: score(["a"], ["a"], metrics=["multi_bleu"]), "add target_lang"),
     ],
 )
 def test_refusals(call, message: str) -> None:  # type: ignore[no-untyped-def]
