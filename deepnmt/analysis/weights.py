@@ -51,6 +51,10 @@ class ConnectionWeights(StackMatrix):
         column = [(name, row[k]) for name, row in zip(self.rows, self.matrix, strict=True)]
         return [(name, value) for name, value in column if value != 0 or self.columns[0] != "y0"]
 
+    def profile_title(self, k: int) -> str:
+        of_what = "each output" if len(self.rows) == 1 else self.columns[k]
+        return f"weight of {of_what} in the {self.stack}"
+
     @property
     def default_column(self) -> int:
         """Column 10, as in the paper, if the stack is deep enough, else the middle one."""
@@ -97,10 +101,8 @@ def draw(found: Sequence[ConnectionWeights], column: int | None = None, mask: bo
     if not found:
         return []
     drawn = [heat_map(one.matrix, one.rows, one.columns, one.title, mask) for one in found]
-    first = found[0]
-    column = first.default_column if column is None else column
-    of_what = "each output" if len(first.rows) == 1 else first.columns[column]
-    return [*drawn, bar_chart(first.profile(column), f"weight of {of_what} in the {first.stack}", "weight")]
+    column = found[0].default_column if column is None else column
+    return [*drawn, bar_chart(found[0].profile(column), found[0].profile_title(column), "weight")]
 
 
 def to_text(weights: StackMatrix, mask: bool) -> str:
