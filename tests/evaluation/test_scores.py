@@ -118,7 +118,7 @@ def test_which_scores_suit_which_languages() -> None:
     assert list(chosen) == ["bleu_lower", "ter"]
     unknown = score(GERMAN_OUT, GERMAN)
     assert not any("multi" in name for name in unknown)
-    assert any("--target-lang" in notice for notice in unknown.notices)
+    assert any("needs the target language" in notice for notice in unknown.notices)
 
 
 def test_chinese_is_scored_by_character() -> None:
