@@ -75,7 +75,7 @@ def _resolve(table: dict[str, Any], overrides: Overrides, dataset: Dataset | Non
     if dataset is not None and recipe.model.share_embeddings and not dataset.tokenizers.shared:
         raise InputError(
             f"the recipe shares embeddings, but {dataset.folder} has a separate vocabulary for each language; "
-            "set model.share_embeddings=false, or prepare the dataset with --joint"
+            "set model.share_embeddings=false, or prepare the dataset with a joint one"
         )
     return recipe
 

@@ -10,7 +10,7 @@ from corpora import corpus_of
 from pytest import approx, fixture, mark
 
 from deepnmt.analysis.config import GradientTrial
-from deepnmt.analysis.gradients import arms, hurried, measure_gradients, narrowed
+from deepnmt.analysis.gradients import arms, measure_gradients, narrowed, with_short_warmup
 from deepnmt.analysis.training_speed import random_corpus, typical_lengths
 from deepnmt.cli import main
 from deepnmt.config import load_recipe
@@ -57,7 +57,7 @@ def test_the_gradient_of_a_deep_post_norm_encoder_vanishes_and_the_others_does_n
     """The paper's section 5.1, in a few seconds."""
     recipe = load_recipe("en-de-pre-20l", ["model.source_vocab_size=200", "model.target_vocab_size=200"])
     model = narrowed(recipe.model, 32)
-    training = hurried(recipe.training, 16)
+    training = with_short_warmup(recipe.training, 16)
     shares = {}
     corpora = {"random": random_corpus(typical_lengths(2000), model)}
     for name, arm in arms(model).items():

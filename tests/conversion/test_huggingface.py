@@ -235,7 +235,7 @@ class TestFiles:
         [
             (
                 "model.encoder.layernorm_embedding.weight",
-                "has the parameter encoder.layernorm_embedding.weight, which deepnmt",
+                "uses the parameter encoder.layernorm_embedding.weight, which deepnmt",
             ),
             ("model.encoder.embed_positions.weight", "are not the sinusoids of its class"),
         ],
