@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from deepnmt.api.synthetic import distill as distill
     from deepnmt.api.train import Run as Run
     from deepnmt.api.train import train as train
+    from deepnmt.api.translate import translate_document as translate_document
     from deepnmt.api.translate import translate_file as translate_file
-    from deepnmt.api.translate_document import translate_document as translate_document
     from deepnmt.config import load_recipe as load_recipe
     from deepnmt.decoding.translator import Translator as Translator
     from deepnmt.errors import InputError as InputError
@@ -68,7 +68,7 @@ _HOMES = {
     "prepare": "api.prepare",
     "score": "evaluation.scores",
     "train": "api.train",
-    "translate_document": "api.translate_document",
+    "translate_document": "api.translate",
     "translate_file": "api.translate",
 }
 __all__ = sorted(_HOMES)

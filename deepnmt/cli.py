@@ -132,12 +132,13 @@ def _parser(name: str) -> tuple[argparse.ArgumentParser, ModuleType]:
 def _with_options(message: str, parser: argparse.ArgumentParser, given: set[str]) -> str:
     """An error of the Python API in the terms of the command line: `hold_out = 5` is `--hold-out 5`.
 
-    A name alone is replaced if no English word looks like it, and a name with a value if the option was given: others
-    are settings of a recipe or of a model.
+    A name alone is replaced if no English word looks like it or if it is in backticks (`out`, `resume=True`), and a
+    name with a value if the option was given: others are settings of a recipe or of a model.
     """
     for action in parser._actions:
         if action.option_strings and action.const is not False:
             flag, name = action.option_strings[-1], rf"(?<![\w./'-]){action.dest}"
+            message = re.sub(f"`{action.dest}(?:=True)?`", flag, message)
             if action.dest in given:
                 message = re.sub(f"{name} (?:= (?!true|false)|(?=must be ))", f"{flag} ", message)
             if "_" in action.dest:

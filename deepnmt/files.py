@@ -186,10 +186,10 @@ def _sync(*paths: Path) -> None:
 def check_out(out: Path, overwrite: bool, kind: str, *files: str) -> None:
     """Raise if `out` exists, unless it may be overwritten and has the files of this kind of folder."""
     if Path.cwd().is_relative_to(out.resolve()):
-        raise InputError(f"{str(out)!r} is the current folder or contains it; choose another --out")
+        raise InputError(f"{str(out)!r} is the current folder or contains it; choose another `out`")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not overwrite:
-        raise InputError(f"{out} already exists; choose another --out or pass --overwrite")
+        raise InputError(f"{out} already exists; choose another `out` or pass `overwrite=True`")
     if not all((out / name).is_file() for name in files):
-        raise InputError(f"{out} is not {kind} and will not be overwritten; choose another --out")
+        raise InputError(f"{out} is not {kind} and will not be overwritten; choose another `out`")

@@ -47,6 +47,7 @@ def raising(error):
             "the setting valid_source = 3 of the model, tag = true",
         ),
         ("a beam of light and byte_fallback", "a beam of light and byte_fallback"),
+        ("choose another `beam` or pass `tag=True`", "choose another --beam or pass --tag"),
     ],
 )
 def test_an_error_names_the_options_of_the_command(monkeypatch, capsys, message, shown):

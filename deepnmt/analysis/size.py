@@ -1,6 +1,5 @@
 """The size of each part of a model and its cost per token, from the config, without allocating the model."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -30,7 +29,8 @@ class ModelSize(ShownAsText):
 
     @property
     def total(self) -> Part:
-        return total(self.parts)
+        parameters, flops = (sum(getattr(part, name) for part in self.parts) for name in ("parameters", "flops"))
+        return Part("total", "", parameters, flops)
 
     def __str__(self) -> str:
         whole, rows, before = self.total, [["", "part", "parameters", "share", "MFLOP/token"]], ""
@@ -85,10 +85,6 @@ def measure(config: ModelConfig) -> list[Part]:
     if config.tie_output:
         counted.append(Part("output", "projection (tied)", 0, output_flops))
     return _sum(counted)
-
-
-def total(parts: Sequence[Part]) -> Part:
-    return Part("total", "", sum(part.parameters for part in parts), sum(part.flops for part in parts))
 
 
 def _part(config: ModelConfig, name: str, parameter: Tensor) -> Part:

@@ -1,8 +1,8 @@
-"""`deepnmt.translate_file`: translate lines of text and documents from file to file or through pipes."""
+"""`deepnmt.translate_file` and `translate_document`: lines of text and documents, in files, pipes and memory."""
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -192,6 +192,23 @@ def _translate_document(
         destination.append(result.encode(), len(sentences))
     warnings.summarise()
     return len(sentences)
+
+
+def translate_document(
+    translator: Translator,
+    document: str,
+    file_format: str,
+    *,
+    terms: Mapping[str, str] | Glossary | None = None,
+    **settings: Any,
+) -> str:
+    """Translate a `document` with a `translator`; everything but its text is kept.
+
+    `file_format` is html, markdown, po, srt, vtt or text.
+    `terms` and `settings` are those of `Translator.translate`; placeholders and URLs are kept by default.
+    """
+    language = translator.tokenizers[0].target.language
+    return translated(read_document(document, file_format, language), translator, terms, **settings)
 
 
 class _Stream:

@@ -42,9 +42,8 @@ from deepnmt.text import check_readable
 
 _CHUNKS_COUNTED = 5
 
-LANGUAGE_TAG = (
-    "<2{}>"  # of a target language, before the source (Johnson et al. 2017, https://arxiv.org/abs/1611.04558)
-)
+# Of a target language, before the source (Johnson et al. 2017, https://arxiv.org/abs/1611.04558).
+LANGUAGE_TAG = "<2{}>"
 
 Languages = tuple[str, str]  # source and target
 Chunks = dict[str, list[SpoolChunk]]  # by corpus

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deepnmt.analysis.size import measure, total
+from deepnmt.analysis.size import measure
 from deepnmt.columns import aligned
 from deepnmt.config import Recipe, load_recipe
 from deepnmt.data.dataset import Dataset
@@ -26,13 +26,6 @@ SPARE = 0.9  # share of the given minutes that is planned
 LEAST_SHARE = 0.1  # of the scale's tokens; models learn nothing with fewer
 
 
-class Use(NamedTuple):
-    """A run as an arm of an experiment."""
-
-    experiment: str
-    label: str
-
-
 @dataclass
 class PlannedRun:
     """One model and seed. Arms of several experiments with the same settings share a run."""
@@ -44,12 +37,12 @@ class PlannedRun:
     recipe: Recipe
     trains: bool
     seconds: float | None  # of training, in experiments that give every arm the same time
-    uses: list[Use] = field(default_factory=list)
+    uses: list[tuple[str, str]] = field(default_factory=list)  # experiments, and the labels of its arms in them
     measures: set[Measure] = field(default_factory=set)
 
     @property
     def purpose(self) -> str:
-        return "; ".join(f"{use.experiment}: {use.label}" for use in self.uses)
+        return "; ".join(f"{experiment}: {label}" for experiment, label in self.uses)
 
 
 @dataclass(frozen=True)
@@ -101,7 +94,7 @@ class Plan:
                     if not self.arms or any(fnmatchcase(arm.label, pattern) for pattern in self.arms):
                         run = self._run(name, arm, seed, budget)
                         run = runs.setdefault(run.name, run)
-                        run.uses.append(Use(name, arm.label))
+                        run.uses.append((name, arm.label))
                         run.measures |= set(experiment.measures)
         return list(runs.values())
 
@@ -216,4 +209,4 @@ def describe_plan(runs: Sequence[PlannedRun], device: str, at_once: int) -> str:
 
 @cache
 def count_parameters(config: ModelConfig) -> int:
-    return total(measure(config)).parameters
+    return sum(part.parameters for part in measure(config))

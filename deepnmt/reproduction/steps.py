@@ -128,15 +128,10 @@ def _timed_recipe(run: PlannedRun, folder: Path, setup: Setup) -> Recipe:
         write_json(folder / "calibration.json", measured)
     steps = max(round(run.seconds / measured["seconds_per_update"]), 1)
     before = run.recipe.training
-    share = before.warmup_steps / before.max_steps
-    scaled = {
-        "max_steps": steps,
-        "warmup_steps": max(round(share * steps), 1),
-        "validate_every": max(round(before.validate_every / before.max_steps * steps), 1),
-        "save_every": max(round(before.save_every / before.max_steps * steps), 1),
-        "log_every": max(min(steps // CURVE_POINTS, 100), 1),
-    }
-    return _with_training(run.recipe, scaled)
+    names = ("warmup_steps", "validate_every", "save_every")
+    scaled = {name: max(round(getattr(before, name) / before.max_steps * steps), 1) for name in names}
+    log_every = max(min(steps // CURVE_POINTS, 100), 1)
+    return _with_training(run.recipe, {**scaled, "max_steps": steps, "log_every": log_every})
 
 
 def _calibrate(run: PlannedRun, folder: Path, setup: Setup) -> dict[str, float]:

@@ -70,7 +70,7 @@ def test_a_column_holds_the_weights_of_one_output_in_all_that_follows():
     assert weights.profile(1) == [("x1", 3.0), ("x2", 5.0)]
     wide = weights_of([[1, 0], [2, 3], [4, 5]])
     assert wide.profile(1) == [("x1", 3.0), ("x2", 5.0)]
-    with raises(InputError, match="--column 3: the encoder has columns 0 to 2"):
+    with raises(InputError, match="column = 3: the encoder has columns 0 to 2"):
         weights.profile(3)
 
 

@@ -5,7 +5,7 @@ import json
 import torch
 from pytest import fixture, mark
 
-from deepnmt.analysis.size import measure, total
+from deepnmt.analysis.size import measure
 from deepnmt.cli import main
 from deepnmt.config import load_recipe, preset_names
 from deepnmt.model.config import ModelConfig, StackConfig
@@ -50,7 +50,7 @@ def test_parts_sum_to_the_parameters_of_the_model_for_every_preset(name):
     config = load_recipe(name).model
     with torch.device("meta"):
         parameters = sum(parameter.numel() for parameter in Transformer(config).parameters())
-    assert total(measure(config)).parameters == parameters
+    assert sum(part.parameters for part in measure(config)) == parameters
 
 
 @mark.parametrize("kind", CONNECTIONS)
