@@ -22,11 +22,13 @@ from deepnmt.data.vocabulary import UNK
 from deepnmt.devices import device_name, multiplies_bf16
 from deepnmt.errors import InputError, RunError
 from deepnmt.files import read_json
+from deepnmt.model.adapters import add_adapters
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.connections import CONNECTIONS
 from deepnmt.model.growing import with_depth
 from deepnmt.model.initialization import branch_variances, start_from, starts_from_data
 from deepnmt.model.kernels.compilers import start_compilers
+from deepnmt.model.parts import freeze
 from deepnmt.model.storage import WEIGHTS, fill, load_config, load_meta, read_weights, weights
 from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.model.transformer import Transformer
@@ -86,6 +88,9 @@ def open_run(
             start = folder.initial_model(out, start)
         elif start is not None:
             check_start(start, first_model(recipe), dataset)
+        elif recipe.training.freeze or recipe.training.lora:
+            setting = "freeze" if recipe.training.freeze else "lora"
+            raise InputError(f"training.{setting} is for fine-tuning a trained model; name it with --from MODEL")
         checkpoints = Checkpoints(out / folder.CHECKPOINTS, world, recipe)
         newest = checkpoints.newest() if is_resumed else None
         stream = open_stream(recipe, dataset, world, read_json(newest / STATE)["data"] if newest else None)
@@ -171,11 +176,12 @@ def announce(
 ) -> None:
     """Say what is trained, on what and for how long, and whatever is unusual about it."""
     config, device = recipe.training, engine.world.device
-    size = sum(parameter.numel() for parameter in engine.parameters)
+    size, trained = (sum(p.numel() for p in group) for group in (state.model.parameters(), engine.parameters))
     start = f"resuming from step {state.step:,}" if state.step else "training"
     ranks = f"{engine.world.size} x " if engine.world.size > 1 else ""
     length = f"{config.max_steps:,} steps of {config.tokens_per_update:,} target tokens"
-    say(f"{start}: {size:,} parameters, {length}, on {ranks}{device_name(str(device))}")
+    of = f"{trained:,} of {size:,}" if trained < size else f"{size:,}"
+    say(f"{start}: {of} parameters, {length}, on {ranks}{device_name(str(device))}")
     if not dataset.valid:
         best = "the last checkpoint will count as the best (`deepnmt prepare --hold-out N` makes a validation set)"
         say(f"{dataset.folder} has no validation set: {best}")
@@ -230,6 +236,9 @@ def build_training(
     if start is not None:
         fill(weights(model), read_weights(start), start / WEIGHTS)
     model.to(world.device)
+    freeze(model, config.freeze)
+    if config.lora is not None:
+        add_adapters(model, config.lora.parts, config.lora.rank, config.lora.alpha)
     model.checkpoint_activations(config.activation_checkpointing)
     objective = Objective(model, config, world.device)
     if start is None and stream is not None and starts_from_data(model):
