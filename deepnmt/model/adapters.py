@@ -113,16 +113,24 @@ def merge_all(tensors: Mapping[str, Tensor], where: Path) -> dict[str, Tensor]:
 
 @contextmanager
 def merged(model: nn.Module) -> Iterator[None]:
-    """Inside, the adapters are part of the weights, as in the MODEL that is stored; the matrices wait on the host."""
+    """Inside, the adapters are part of the weights, as in the MODEL that is stored; the matrices wait on the host.
+
+    Nothing is frozen there: autocast rounds a parameter that is trained once, and a frozen one at every use.
+    """
     adapted = [module for module in model.modules() if isinstance(module, AdaptedLinear)]
     kept = [module.weight.to("cpu", copy=True) for module in adapted]
+    frozen = [p for p in model.parameters() if not (p.requires_grad or hasattr(p, "full_tensor"))]  # nor sharded
     try:
         for module in adapted:
             module.is_merged = True
             own = module.adapter
             module.weight.copy_(merge(module.weight, own.down, own.up, own.scale).detach())
+        for parameter in frozen:
+            parameter.requires_grad_(True)
         yield
     finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
         for module, weight in zip(adapted, kept, strict=True):
             module.is_merged = False
             module.weight.copy_(weight)

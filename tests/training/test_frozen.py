@@ -181,8 +181,10 @@ def test_merged_is_unmerged_to_the_last_bit(precision, tmp_path):
         with merged(state.model):
             together = state.model(source, source)
             assert not torch.equal(flat(state.model), before)
+            assert all(p.requires_grad for p in state.model.parameters())
     assert torch.equal(apart, together)
     assert torch.equal(flat(state.model), before)
+    assert {name.rpartition(".")[2] for name, p in state.model.named_parameters() if p.requires_grad} == {"down", "up"}
 
 
 @pytest.mark.parametrize("engine", [EagerEngine, partial(GraphEngine, record=replayed)])
@@ -208,28 +210,25 @@ def through_the_sum(linear, x):
     return torch.nn.functional.linear(x, linear.weight + own.scale * own.up @ own.down, linear.bias)
 
 
-@pytest.mark.parametrize("batching", [BATCHING, PACKED], ids=["padded", "packed"])
 @pytest.mark.parametrize(
     "config",
     [
-        FROZEN,
         replace(FROZEN, ema_decay=0.9, activation_checkpointing=True),
-        LORA,
         replace(LORA, ema_decay=0.9, precision="bf16"),
         replace(FROZEN, optimizer="muon"),
     ],
-    ids=["freeze", "freeze-ema", "lora", "lora-ema-bf16", "freeze-muon"],
+    ids=["freeze-ema", "lora-ema-bf16", "freeze-muon"],
 )
-def test_a_resumed_run_ends_as_if_it_had_not_been_stopped(tmp_path, trained, config, batching):
+def test_a_resumed_run_ends_as_if_it_had_not_been_stopped(tmp_path, trained, config):
     for folder, stops in (("once", (12,)), ("twice", (6, 12))):
         for stop in stops:
-            tune(tmp_path / folder, replace(config, max_steps=stop), trained, batching=batching)
+            tune(tmp_path / folder, replace(config, max_steps=stop), trained, batching=PACKED)
     once, twice = (tmp_path / folder / "checkpoints/step-00000012" for folder in ("once", "twice"))
     for path in once.glob("*.safetensors"):
         left, right = load_file(path), load_file(twice / path.name)
         assert left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left), path.name
-    learned = {**logged(tmp_path / "once", "layers")[-1]}
-    assert learned and logged(tmp_path / "once", "loss")[-1] < logged(tmp_path / "once", "loss")[0]
+    losses = logged(tmp_path / "once", "loss")
+    assert losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize(
@@ -245,9 +244,8 @@ def test_two_ranks_train_as_one_does(tmp_path, trained, config):
         alone, together = (logged(tmp_path / ranks, "loss", kind) for ranks in ("1", "2"))
         assert together == pytest.approx(alone, abs=1e-5)
     paths = [tmp_path / ranks / "checkpoints/step-00000008" for ranks in ("1", "2")]
-    assert [sorted(file.name for file in path.iterdir()) for path in paths[:1] * 2] == [
-        sorted(file.name for file in path.iterdir()) for path in paths
-    ]
+    alone, together = (sorted(file.name for file in path.iterdir()) for path in paths)
+    assert alone == together
     alone, together = (load_file(path / "optimizer.safetensors") for path in paths)
     assert alone.keys() == together.keys()
 
