@@ -1,5 +1,6 @@
 """Fine-tuning some of the weights: what is frozen stays as it was and costs no memory; adapters equal their sum."""
 
+import shutil
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -282,6 +283,9 @@ def test_a_checkpoint_is_the_model_that_was_validated_and_its_average_that_of_th
     state.model.eval()
     source = torch.randint(4, 40, (3, 7))
     assert torch.equal(model(source, source), state.model(source, source))
+    base = shutil.copytree(trained, tmp_path / "base")
+    shutil.copy(paths[1] / "adapter.safetensors", base)
+    assert torch.equal(load_model(base)(source, source), model(source, source))
     name = "encoder.layers.0.attention.input.weight"
     sums = [read_weights(path)[name].double() for path in paths]
     assert torch.equal(average_weights(paths)[name], ((sums[0] + sums[1]) / 2).float())
