@@ -86,11 +86,8 @@ def open_run(
             folder.check_tokenizers(out, dataset)
             folder.check_recipe(out, stored, recipe)
             start = folder.initial_model(out, start)
-        elif start is not None:
-            check_start(start, first_model(recipe), dataset)
-        elif recipe.training.freeze or recipe.training.lora:
-            setting = "freeze" if recipe.training.freeze else "lora"
-            raise InputError(f"training.{setting} is for fine-tuning a trained model; name it with --from MODEL")
+        else:
+            check_start(start, recipe, dataset)
         checkpoints = Checkpoints(out / folder.CHECKPOINTS, world, recipe)
         newest = checkpoints.newest() if is_resumed else None
         stream = open_stream(recipe, dataset, world, read_json(newest / STATE)["data"] if newest else None)
@@ -153,11 +150,16 @@ def first_model(recipe: Recipe) -> ModelConfig:
     return recipe.model if depth is None else with_depth(recipe.model, depth)
 
 
-def check_start(start: Path, model: ModelConfig, dataset: Dataset) -> None:
-    """Refuse to start from a model of another shape or with other subwords than the dataset has."""
+def check_start(start: Path | None, recipe: Recipe, dataset: Dataset) -> None:
+    """Refuse a model of another shape or with other subwords than the dataset has, and none if weights are frozen."""
+    if start is None:
+        if recipe.training.freeze or recipe.training.lora:
+            setting = "freeze" if recipe.training.freeze else "lora"
+            raise InputError(f"training.{setting} is for fine-tuning a trained model; name it with --from MODEL")
+        return
     load_meta(start)
     folder.check_tokenizers(start, dataset)
-    stored, wanted = folder.flatten(to_table(load_config(start))), folder.flatten(to_table(model))
+    stored, wanted = (folder.flatten(to_table(model)) for model in (load_config(start), first_model(recipe)))
     for name in [name for name in stored if not name.endswith("dropout")]:
         if stored[name] != wanted.get(name):
             raise InputError(
