@@ -81,6 +81,12 @@ def main(argv: list[str] | None = None) -> int:
         # The reader of our output went away (`| head`): not an error. Keep Python from flushing into it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except ModuleNotFoundError as error:
+        if not error.name or error.name.startswith("deepnmt"):
+            raise
+        missing = f"deepnmt needs {error.name}, which {sys.executable} does not have"
+        print(f"deepnmt: {missing}; run make or pip install in the folder of deepnmt", file=sys.stderr)
+        return 1
     except OSError as error:
         print(f"deepnmt: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
         return 1
@@ -147,5 +153,9 @@ def _with_options(message: str, parser: argparse.ArgumentParser, given: set[str]
 
 def _versions() -> str:
     """What a bug report needs, without importing torch."""
-    torch, system = metadata.version("torch"), f"{platform.system()} {platform.machine()}"
-    return f"deepnmt {__version__} (Python {platform.python_version()}, torch {torch}, {system})"
+    try:
+        torch = f"torch {metadata.version('torch')}"
+    except metadata.PackageNotFoundError:
+        torch = "no torch"
+    system = f"{platform.system()} {platform.machine()}"
+    return f"deepnmt {__version__} (Python {platform.python_version()}, {torch}, {system})"
