@@ -160,7 +160,9 @@ def ours(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     name = f"deepnmt {preset} {precision}, beam {arguments.beam}"
                     name += "" if way == "default" else f", {way}"
                     name += f", {slots} slots" if slots else ""
-                    yield _timed(name, translator, texts, lengths, arguments)
+                    with translator.in_processes():  # as the commands do
+                        row = _timed(name, translator, texts, lengths, arguments)
+                    yield row
                     del translator
             del model
 

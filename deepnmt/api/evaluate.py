@@ -65,7 +65,8 @@ def evaluate(
 
     warnings = LineWarnings(str(source))
     started = time.perf_counter()
-    with progress("translate", total=sum(1 for line in lines if line.strip())) as shown:
+    total = sum(1 for line in lines if line.strip())
+    with progress("translate", total=total) as shown, translator.in_processes():
         translations = translator.translate(lines, warn=warnings.after(0), done=shown.advance, **settings)
     seconds = time.perf_counter() - started
     warnings.summarise()

@@ -143,7 +143,7 @@ def synthesise(
     digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:8]
     shards = [out.with_name(f"{out.name}.shard-{i}-of-{world_size}.{digest}") for i in range(world_size)]
     if not shards[rank].exists():
-        with ResumableFile(shards[rank], job) as shard:
+        with ResumableFile(shards[rank], job) as shard, translator.in_processes():
             if shard.lines:
                 say(f"resuming after {shard.lines:,} lines of this rank's share")
             chunks = file_chunks(text, size, shard.lines, rank, world_size)

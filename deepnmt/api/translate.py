@@ -117,7 +117,10 @@ def translate_file(
     job = {**settings, **asdict(form), "precision": precision, "shortlist": shortlist, "device": device}
     job |= {"chunk": size, "languages": [source_lang, target_lang]}
     is_resumable = given is not None and target is not None
-    with _opened(target, fingerprint(folders, files, job) if is_resumable else None) as destination:
+    with (
+        _opened(target, fingerprint(folders, files, job) if is_resumable else None) as destination,
+        translator.in_processes(),
+    ):
         name, chunks, left = _chunks(given, size, destination.lines)
         return translate_chunks(
             translator, name, chunks, destination, form.lines, prefixes=prefixes, terms=glossary, total=left, **settings
@@ -180,7 +183,11 @@ def _translate_document(
         raise InputError(f"{name}, {error}") from error
     sentences = sentences_of(document)
     warnings = LineWarnings(name)
-    with _opened(target, None) as destination, progress("translate", total=len(sentences), unit="sentences") as shown:
+    with (
+        _opened(target, None) as destination,
+        progress("translate", total=len(sentences), unit="sentences") as shown,
+        translator.in_processes(),
+    ):
         result = translated(document, translator, terms, warnings.about, shown.advance, **settings)
         destination.append(result.encode(), len(sentences))
     warnings.summarise()

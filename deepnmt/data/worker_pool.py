@@ -1,14 +1,16 @@
-"""Work on chunks in several processes, with results in order."""
+"""Work in several processes: new ones for chunks, with results in order, and forks that share the memory."""
 
 import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import tempfile
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import lru_cache
@@ -23,6 +25,7 @@ Result = TypeVar("Result")
 
 # Not fork: a forked copy of a process that has threads may hang.
 _context = multiprocessing.get_context("spawn")
+CAN_FORK = sys.platform == "linux"  # elsewhere system libraries do not survive it
 _DIED = (
     "a worker process died, perhaps for lack of memory: try fewer workers; "
     'or because a script calls deepnmt outside `if __name__ == "__main__":`'
@@ -74,6 +77,40 @@ class WorkerPool:
         self._pool.shutdown(cancel_futures=True)
 
 
+class ForkedWorkers:
+    """Processes that are forked from this one when they are first needed, to call a function on its memory as it is
+    then: nothing is loaded twice, and what cannot be pickled is there. The caller sees to it that the function takes no
+    lock that another thread of this process may hold, and starts no threads of torch's.
+    """
+
+    def __init__(self, num_workers: int, function: Callable[[Any], Any]) -> None:
+        context = multiprocessing.get_context("fork")
+        self._pool = ProcessPoolExecutor(num_workers, context, _begin_fork, (function,))
+
+    def submit(self, task: Any) -> Future[Any]:
+        with _delayed_interrupt(), warnings.catch_warnings():  # the first call starts the processes
+            warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+            return self._pool.submit(_call_inherited, task)
+
+    def end(self) -> None:
+        for process in list((self._pool._processes or {}).values()):
+            process.terminate()
+        self._pool.shutdown(cancel_futures=True)
+
+
+def as_done(submit: Callable[[Task], Future[Result]], tasks: Iterable[Task]) -> Iterator[tuple[Task, Result]]:
+    """Each task and its result, in the order in which they are done."""
+    futures = {submit(task): task for task in tasks}
+    try:
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    except BrokenProcessPool as error:
+        raise RunError("a worker process died, perhaps for lack of memory: try fewer threads") from error
+    finally:
+        for future in futures:
+            future.cancel()
+
+
 @contextmanager
 def _delayed_interrupt() -> Iterator[None]:
     """Processes that are started inside never see Ctrl-C, not even while they import; this one sees it afterwards."""
@@ -87,6 +124,21 @@ def _delayed_interrupt() -> Iterator[None]:
 
 def _begin_worker() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _begin_fork(function: Callable[[Any], Any]) -> None:
+    global _inherited
+    _inherited = function
+    # Another thread may have been printing at the moment of the fork.
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    _begin_worker()
+
+
+_inherited: Callable[[Any], Any]
+
+
+def _call_inherited(task: Any) -> Any:
+    return _inherited(task)
 
 
 def _end_with_parent() -> None:

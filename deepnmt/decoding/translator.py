@@ -1,9 +1,11 @@
 """Raw text in, raw text out: models, their tokenisers and a search joined into one object."""
 
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
+from deepnmt.data.worker_pool import CAN_FORK, ForkedWorkers, as_done
 from deepnmt.decoding.alignment import attention
 from deepnmt.decoding.config import TranslationConfig
 from deepnmt.decoding.continuous import CannotFuseError, ContinuousSearches, can_fuse
@@ -38,6 +41,7 @@ from deepnmt.settings import from_table
 BATCH_TOKENS = {"cpu": 3072, "cuda": 24_576}
 BATCH_SENTENCES = {"cpu": 64, "cuda": 1024}
 MAX_LENGTH = 100_000  # subwords of a translation, whatever the settings say: memory is allocated for them
+SMALL_BATCH = 8  # sentences
 ROWS = {"cpu": 512, "cuda": 8192}  # hypotheses in a batch of the search for terms or of samples, if there are many
 
 
@@ -49,6 +53,7 @@ class Translator:
 
     shortlist: Shortlist | None = None
     _opened: tuple[Any, ...] | None = None  # the arguments of a translator that was loaded from folders
+    _forks: ForkedWorkers | None = None
 
     def __init__(
         self,
@@ -184,6 +189,8 @@ class Translator:
         budget, most, rows = (_of_device(of, self.device) for of in (BATCH_TOKENS, BATCH_SENTENCES, ROWS))
         if config.draws:
             most = max(min(most, rows // config.draws), 1)
+        if self.device.type == "cpu":
+            most = min(most, share_of_core(len(pieces), torch.get_num_threads(), self._forks is not None))
         longest_first = sorted(pieces, key=lambda piece: -piece.length)
         batches = batched(longest_first, lambda piece: piece.length, config.batch_tokens or budget, most)
         yield from self._translated_in_batches(list(batches), config)
@@ -249,28 +256,50 @@ class Translator:
                 self.continuous = None
                 return
 
+    @contextmanager
+    def in_processes(self) -> Iterator[None]:
+        """Inside this block, translate the batches of a CPU in forked processes instead of threads, which wait for each
+        other's turn with the interpreter. For programs that know what else runs in their process.
+        """
+        if self.device.type != "cpu" or not CAN_FORK:
+            yield
+            return
+
+        def translate(task: tuple[list[Piece], TranslationConfig]) -> list[Piece]:
+            torch.set_num_threads(1)
+            return self._translate_batch(*task)
+
+        self._forks = ForkedWorkers(torch.get_num_threads(), translate)
+        try:
+            yield
+        finally:
+            self._forks.end()
+            self._forks = None
+
     def _translated_in_batches(self, batches: list[list[Piece]], config: TranslationConfig) -> Iterator[list[Piece]]:
         """On a CPU several batches side by side, one per core, are faster than one batch on several cores, because the
-        layers are small. Torch releases the interpreter's lock inside its operators, and the weights are shared.
+        layers are small. The weights are shared.
         """
         cores = torch.get_num_threads()
-        if self.device.type != "cpu" or cores == 1 or len(batches) < 2 * cores:
+        if self.device.type != "cpu" or cores == 1 or len(batches) < cores:
             for batch in batches:
-                self._translate_batch(batch, config)
-                yield batch
+                yield self._translate_batch(batch, config)
             return
         torch.set_num_threads(1)
-        pool = ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,))
         try:
-            futures = {pool.submit(self._translate_batch, batch, config): batch for batch in batches}
-            for future in as_completed(futures):
-                future.result()
-                yield futures[future]
+            if self._forks is not None:
+                for (batch, _), copies in as_done(self._forks.submit, [(batch, config) for batch in batches]):
+                    for piece, copy in zip(batch, copies, strict=True):
+                        vars(piece).update(vars(copy))
+                    yield batch
+                return
+            with ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,)) as threads:
+                for batch, _ in as_done(lambda batch: threads.submit(self._translate_batch, batch, config), batches):
+                    yield batch
         finally:
-            pool.shutdown(cancel_futures=True)
             torch.set_num_threads(cores)
 
-    def _translate_batch(self, batch: list[Piece], config: TranslationConfig) -> None:
+    def _translate_batch(self, batch: list[Piece], config: TranslationConfig) -> list[Piece]:
         try:
             found = self._search(batch, config)
         except torch.OutOfMemoryError:
@@ -280,8 +309,9 @@ class Translator:
             half = len(batch) // 2
             self._translate_batch(batch[:half], config)
             self._translate_batch(batch[half:], config)
-            return
+            return batch
         self._keep(batch, found, config)
+        return batch
 
     def _keep(self, batch: list[Piece], found: list[list[Found]], config: TranslationConfig) -> None:
         if config.mbr:
@@ -360,6 +390,17 @@ def default_settings(folder: Path) -> dict[str, Any]:
 
 def _of_device(figures: Mapping[str, int], device: torch.device) -> int:
     return figures.get(device.type, figures["cpu"])
+
+
+def share_of_core(sentences: int, cores: int, is_forked: bool) -> int:
+    """The largest batch with which every core has work: two batches, a long and a short one, unless they are tiny.
+
+    All cores work on one batch if there are fewer sentences than cores, or, in threads, whenever batches were tiny.
+    """
+    share, half = sentences // cores, math.ceil(sentences / (2 * cores))
+    if sentences < cores or (not is_forked and half < SMALL_BATCH):
+        return sentences
+    return max(half, min(share, SMALL_BATCH))
 
 
 def _reopened(arguments: tuple[Any, ...], source: str, target: str) -> Translator:
