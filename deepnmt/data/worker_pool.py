@@ -100,8 +100,9 @@ class ForkedWorkers:
 
 def as_done(submit: Callable[[Task], Future[Result]], tasks: Iterable[Task]) -> Iterator[tuple[Task, Result]]:
     """Each task and its result, in the order in which they are done."""
-    futures = {submit(task): task for task in tasks}
+    futures: dict[Future[Result], Task] = {}
     try:
+        futures.update((submit(task), task) for task in tasks)  # fails if a process died since the last call
         for future in as_completed(futures):
             yield futures[future], future.result()
     except BrokenProcessPool as error:
