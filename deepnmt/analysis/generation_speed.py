@@ -12,7 +12,7 @@ from torch import Tensor
 from deepnmt.analysis.config import Workload
 from deepnmt.analysis.training_speed import wait_for
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
-from deepnmt.data.worker_pool import CAN_FORK, ForkedWorkers, as_done
+from deepnmt.data.worker_pool import CAN_FORK, ForkedWorkers
 from deepnmt.decoding.config import SearchConfig
 from deepnmt.decoding.continuous import ContinuousSearches, can_fuse
 from deepnmt.decoding.prepared import PreparedModel, prepare
@@ -114,7 +114,7 @@ def _side_by_side(run: Callable[[], object], workers: int) -> Iterator[Callable[
 
         forks = ForkedWorkers(workers, work)
         try:
-            yield lambda: list(as_done(forks.submit, range(workers)))
+            yield lambda: list(forks.as_done(range(workers)))
         finally:
             forks.end()
     else:

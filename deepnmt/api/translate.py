@@ -15,7 +15,7 @@ from deepnmt.decoding.documents.translation import sentences_of, translated
 from deepnmt.decoding.glossary import Glossary, read_terms
 from deepnmt.decoding.jobs import ResumableFile, chunk_lines, count_lines, file_chunks, fingerprint, pipe_chunks
 from deepnmt.decoding.lines import LineWarnings, decoded, one_line
-from deepnmt.decoding.translator import Hypothesis, Translator, default_settings
+from deepnmt.decoding.translator import Hypothesis, Translator, default_settings, in_processes
 from deepnmt.errors import InputError
 from deepnmt.progress import progress, say
 from deepnmt.settings import from_table
@@ -119,7 +119,7 @@ def translate_file(
     is_resumable = given is not None and target is not None
     with (
         _opened(target, fingerprint(folders, files, job) if is_resumable else None) as destination,
-        translator.in_processes(),
+        in_processes(translator),
     ):
         name, chunks, left = _chunks(given, size, destination.lines)
         return translate_chunks(
@@ -186,7 +186,7 @@ def _translate_document(
     with (
         _opened(target, None) as destination,
         progress("translate", total=len(sentences), unit="sentences") as shown,
-        translator.in_processes(),
+        in_processes(translator),
     ):
         result = translated(document, translator, terms, warnings.about, shown.advance, **settings)
         destination.append(result.encode(), len(sentences))

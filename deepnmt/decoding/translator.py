@@ -54,6 +54,7 @@ class Translator:
     shortlist: Shortlist | None = None
     _opened: tuple[Any, ...] | None = None  # the arguments of a translator that was loaded from folders
     _forks: ForkedWorkers | None = None
+    _number = 0  # among the translators of these
 
     def __init__(
         self,
@@ -256,26 +257,6 @@ class Translator:
                 self.continuous = None
                 return
 
-    @contextmanager
-    def in_processes(self) -> Iterator[None]:
-        """Inside this block, translate the batches of a CPU in forked processes instead of threads, which wait for each
-        other's turn with the interpreter. For programs that know what else runs in their process.
-        """
-        if self.device.type != "cpu" or not CAN_FORK:
-            yield
-            return
-
-        def translate(task: tuple[list[Piece], TranslationConfig]) -> list[Piece]:
-            torch.set_num_threads(1)
-            return self._translate_batch(*task)
-
-        self._forks = ForkedWorkers(torch.get_num_threads(), translate)
-        try:
-            yield
-        finally:
-            self._forks.end()
-            self._forks = None
-
     def _translated_in_batches(self, batches: list[list[Piece]], config: TranslationConfig) -> Iterator[list[Piece]]:
         """On a CPU several batches side by side, one per core, are faster than one batch on several cores, because the
         layers are small. The weights are shared.
@@ -287,8 +268,11 @@ class Translator:
             return
         torch.set_num_threads(1)
         try:
-            if self._forks is not None:
-                for (batch, _), copies in as_done(self._forks.submit, [(batch, config) for batch in batches]):
+            if self._forks is not None and not self._forks.is_broken:
+                pair = self.tokenizers[0]
+                languages = pair.source.language, pair.target.language
+                tasks = [(self._number, languages, batch, config) for batch in batches]
+                for (*_, batch, _), copies in self._forks.as_done(tasks):
                     for piece, copy in zip(batch, copies, strict=True):
                         vars(piece).update(vars(copy))
                     yield batch
@@ -377,6 +361,35 @@ class Translator:
             no_repeat_ngram=config.no_repeat_ngram,
             free=len(self.tokenizers[0].target.opening()),
         )
+
+
+@contextmanager
+def in_processes(*translators: Translator, now: bool = False) -> Iterator[None]:
+    """Inside this block, these translators use forked processes on a CPU, one per core, instead of threads, which take
+    turns with the interpreter. For programs that know what the other threads of their process do. Processes are forked
+    with the first batches, or now. If one dies, so does the current translation; later ones use threads again.
+    """
+    cores = torch.get_num_threads()
+    if not CAN_FORK or cores == 1 or any(translator.device.type != "cpu" for translator in translators):
+        yield
+        return
+
+    def translate(task: tuple[int, tuple[str, str], list[Piece], TranslationConfig]) -> list[Piece]:
+        number, languages, batch, config = task
+        torch.set_num_threads(1)  # those of the parent are not here
+        return translators[number].for_languages(*languages)._translate_batch(batch, config)
+
+    forks = ForkedWorkers(cores, translate)
+    if now:
+        forks.start()
+    for number, translator in enumerate(translators):
+        translator._forks, translator._number = forks, number
+    try:
+        yield
+    finally:
+        forks.end()
+        for translator in translators:
+            translator._forks = None
 
 
 def default_settings(folder: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deepnmt.data.worker_pool import CAN_FORK, ForkedWorkers, WorkerPool, as_done
+from deepnmt.data.worker_pool import CAN_FORK, ForkedWorkers, WorkerPool
 from deepnmt.errors import InputError, RunError
 
 
@@ -113,23 +113,23 @@ def forks() -> Iterator[ForkedWorkers]:
 
 
 def test_forks_use_what_cannot_be_pickled(forks: ForkedWorkers) -> None:
-    assert sorted(as_done(forks.submit, range(10))) == [(number, number + 100) for number in range(10)]
+    assert sorted(forks.as_done(range(10))) == [(number, number + 100) for number in range(10)]
     with pytest.raises(InputError, match="thirteen"):
-        list(as_done(forks.submit, [13]))
+        list(forks.as_done([13]))
 
 
 def test_a_fork_that_dies_is_an_error_not_a_hang(forks: ForkedWorkers) -> None:
     with pytest.raises(RunError, match="try fewer threads"):
-        list(as_done(forks.submit, [1, 99, 2]))
+        list(forks.as_done([1, 99, 2]))
     with pytest.raises(RunError, match="try fewer threads"):  # also if it died between two calls
-        list(as_done(forks.submit, [1]))
+        list(forks.as_done([1]))
 
 
 def test_forks_end_with_their_block_in_the_middle_of_a_task() -> None:
     if not CAN_FORK:
         pytest.skip("processes are not forked on this system")
     workers = ForkedWorkers(2, time.sleep)
-    flying = as_done(workers.submit, [0, 1000, 1000, 1000])
+    flying = workers.as_done([0, 1000, 1000, 1000])
     assert next(flying) == (0, None)
     flying.close()
     workers.end()  # the test's own time limit would end this

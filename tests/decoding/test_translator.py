@@ -24,7 +24,7 @@ from deepnmt.decoding.alignment import attention, group
 from deepnmt.decoding.continuous import CannotFuseError
 from deepnmt.decoding.pieces import Hypothesis, cut_texts, different
 from deepnmt.decoding.search import Beams, search
-from deepnmt.decoding.translator import Translator, share_of_core
+from deepnmt.decoding.translator import Translator, in_processes, share_of_core
 from deepnmt.errors import InputError
 from deepnmt.model.storage import load_model, save_model
 from deepnmt.model.transformer import Transformer
@@ -396,11 +396,11 @@ def test_processes_translate_as_threads_do(unsure, settings, monkeypatch):
     settings = {"max_length": 6, **settings}
     expected = unsure.translate_nbest(SOURCES, **settings)
     tasks = []
-    submit = ForkedWorkers.submit
-    monkeypatch.setattr(ForkedWorkers, "submit", lambda forks, task: (tasks.append(task), submit(forks, task))[1])
+    as_done = ForkedWorkers.as_done
+    monkeypatch.setattr(ForkedWorkers, "as_done", lambda forks, some: (tasks.extend(some), as_done(forks, some))[1])
     torch.set_num_threads(2)
     threads = unsure.translate_nbest(SOURCES, **settings)
-    with unsure.in_processes():
+    with in_processes(unsure):
         first, again = (unsure.translate_nbest(SOURCES, **settings) for _ in range(2))
     assert len(tasks) == (8 if CAN_FORK else 0)
     for found in (threads, first, again):
