@@ -408,7 +408,7 @@ def test_every_view_fits_a_phone_and_asks_nobody_else(browser, phrase_address, p
         browser.wait(f"{TEXT}.startsWith('Das Haus ist alt.')")
     assert browser.evaluate("document.documentElement.scrollWidth") <= 360
     if path == "/docs":
-        browser.wait("document.querySelector('.scroll')")
+        browser.wait("document.querySelectorAll('.scroll').length")
         cut = (
             "[...document.querySelectorAll('.scroll')].filter((table) => table.scrollWidth > table.clientWidth).length"
         )
