@@ -84,8 +84,8 @@ def main(argv: list[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if not error.name or error.name.startswith("deepnmt"):
             raise
-        missing = f"deepnmt needs {error.name}, which {sys.executable} does not have"
-        print(f"deepnmt: {missing}; run make or pip install in the folder of deepnmt", file=sys.stderr)
+        remedy = "run `make install` or `pip install -e .` in the folder of deepnmt"
+        print(f"deepnmt: {sys.executable} lacks the package {error.name}; {remedy}", file=sys.stderr)
         return 1
     except OSError as error:
         print(f"deepnmt: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)

@@ -215,7 +215,7 @@ def test_a_python_without_the_dependencies_is_one_sentence(words):
     run = partial(subprocess.run, env=environment, capture_output=True, text=True, check=False)
     ended = run([*command, *words.split()])
     assert ended.returncode == 1
-    assert re.fullmatch(r"deepnmt: deepnmt needs \w+, which \S+ does not have; run make or pip .+\n", ended.stderr)
+    assert re.fullmatch(r"deepnmt: \S+ lacks the package \w+; run `make install` or .+\n", ended.stderr)
     assert ", no torch, " in run([*command, "--version"]).stdout
 
 
