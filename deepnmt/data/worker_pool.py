@@ -1,5 +1,6 @@
 """Work in several processes: new ones for chunks, with results in order, and forks that share the memory."""
 
+import gc
 import math
 import multiprocessing
 import os
@@ -148,6 +149,7 @@ _idle_since = math.inf  # math.inf: it is working, or has returned its memory
 def _begin_fork(function: Callable[[Any], Any]) -> None:
     global _inherited
     _inherited = function
+    gc.freeze()  # so that collecting garbage does not write to what is shared
     # Another thread may have been printing at the moment of the fork.
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a signal to all processes of a service: the parent decides
