@@ -7,7 +7,7 @@ import torch
 from model_variants import CASE_IDS, CASES, PAD, case_config, padded, scrambled, sentences, tiny_config
 from pytest import mark, raises
 
-from deepnmt.analysis.size import measure, total
+from deepnmt.analysis.size import measure
 from deepnmt.model.config import StackConfig
 from deepnmt.model.sequences import PackedSequences
 from deepnmt.model.transformer import Transformer
@@ -188,4 +188,4 @@ def test_a_sentence_beyond_learned_positions_is_refused_in_words():
 def test_every_parameter_has_its_place_in_the_table_of_sizes(case):
     config = case_config(*case)
     parameters = sum(parameter.numel() for parameter in Transformer(config).parameters())
-    assert total(measure(config)).parameters == parameters
+    assert sum(part.parameters for part in measure(config)) == parameters
