@@ -81,5 +81,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """For completion in a notebook, also the names that are not imported yet."""
-    return sorted({*globals(), *__all__})
+    """For completion in a notebook: the public names, also those that are not imported yet, and no others."""
+    return sorted({"errors", *__all__, *(name for name in globals() if name.startswith("__"))})

@@ -50,7 +50,8 @@ def replacing(path: Path) -> Iterator[Path]:
         _sync(path.parent)
     except BaseException as error:
         _name_final(error, aside, path)
-        _remove(aside)
+        with suppress(OSError):  # such as a read-only file system, which the first error names
+            _remove(aside)
         for folder in missing:
             with suppress(OSError):  # something else may be in it by now
                 folder.rmdir()

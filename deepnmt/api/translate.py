@@ -233,8 +233,12 @@ def _opened(path: Path | None, job: dict[str, Any] | None) -> Iterator[Resumable
     if path is None:
         yield _Stream(sys.stdout)
     elif path.exists() and not (path.is_file() or path.is_dir()):
-        with path.open("w") as file:
-            yield _Stream(file)
+        try:
+            with path.open("w") as file:
+                yield _Stream(file)
+        except OSError as error:
+            error.filename = error.filename or str(path)
+            raise
     else:
         with ResumableFile(path, job) as resumable:
             yield resumable

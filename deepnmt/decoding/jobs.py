@@ -119,7 +119,7 @@ class ResumableFile:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.partial.open("ab")
-        except (PermissionError, FileExistsError, NotADirectoryError) as error:
+        except OSError as error:
             raise InputError(f"{path} cannot be written: {error.strerror}") from error
         try:
             lock(self._file)

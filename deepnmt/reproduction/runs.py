@@ -13,14 +13,15 @@ from deepnmt.analysis.size import measure
 from deepnmt.columns import aligned
 from deepnmt.config import Recipe, load_recipe
 from deepnmt.data.dataset import Dataset
+from deepnmt.devices import available_cores
 from deepnmt.errors import InputError
 from deepnmt.model.config import ModelConfig
 from deepnmt.reproduction.experiment import EXPERIMENTS, Arm, Experiment, Measure, read_experiment
 from deepnmt.reproduction.scales import Scale
 from deepnmt.settings import did_you_mean
 
-# For estimates before anything is measured.
-RATES = {"cuda": (2.0e14, 4e-4, 15.0), "cpu": (2.0e10, 4e-3, 3.0)}  # FLOP/s, s per layer and batch, s besides training
+# For estimates before anything is measured: FLOP/s (on a CPU, of a core), s per layer and batch, s besides training.
+RATES = {"cuda": (2.0e14, 4e-4, 15.0), "cpu": (4.0e10, 4e-3, 3.0)}
 TRYING = {"cuda": 75.0, "cpu": 3.0}  # additional s to measure the speed of arms with equal time
 SPARE = 0.9  # share of the given minutes that is planned
 LEAST_SHARE = 0.1  # of the scale's tokens; models learn nothing with fewer
@@ -179,6 +180,7 @@ class Estimate(NamedTuple):
 
 def estimate(run: PlannedRun, device: str) -> Estimate:
     rate, per_layer, aside = RATES[device]
+    rate *= available_cores() if device == "cpu" else 1
     model, training = run.recipe.model, run.recipe.training
     if not run.trains:
         return Estimate(0.0, aside)

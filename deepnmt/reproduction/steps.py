@@ -1,7 +1,6 @@
 """One run, from training to translations. A finished step leaves a file, and is skipped if the file exists."""
 
 import math
-import platform
 import shutil
 import statistics
 import sys
@@ -19,6 +18,7 @@ from deepnmt.api.train import train
 from deepnmt.config import Recipe, load_recipe
 from deepnmt.data.dataset import Dataset
 from deepnmt.decoding.translator import Translator
+from deepnmt.devices import device_name
 from deepnmt.files import write_json, write_text
 from deepnmt.model.storage import load_model
 from deepnmt.reproduction.runs import PlannedRun, count_parameters
@@ -223,5 +223,4 @@ def _measure_speed(run: PlannedRun, folder: Path, setup: Setup) -> dict[str, Any
 
 
 def describe_machine(device: str) -> dict[str, Any]:
-    name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
-    return {"device": name, "torch": torch.__version__, "python": sys.version.split()[0]}
+    return {"device": device_name(device), "torch": torch.__version__, "python": sys.version.split()[0]}

@@ -163,6 +163,13 @@ def test_labels_do_not_overlap():
         assert len(places) >= 10 and min(np.diff(places)) > 5.5 * len("layer 30")
 
 
+def test_a_long_title_of_a_narrow_chart_is_not_cut():
+    title = "weight of y2 in the encoder"
+    for picture in (heat_map([[1.0]], ["x1"], ["y0"], title), bar_chart([("x3", 1.0)], title, "weight")):
+        width, left = (float(re.search(f"{name}='([0-9.]+)'", picture)[1]) for name in ("width", "<text x"))
+        assert width - left >= 8.7 * len(title)  # in bold DejaVu Sans, which is wide
+
+
 def test_in_a_pipe_there_are_plain_numbers(folder, capsys):
     assert call(folder, "--all", "--column", 2) == 0
     out = capsys.readouterr().out

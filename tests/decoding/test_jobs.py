@@ -164,6 +164,8 @@ def test_a_link_stays_a_link_and_a_folder_is_refused(tmp_path):
     assert (tmp_path / "file").read_bytes() == b"one\n"
     with pytest.raises(InputError, match="is a folder; choose a file"):
         ResumableFile(tmp_path, {})
+    with pytest.raises(InputError, match=r"^/proc/out cannot be written: "):
+        ResumableFile(Path("/proc/out"), {})
 
 
 @pytest.mark.parametrize("content", [b"", b"a", b"a\n", b"a\nb", b"a\n\n"])

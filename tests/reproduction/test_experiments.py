@@ -170,6 +170,15 @@ def test_minutes_give_every_run_as_many_tokens_as_fit():
     assert budget("table1", "europarl", 10_000).tokens == whole.tokens
 
 
+def test_a_cpu_with_more_cores_is_expected_to_be_faster(monkeypatch):
+    run, seconds = planned("table1", "multi30k")[0], {}
+    for cores in (1, 8):
+        monkeypatch.setattr("deepnmt.reproduction.runs.available_cores", lambda cores=cores: cores)
+        seconds[cores] = estimate(run, "cpu").training
+    assert 4 * seconds[8] < seconds[1] < 8 * seconds[8]
+    assert estimate(run, "cuda").training < seconds[8]
+
+
 def test_tokens_are_what_every_run_gets():
     given = budget("table1", "multi30k", tokens=8192 * 500)
     assert {run.recipe.training.max_steps for run in planned("table1", "multi30k", budget=given)} == {500}
