@@ -27,7 +27,7 @@ from deepnmt.decoding.rules import Rules, prefix_table
 from deepnmt.decoding.sampling import Paths, random_numbers
 from deepnmt.decoding.search import Beams, EnsembleState, Found, Growing, ensemble_step, search
 from deepnmt.decoding.shortlist import Shortlist
-from deepnmt.decoding.term_search import Term, TermBeams
+from deepnmt.decoding.term_search import Term, TermBeams, beam_width
 from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
 from deepnmt.model.config import ModelConfig
@@ -147,9 +147,10 @@ class Translator:
             pairwise(config.mbr, self.tokenizers[0].target.language)  # refuses a language that it cannot split
         pieces = cut_texts(texts, prefixes, self.tokenizers, self.max_positions, config.max_source_length, warn)
         glossary = terms if isinstance(terms, Glossary) else self.glossary(terms) if terms else None
-        for batch in self._translated(pieces, config):
-            for piece in self._use_terms(glossary, batch, config) if glossary else []:
-                warn(piece.text, "has no translation with all its terms that the settings allow; it is without them")
+        batches = self._translated(pieces, config)
+        if glossary:
+            batches = self._translated_with_terms(glossary, pieces, config, warn)
+        for batch in batches:
             if done is not None:
                 done(sum(piece.is_first for piece in batch))
         for piece in pieces:
@@ -186,36 +187,54 @@ class Translator:
             most = max(min(most, rows // config.draws), 1)
         longest_first = sorted(pieces, key=lambda piece: -piece.length)
         batches = batched(longest_first, lambda piece: piece.length, config.batch_tokens or budget, most)
-        yield from self._translated_in_batches(list(batches), config)
+        yield from self._translated_in_batches(list(batches), config, self._translate_batch)
 
-    def _use_terms(self, glossary: Glossary, batch: list[Piece], config: TranslationConfig) -> list[Piece]:
-        """Translate pieces again whose best hypothesis lacks the rendering of a term: with it near the symbols that are
-        aligned with the term, or, if the rules forbid that, anywhere. Returns those for which the rules forbid both."""
-        found = [(piece, glossary.in_text(piece.source)) for piece in batch if piece.hypotheses]
-        found = [(piece, terms) for piece, terms in found if lacks_terms(piece.hypotheses[0].text, terms)]
-        if not found:
-            return []
+    def _translated_with_terms(
+        self, glossary: Glossary, pieces: list[Piece], config: TranslationConfig, warn: Warn
+    ) -> Iterator[list[Piece]]:
+        """Translate the pieces, and then those again whose best hypothesis lacks the rendering of a term."""
+        lacking: list[Piece] = []
+        for batch in self._translated(pieces, config):
+            for piece in batch:
+                terms = glossary.in_text(piece.source) if piece.hypotheses else []
+                piece.renderings = terms if terms and lacks_terms(piece.hypotheses[0].text, terms) else []
+            lacking += [piece for piece in batch if piece.renderings]
+            yield [piece for piece in batch if not piece.renderings]
+        before = [piece.hypotheses for piece in lacking]
+        yield from self._translated_again(lacking, config)
+        for piece, hypotheses in zip(lacking, before, strict=True):
+            if not piece.hypotheses:
+                piece.hypotheses = hypotheses
+                warn(piece.text, "has no translation with all its terms that the settings allow; it is without them")
+
+    def _translated_again(self, pieces: list[Piece], config: TranslationConfig) -> Iterator[list[Piece]]:
+        """With each rendering near the symbols that are aligned with its term or, if the rules forbid that, anywhere;
+        in batches of similar beam widths and lengths."""
+        budget, most, rows = (_of_device(of, self.device) for of in (BATCH_TOKENS, BATCH_SENTENCES, ROWS))
 
         def width(piece: Piece) -> int:
-            return config.beam + sum(len(term.symbols) for term in piece.terms)
+            return beam_width(config.beam, piece.renderings)
 
-        source = padded([piece.sources[0] for piece, _ in found], device=self.device)
-        matrices = attention(self.models[0], source, [piece.symbols for piece, _ in found], EOS)
-        for (piece, terms), matrix in zip(found, matrices, strict=True):
-            piece.terms = windows(terms, matrix)
-        for _ in range(2):
-            again = [piece for piece, _ in found if piece.terms]
-            before = [piece.hypotheses for piece in again]
-            widest_first = sorted(again, key=lambda piece: -width(piece))
-            for rows in batched(widest_first, width, _of_device(ROWS, self.device)):
-                self._translate_batch(rows, config)
-            for piece, hypotheses in zip(again, before, strict=True):
-                piece.terms = [] if piece.hypotheses else [Term(term.symbols) for term in piece.terms]
-                piece.hypotheses = piece.hypotheses or hypotheses
-        failed = [piece for piece, _ in found if piece.terms]
-        for piece in failed:
-            piece.terms = []
-        return failed
+        def share(piece: Piece) -> float:
+            return max(width(piece) / rows, piece.length / budget)
+
+        for translate in (self._translate_near, self._translate_anywhere):
+            widest_first = sorted(pieces, key=lambda piece: (-width(piece), -piece.length))
+            batches = list(batched(widest_first, share, 1, most))
+            yield from self._translated_in_batches(batches, config, translate)
+            pieces = [piece for piece in pieces if not piece.hypotheses]
+
+    def _translate_near(self, batch: list[Piece], config: TranslationConfig) -> None:
+        source = padded([piece.sources[0] for piece in batch], device=self.device)
+        matrices = attention(self.models[0], source, [piece.symbols for piece in batch], EOS)
+        for piece, matrix in zip(batch, matrices, strict=True):
+            piece.terms = windows(piece.renderings, matrix)
+        self._translate_batch(batch, config)
+
+    def _translate_anywhere(self, batch: list[Piece], config: TranslationConfig) -> None:
+        for piece in batch:
+            piece.terms = [Term(term.symbols) for term in piece.renderings]
+        self._translate_batch(batch, config)
 
     @torch.inference_mode()
     def _check_output(self, piece: Piece, folders: Sequence[Path]) -> None:
@@ -249,20 +268,25 @@ class Translator:
                 self.continuous = None
                 return
 
-    def _translated_in_batches(self, batches: list[list[Piece]], config: TranslationConfig) -> Iterator[list[Piece]]:
+    def _translated_in_batches(
+        self,
+        batches: list[list[Piece]],
+        config: TranslationConfig,
+        translate: Callable[[list[Piece], TranslationConfig], None],
+    ) -> Iterator[list[Piece]]:
         """On a CPU several batches side by side, one per core, are faster than one batch on several cores, because the
         layers are small. Torch releases the interpreter's lock inside its operators, and the weights are shared.
         """
         cores = torch.get_num_threads()
         if self.device.type != "cpu" or cores == 1 or len(batches) < 2 * cores:
             for batch in batches:
-                self._translate_batch(batch, config)
+                translate(batch, config)
                 yield batch
             return
         torch.set_num_threads(1)
         pool = ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,))
         try:
-            futures = {pool.submit(self._translate_batch, batch, config): batch for batch in batches}
+            futures = {pool.submit(translate, batch, config): batch for batch in batches}
             for future in as_completed(futures):
                 future.result()
                 yield futures[future]
