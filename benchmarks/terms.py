@@ -55,7 +55,7 @@ def glossary(texts: list[str], share: float, rendering: str) -> dict[str, str]:
             break
         if sum(word in of_line and not chosen & of_line for of_line in words) <= missing:
             chosen.add(word)
-    return {word: rendering for word in sorted(chosen)} or {"\N{FISHEYE}": rendering}
+    return dict.fromkeys(sorted(chosen), rendering) or {"\N{FISHEYE}": rendering}
 
 
 if __name__ == "__main__":
