@@ -3,7 +3,8 @@
     python benchmarks/terms.py MODEL SOURCE --shares 0 0.1 0.5 1
 
 For each share, the glossary has as many frequent words of SOURCE as it takes until that share of the lines has a term;
-each must be translated as `--rendering`, which the model would not say. All variants take turns; the best time counts.
+each must be translated as `--rendering` and a number, which the model would not say. All variants take turns; the best
+time counts.
 """
 
 import argparse
@@ -42,8 +43,9 @@ def main() -> None:
             taken = time.process_time() - start
             best[share] = min(best.get(share, taken), taken)
     for share, terms in variants.items():
-        lines = sum(bool(found) for found in map(translator.glossary(terms).in_text, texts))
-        print(f"{lines / len(texts):4.0%} of {len(texts):,} lines have a term: {best[share] / best[None]:.2f}")
+        counts = [len(found) for found in map(translator.glossary(terms).in_text, texts) if found]
+        lines, mean = f"{len(counts) / len(texts):4.0%} of {len(texts):,} lines", sum(counts) / max(len(counts), 1)
+        print(f"{lines} have {mean:.1f} terms: {best[share] / best[None]:.2f}", flush=True)
 
 
 def glossary(texts: list[str], share: float, rendering: str) -> dict[str, str]:
@@ -55,7 +57,7 @@ def glossary(texts: list[str], share: float, rendering: str) -> dict[str, str]:
             break
         if sum(word in of_line and not chosen & of_line for of_line in words) <= missing:
             chosen.add(word)
-    return dict.fromkeys(sorted(chosen), rendering) or {"\N{FISHEYE}": rendering}
+    return {word: f"{rendering} {number}" for number, word in enumerate(sorted(chosen))} or {"\N{FISHEYE}": rendering}
 
 
 if __name__ == "__main__":

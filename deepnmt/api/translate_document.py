@@ -19,7 +19,7 @@ def translate_document(
 ) -> str:
     """Translate a `document` with a `translator`; everything but its text is kept.
 
-    `file_format` is html, markdown, po, srt, vtt or text.
+    `file_format` is html, markdown, po, srt, vtt, xliff or text.
     `terms` and `settings` are those of `Translator.translate`; placeholders and URLs are kept by default.
     """
     language = translator.tokenizers[0].target.language

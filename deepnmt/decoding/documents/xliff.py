@@ -30,6 +30,7 @@ _INLINE = re.compile(f"{_CODE}|{_TAG.pattern}", re.DOTALL)
 # Elements that mark a beginning or an end, and the attributes that say of what.
 STARTS = {"bx": ("rid", "id"), "bpt": ("rid", "id"), "sc": ("id",), "sm": ("id",)}
 ENDS = {"ex": ("rid", "id"), "ept": ("rid", "id"), "ec": ("startRef",), "em": ("startRef",)}
+_ANGULAR = re.compile(r"(START|CLOSE)_(\w+?)(?:_\d+)?")  # it writes tags as pairs of <x/>
 NEW_1 = {"state": "needs-review-translation", "state-qualifier": "leveraged-mt"}
 NEW_2 = {"state": "translated"}
 
@@ -180,6 +181,9 @@ def _token(match: re.Match[str]) -> Token:
     raw, name = match.group(), match["code"] or match["name"] or ""
     if match["data"] is not None:
         return text_token(raw, match["data"])
+    if angular := _ANGULAR.fullmatch(_attribute(raw, "id")) if name == "x" else None:
+        is_end = angular[1] == "CLOSE"
+        return Token("close" if is_end else "open", raw, f"#{angular[2]}", is_end)
     for kind, names in (("open", STARTS), ("close", ENDS)):
         number = next((found for key in names.get(name, ()) if (found := _attribute(raw, key))), "")
         if number and not match["end"]:
