@@ -84,8 +84,8 @@ def translate_file(
     """Translate a file (plain, .gz, .xz, .bz2, .zst) with a MODEL or an ensemble; return the number of lines.
 
     `source` and `out` default to standard input and output, like "-". `file_format` is that of the source: `lines` of
-    text, or a document (html, markdown, po, srt, vtt, xliff, text), of which the sentences are counted; by default, the ending
-    of the file decides. An output file appears when it is complete; after an interruption the same call resumes, except
+    text, or a document (html, markdown, po, srt, vtt, xliff, text), of which the sentences are counted; by default, the
+    ending of the file decides. An output file appears when it is complete; after an interruption the same call resumes, except
     for documents. `prefixes` is a file of forced beginnings, one per line; `terms` a glossary, lines of a source term,
     a tab and its translation. `scores` adds a column, `as_json` writes one object per line. `settings` are the fields
     of `TranslationConfig`: with `nbest` the output is line number, score and text; with `alignments` the last column

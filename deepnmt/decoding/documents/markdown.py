@@ -133,8 +133,8 @@ class Paragraph(Part):
         def label(value: str) -> Iterator[str | Part]:
             return passages([text_token(value, unescape(_ESCAPED.sub(r"\1", value)))], language, _label_escaped)
 
-        tokens, labels = without_labels(tokens, label)
-        self.inside = Labelled(passages(map(_guarded, tokens), language, escape), labels)
+        tokens, texts = without_labels(tokens, label)
+        self.inside = Labelled(passages(map(_guarded, tokens), language, escape), texts)
         self.plain = self.inside.written(Hypothesis(text, 0.0, 0.0, []) for text, _ in self.inside.sentences)
 
     @property
