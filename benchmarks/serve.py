@@ -294,7 +294,7 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 
 async def watch_memory(pid: int, until: float) -> list[int]:
-    """The resident memory of the server in MB, every second."""
+    """The memory of the server, every second."""
     seen = []
     while time.monotonic() < until:
         seen.append(memory_of(pid))
@@ -303,9 +303,13 @@ async def watch_memory(pid: int, until: float) -> list[int]:
 
 
 def memory_of(pid: int) -> int:
-    found = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    assert found is not None
-    return int(found[1]) // 1024
+    """In MB, of the server and its worker processes, what they share counted once."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    shares = [
+        re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{each}/smaps_rollup").read_text(), re.M)
+        for each in (pid, *children)
+    ]
+    return sum(int(share[1]) for share in shares if share) // 1024
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ def ours(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     import torch
 
     from deepnmt.config import load_recipe
-    from deepnmt.decoding.translator import Translator
+    from deepnmt.decoding.translator import Translator, in_processes
     from deepnmt.model.transformer import Transformer
 
     torch.set_num_threads(arguments.threads)
@@ -160,7 +160,9 @@ def ours(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
                     name = f"deepnmt {preset} {precision}, beam {arguments.beam}"
                     name += "" if way == "default" else f", {way}"
                     name += f", {slots} slots" if slots else ""
-                    yield _timed(name, translator, texts, lengths, arguments)
+                    with in_processes(translator):  # as the commands do
+                        row = _timed(name, translator, texts, lengths, arguments)
+                    yield row
                     del translator
             del model
 

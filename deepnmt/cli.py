@@ -35,7 +35,7 @@ COMMANDS = {
     "inspect": "show sizes, weights, layers, gradients and learning curves",
     "bench": "measure how fast a recipe trains or generates on this machine",
     "convert": "convert another toolkit's model to a MODEL folder",
-    "export": "export a MODEL to CTranslate2, Hugging Face or ONNX",
+    "export": "export a MODEL to CTranslate2, Hugging Face, Marian or ONNX",
     "reproduce": "run the paper's experiments or your own, and report the results",
     "completion": "print the tab completion script of a shell",
 }

@@ -1,8 +1,9 @@
 """Generation speed, with random weights and forced lengths, so that every engine does the same work."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from deepnmt.analysis.config import Workload
 from deepnmt.analysis.training_speed import wait_for
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
+from deepnmt.data.worker_pool import CAN_FORK, ForkedWorkers
 from deepnmt.decoding.config import SearchConfig
 from deepnmt.decoding.continuous import ContinuousSearches, can_fuse
 from deepnmt.decoding.prepared import PreparedModel, prepare
@@ -87,20 +89,37 @@ def _best_of(run: Callable[[], object], workload: Workload, device: str) -> floa
     """Seconds for all workers to run once, after a warm-up; the best of several, because machines are noisy."""
     threads = torch.get_num_threads()
     times = []
-    with ThreadPoolExecutor(workload.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        if workload.workers > 1:
-            torch.set_num_threads(1)
+    if workload.workers > 1:
+        torch.set_num_threads(1)
+    with _side_by_side(run, workload.workers) as run_all:
         for _ in range(workload.repeats + 1):
             wait_for(device)
             started = time.perf_counter()
-            if workload.workers == 1:
-                run()
-            else:
-                list(pool.map(lambda _: run(), range(workload.workers)))
+            run_all()
             wait_for(device)
             times.append(time.perf_counter() - started)
     torch.set_num_threads(threads)
     return min(times[1:])
+
+
+@contextmanager
+def _side_by_side(run: Callable[[], object], workers: int) -> Iterator[Callable[[], object]]:
+    """A function that runs `run` in each of the workers, as `Translator` does: in forked processes or in threads."""
+    if workers == 1:
+        yield run
+    elif CAN_FORK:
+
+        def work(_: int) -> None:
+            run()
+
+        forks = ForkedWorkers(workers, work)
+        try:
+            yield lambda: list(forks.as_done(range(workers)))
+        finally:
+            forks.end()
+    else:
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            yield lambda: list(pool.map(lambda _: run(), range(workers)))
 
 
 def with_depth(config: ModelConfig, encoder_layers: Sequence[int], decoder_layers: Sequence[int]) -> list[ModelConfig]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from deepnmt.decoding.config import TranslationConfig
 from deepnmt.decoding.lines import LineWarnings, one_line
-from deepnmt.decoding.translator import Translator
+from deepnmt.decoding.translator import Translator, in_processes
 from deepnmt.errors import InputError
 from deepnmt.evaluation.scores import TESTS, Scores, check_lengths, score
 from deepnmt.files import write_text
@@ -65,7 +65,8 @@ def evaluate(
 
     warnings = LineWarnings(str(source))
     started = time.perf_counter()
-    with progress("translate", total=sum(1 for line in lines if line.strip())) as shown:
+    total = sum(1 for line in lines if line.strip())
+    with progress("translate", total=total) as shown, in_processes(translator):
         translations = translator.translate(lines, warn=warnings.after(0), done=shown.advance, **settings)
     seconds = time.perf_counter() - started
     warnings.summarise()

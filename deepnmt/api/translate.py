@@ -15,7 +15,7 @@ from deepnmt.decoding.documents.translation import sentences_of, translated
 from deepnmt.decoding.glossary import Glossary, read_terms
 from deepnmt.decoding.jobs import ResumableFile, chunk_lines, count_lines, file_chunks, fingerprint, pipe_chunks
 from deepnmt.decoding.lines import LineWarnings, decoded, one_line
-from deepnmt.decoding.translator import Hypothesis, Translator, default_settings
+from deepnmt.decoding.translator import Hypothesis, Translator, default_settings, in_processes
 from deepnmt.errors import InputError
 from deepnmt.progress import progress, say
 from deepnmt.settings import from_table
@@ -85,13 +85,13 @@ def translate_file(
 
     `source` and `out` default to standard input and output, like "-". `file_format` is that of the source: `lines` of
     text, or a document (html, markdown, po, srt, vtt, xliff, text), of which the sentences are counted; by default, the
-    ending of the file decides. An output file appears when it is complete; after an interruption the same call resumes, except
-    for documents. `prefixes` is a file of forced beginnings, one per line; `terms` a glossary, lines of a source term,
-    a tab and its translation. `scores` adds a column, `as_json` writes one object per line. `settings` are the fields
-    of `TranslationConfig`: with `nbest` the output is line number, score and text; with `alignments` the last column
-    has word links. `chunk` lines are sorted by length and translated together. `shortlist` uses the model's lexical
-    shortlist. `source_lang` and `target_lang` are for multilingual models; `device` and `precision` are those of
-    `Translator`.
+    ending of the file decides. An output file appears when it is complete; after an interruption the same call resumes,
+    except for documents. `prefixes` is a file of forced beginnings, one per line; `terms` a glossary, lines of a source
+    term, a tab and its translation. `scores` adds a column, `as_json` writes one object per line. `settings` are the
+    fields of `TranslationConfig`: with `nbest` the output is line number, score and text; with `alignments` the last
+    column has word links. `chunk` lines are sorted by length and translated together. `shortlist` uses the model's
+    lexical shortlist. `source_lang` and `target_lang` are for multilingual models; `device` and `precision` are those
+    of `Translator`.
     """
     given, target = (None if path is None or str(path) == "-" else Path(path) for path in (source, out))
     kind = format_of(given) if file_format is None else check_format(file_format)
@@ -117,7 +117,10 @@ def translate_file(
     job = {**settings, **asdict(form), "precision": precision, "shortlist": shortlist, "device": device}
     job |= {"chunk": size, "languages": [source_lang, target_lang]}
     is_resumable = given is not None and target is not None
-    with _opened(target, fingerprint(folders, files, job) if is_resumable else None) as destination:
+    with (
+        _opened(target, fingerprint(folders, files, job) if is_resumable else None) as destination,
+        in_processes(translator),
+    ):
         name, chunks, left = _chunks(given, size, destination.lines)
         return translate_chunks(
             translator, name, chunks, destination, form.lines, prefixes=prefixes, terms=glossary, total=left, **settings
@@ -180,7 +183,11 @@ def _translate_document(
         raise InputError(f"{name}, {error}") from error
     sentences = sentences_of(document)
     warnings = LineWarnings(name)
-    with _opened(target, None) as destination, progress("translate", total=len(sentences), unit="sentences") as shown:
+    with (
+        _opened(target, None) as destination,
+        progress("translate", total=len(sentences), unit="sentences") as shown,
+        in_processes(translator),
+    ):
         result = translated(document, translator, terms, warnings.about, shown.advance, **settings)
         destination.append(result.encode(), len(sentences))
     warnings.summarise()

@@ -6,7 +6,7 @@ from deepnmt.commands.options import add_options
 from deepnmt.errors import InputError
 
 EXAMPLE = "deepnmt export MODEL --to ctranslate2 --out MODEL-ctranslate2"
-NAMES = ("onnx", "ctranslate2", "huggingface")
+NAMES = ("onnx", "ctranslate2", "huggingface", "marian")
 OPTIONS = {
     "model MODEL": "model folder",
     f"--to {{{','.join(NAMES)}}}": "format of the export",

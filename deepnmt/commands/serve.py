@@ -54,6 +54,7 @@ def run(arguments: argparse.Namespace) -> None:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise InputError(f"deepnmt serve needs {error.name}: pip install 'deepnmt[serve]'") from error
+    from deepnmt.decoding.translator import in_processes
     from deepnmt.serving.libretranslate import load_detection
     from deepnmt.serving.loading import load_models
     from deepnmt.serving.prometheus import Metrics
@@ -81,12 +82,14 @@ def run(arguments: argparse.Namespace) -> None:
             terms=arguments.terms,
         )
         app = create_app(models, limits, metrics, tuple(arguments.allow_origin))
-        Thread(target=load_detection, args=(models,), daemon=True).start()
-        listening.listen(2048)
-        address = address_of(listening)
-        for model in models:
-            say(f"serving {model.described()}")
-        say(f"open {address} to translate; the API is at {address}/docs")
-        make_server(app, arguments.grace, arguments.access_log).run(sockets=[listening])
-        if not models.close():
-            os._exit(0)  # otherwise Python waits for the thread that is in the model
+        # Forked before there are connections, which a fork would keep open.
+        with in_processes(*(model.translator for model in models), now=True):
+            Thread(target=load_detection, args=(models,), daemon=True).start()
+            listening.listen(2048)
+            address = address_of(listening)
+            for model in models:
+                say(f"serving {model.described()}")
+            say(f"open {address} to translate; the API is at {address}/docs")
+            make_server(app, arguments.grace, arguments.access_log).run(sockets=[listening])
+            if not models.close():
+                os._exit(0)  # otherwise Python waits for the thread that is in the model

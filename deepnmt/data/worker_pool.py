@@ -1,21 +1,27 @@
-"""Work on chunks in several processes, with results in order."""
+"""Work in several processes: new ones for chunks, with results in order, and forks that share the memory."""
 
+import gc
+import math
 import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import tempfile
 import threading
+import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
 from typing import Any, TypeVar
 
+from deepnmt.devices import return_memory
 from deepnmt.errors import RunError
 
 Task = TypeVar("Task")
@@ -23,6 +29,8 @@ Result = TypeVar("Result")
 
 # Not fork: a forked copy of a process that has threads may hang.
 _context = multiprocessing.get_context("spawn")
+IDLE_SECONDS = 5.0  # after which a fork returns unused memory to the system
+CAN_FORK = sys.platform == "linux"  # elsewhere system libraries do not survive it
 _DIED = (
     "a worker process died, perhaps for lack of memory: try fewer workers; "
     'or because a script calls deepnmt outside `if __name__ == "__main__":`'
@@ -74,6 +82,51 @@ class WorkerPool:
         self._pool.shutdown(cancel_futures=True)
 
 
+class ForkedWorkers:
+    """Processes that are forked from this one, to call a function on its memory as it is then: nothing is loaded twice,
+    and what cannot be pickled is there. The caller sees to it that the function takes no lock that another thread of
+    this process may hold, and starts no threads of torch's.
+    """
+
+    def __init__(self, num_workers: int, function: Callable[[Any], Any]) -> None:
+        context = multiprocessing.get_context("fork")
+        self._pool = ProcessPoolExecutor(num_workers, context, _begin_fork, (function,))
+        self.is_broken = False  # a worker has died
+
+    def start(self) -> None:
+        """Fork now, not with the first task."""
+        self._submit(int).result()
+
+    def as_done(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Any]]:
+        """Each task and its result, in the order in which they are done."""
+        try:
+            yield from as_done(partial(self._submit, _call_inherited), tasks)
+        except BrokenProcessPool as error:
+            self.is_broken = True
+            raise RunError("a worker process died, perhaps for lack of memory: try fewer threads") from error
+
+    def _submit(self, function: Callable[..., Any], *task: Any) -> Future[Any]:
+        with _delayed_interrupt(), warnings.catch_warnings():  # the first call starts the processes
+            warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+            return self._pool.submit(function, *task)
+
+    def end(self) -> None:
+        for process in list((self._pool._processes or {}).values()):
+            process.kill()
+        self._pool.shutdown(cancel_futures=True)
+
+
+def as_done(submit: Callable[[Task], Future[Result]], tasks: Iterable[Task]) -> Iterator[tuple[Task, Result]]:
+    """Each task and its result, in the order in which they are done."""
+    futures = {submit(task): task for task in tasks}
+    try:
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    finally:
+        for future in futures:
+            future.cancel()
+
+
 @contextmanager
 def _delayed_interrupt() -> Iterator[None]:
     """Processes that are started inside never see Ctrl-C, not even while they import; this one sees it afterwards."""
@@ -87,6 +140,39 @@ def _delayed_interrupt() -> Iterator[None]:
 
 def _begin_worker() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+_inherited: Callable[[Any], Any]  # of a fork
+_idle_since = math.inf  # math.inf: it is working, or has returned its memory
+
+
+def _begin_fork(function: Callable[[Any], Any]) -> None:
+    global _inherited
+    _inherited = function
+    gc.freeze()  # so that collecting garbage does not write to what is shared
+    # Another thread may have been printing at the moment of the fork.
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a signal to all processes of a service: the parent decides
+    _begin_worker()
+    threading.Thread(target=_return_memory_when_idle, daemon=True).start()
+
+
+def _call_inherited(task: Any) -> Any:
+    global _idle_since
+    _idle_since = math.inf
+    try:
+        return _inherited(task)
+    finally:
+        _idle_since = time.monotonic()
+
+
+def _return_memory_when_idle() -> None:
+    global _idle_since
+    while True:
+        time.sleep(IDLE_SECONDS)
+        if time.monotonic() - _idle_since > IDLE_SECONDS:
+            _idle_since = math.inf
+            return_memory()
 
 
 def _end_with_parent() -> None:

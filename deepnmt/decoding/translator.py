@@ -1,9 +1,11 @@
 """Raw text in, raw text out: models, their tokenisers and a search joined into one object."""
 
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
+from deepnmt.data.worker_pool import CAN_FORK, ForkedWorkers, as_done
 from deepnmt.decoding.alignment import attention
 from deepnmt.decoding.config import TranslationConfig
 from deepnmt.decoding.continuous import CannotFuseError, ContinuousSearches, can_fuse
@@ -38,6 +41,7 @@ from deepnmt.settings import from_table
 BATCH_TOKENS = {"cpu": 3072, "cuda": 24_576}
 BATCH_SENTENCES = {"cpu": 64, "cuda": 1024}
 MAX_LENGTH = 100_000  # subwords of a translation, whatever the settings say: memory is allocated for them
+SMALL_BATCH = 8  # sentences
 ROWS = {"cpu": 512, "cuda": 8192}  # hypotheses in a batch of the search for terms or of samples, if there are many
 
 
@@ -49,6 +53,8 @@ class Translator:
 
     shortlist: Shortlist | None = None
     _opened: tuple[Any, ...] | None = None  # the arguments of a translator that was loaded from folders
+    _forks: ForkedWorkers | None = None
+    _number = 0  # among the translators of these
 
     def __init__(
         self,
@@ -182,12 +188,13 @@ class Translator:
             yield from self._translated_in_slots(self.continuous, pieces, config)
             pieces = [piece for piece in pieces if not piece.is_done]
         # The longest first, so that running out of memory shows at once.
-        budget, most, rows = (_of_device(of, self.device) for of in (BATCH_TOKENS, BATCH_SENTENCES, ROWS))
+        budget, rows = (_of_device(of, self.device) for of in (BATCH_TOKENS, ROWS))
+        most = self._most_sentences(len(pieces))
         if config.draws:
             most = max(min(most, rows // config.draws), 1)
         longest_first = sorted(pieces, key=lambda piece: -piece.length)
         batches = batched(longest_first, lambda piece: piece.length, config.batch_tokens or budget, most)
-        yield from self._translated_in_batches(list(batches), config, self._translate_batch)
+        yield from self._translated_in_batches(list(batches), config)
 
     def _translated_with_terms(
         self, glossary: Glossary, pieces: list[Piece], config: TranslationConfig, warn: Warn
@@ -210,7 +217,7 @@ class Translator:
     def _translated_again(self, pieces: list[Piece], config: TranslationConfig) -> Iterator[list[Piece]]:
         """With each rendering near the symbols that are aligned with its term or, if the rules forbid that, anywhere;
         in batches of similar beam widths and lengths."""
-        budget, most, rows = (_of_device(of, self.device) for of in (BATCH_TOKENS, BATCH_SENTENCES, ROWS))
+        budget, rows = (_of_device(of, self.device) for of in (BATCH_TOKENS, ROWS))
 
         def width(piece: Piece) -> int:
             return beam_width(config.beam, piece.renderings)
@@ -218,23 +225,27 @@ class Translator:
         def share(piece: Piece) -> float:
             return max(width(piece) / rows, piece.length / budget)
 
-        for translate in (self._translate_near, self._translate_anywhere):
+        for _ in range(2):
             widest_first = sorted(pieces, key=lambda piece: (-width(piece), -piece.length))
-            batches = list(batched(widest_first, share, 1, most))
-            yield from self._translated_in_batches(batches, config, translate)
+            batches = batched(widest_first, share, 1, self._most_sentences(len(pieces)))
+            yield from self._translated_in_batches(list(batches), config)
             pieces = [piece for piece in pieces if not piece.hypotheses]
+            for piece in pieces:
+                piece.terms = [Term(term.symbols) for term in piece.renderings]
 
-    def _translate_near(self, batch: list[Piece], config: TranslationConfig) -> None:
+    def _most_sentences(self, count: int) -> int:
+        """In a batch of `count` pieces."""
+        most = _of_device(BATCH_SENTENCES, self.device)
+        if self.device.type == "cpu":
+            most = min(most, share_of_core(count, torch.get_num_threads(), self._forks is not None))
+        return most
+
+    def _place_terms(self, batch: list[Piece]) -> None:
+        """Near what the symbols of the best hypothesis are aligned with."""
         source = padded([piece.sources[0] for piece in batch], device=self.device)
         matrices = attention(self.models[0], source, [piece.symbols for piece in batch], EOS)
         for piece, matrix in zip(batch, matrices, strict=True):
             piece.terms = windows(piece.renderings, matrix)
-        self._translate_batch(batch, config)
-
-    def _translate_anywhere(self, batch: list[Piece], config: TranslationConfig) -> None:
-        for piece in batch:
-            piece.terms = [Term(term.symbols) for term in piece.renderings]
-        self._translate_batch(batch, config)
 
     @torch.inference_mode()
     def _check_output(self, piece: Piece, folders: Sequence[Path]) -> None:
@@ -268,33 +279,35 @@ class Translator:
                 self.continuous = None
                 return
 
-    def _translated_in_batches(
-        self,
-        batches: list[list[Piece]],
-        config: TranslationConfig,
-        translate: Callable[[list[Piece], TranslationConfig], None],
-    ) -> Iterator[list[Piece]]:
+    def _translated_in_batches(self, batches: list[list[Piece]], config: TranslationConfig) -> Iterator[list[Piece]]:
         """On a CPU several batches side by side, one per core, are faster than one batch on several cores, because the
-        layers are small. Torch releases the interpreter's lock inside its operators, and the weights are shared.
+        layers are small. The weights are shared.
         """
         cores = torch.get_num_threads()
-        if self.device.type != "cpu" or cores == 1 or len(batches) < 2 * cores:
+        if self.device.type != "cpu" or cores == 1 or len(batches) < cores:
             for batch in batches:
-                translate(batch, config)
-                yield batch
+                yield self._translate_batch(batch, config)
             return
         torch.set_num_threads(1)
-        pool = ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,))
         try:
-            futures = {pool.submit(translate, batch, config): batch for batch in batches}
-            for future in as_completed(futures):
-                future.result()
-                yield futures[future]
+            if self._forks is not None and not self._forks.is_broken:
+                pair = self.tokenizers[0]
+                languages = pair.source.language, pair.target.language
+                tasks = [(self._number, languages, batch, config) for batch in batches]
+                for (*_, batch, _), copies in self._forks.as_done(tasks):
+                    for piece, copy in zip(batch, copies, strict=True):
+                        vars(piece).update(vars(copy))
+                    yield batch
+                return
+            with ThreadPoolExecutor(cores, initializer=torch.set_num_threads, initargs=(1,)) as threads:
+                for batch, _ in as_done(lambda batch: threads.submit(self._translate_batch, batch, config), batches):
+                    yield batch
         finally:
-            pool.shutdown(cancel_futures=True)
             torch.set_num_threads(cores)
 
-    def _translate_batch(self, batch: list[Piece], config: TranslationConfig) -> None:
+    def _translate_batch(self, batch: list[Piece], config: TranslationConfig) -> list[Piece]:
+        if batch[0].renderings and not batch[0].terms:
+            self._place_terms(batch)
         try:
             found = self._search(batch, config)
         except torch.OutOfMemoryError:
@@ -304,8 +317,9 @@ class Translator:
             half = len(batch) // 2
             self._translate_batch(batch[:half], config)
             self._translate_batch(batch[half:], config)
-            return
+            return batch
         self._keep(batch, found, config)
+        return batch
 
     def _keep(self, batch: list[Piece], found: list[list[Found]], config: TranslationConfig) -> None:
         if config.mbr:
@@ -373,6 +387,35 @@ class Translator:
         )
 
 
+@contextmanager
+def in_processes(*translators: Translator, now: bool = False) -> Iterator[None]:
+    """Inside this block, these translators use forked processes on a CPU, one per core, instead of threads, which take
+    turns with the interpreter. For programs that know what the other threads of their process do. Processes are forked
+    with the first batches, or now. If one dies, so does the current translation; later ones use threads again.
+    """
+    cores = torch.get_num_threads()
+    if not CAN_FORK or cores == 1 or any(translator.device.type != "cpu" for translator in translators):
+        yield
+        return
+
+    def translate(task: tuple[int, tuple[str, str], list[Piece], TranslationConfig]) -> list[Piece]:
+        number, languages, batch, config = task
+        torch.set_num_threads(1)  # those of the parent are not here
+        return translators[number].for_languages(*languages)._translate_batch(batch, config)
+
+    forks = ForkedWorkers(cores, translate)
+    if now:
+        forks.start()
+    for number, translator in enumerate(translators):
+        translator._forks, translator._number = forks, number
+    try:
+        yield
+    finally:
+        forks.end()
+        for translator in translators:
+            translator._forks = None
+
+
 def default_settings(folder: Path) -> dict[str, Any]:
     """The settings that a MODEL folder defines for translating with it."""
     settings, where = load_meta(folder).get("decoding", {}), f"{folder / META}: decoding"
@@ -384,6 +427,17 @@ def default_settings(folder: Path) -> dict[str, Any]:
 
 def _of_device(figures: Mapping[str, int], device: torch.device) -> int:
     return figures.get(device.type, figures["cpu"])
+
+
+def share_of_core(sentences: int, cores: int, is_forked: bool) -> int:
+    """The largest batch with which every core has work: two batches, a long and a short one, unless they are tiny.
+
+    All cores work on one batch if there are fewer sentences than cores, or, in threads, whenever batches were tiny.
+    """
+    share, half = sentences // cores, math.ceil(sentences / (2 * cores))
+    if sentences < cores or (not is_forked and half < SMALL_BATCH):
+        return sentences
+    return max(half, min(share, SMALL_BATCH))
 
 
 def _reopened(arguments: tuple[Any, ...], source: str, target: str) -> Translator:

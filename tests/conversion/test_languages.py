@@ -12,6 +12,7 @@ from deepnmt.cli import main
 from deepnmt.data.dataset import Dataset
 from deepnmt.data.sentence_pieces import ListedPieces
 from deepnmt.data.tokenizer import AS_IT_IS, LanguageTags, Preprocessor, Tokenizer, TokenizerPair
+from deepnmt.decoding.translator import in_processes
 from deepnmt.errors import InputError
 from deepnmt.languages import base_language
 from deepnmt.model.config import ModelConfig, StackConfig
@@ -62,6 +63,17 @@ def test_translations_depend_on_both_languages_and_show_no_tag(folder):
             assert not any(code in best.text for code in CODES)
             assert not {*CODES} & {*best.alignment.source_words, *best.alignment.target_words}
             assert len(best.alignment.source_words) in (3, 7)
+
+
+def test_processes_know_the_languages_of_a_batch(folder):
+    translator = deepnmt.Translator(folder)
+    torch.set_num_threads(2)
+    for target in CODES[1:]:
+        one = translator.for_languages("eng_Latn", target)
+        expected = one.translate_nbest(TEXTS, beam=2, max_length=8)
+        with in_processes(translator):
+            found = translator.for_languages("eng_Latn", target).translate_nbest(TEXTS, beam=2, max_length=8)
+        assert [each[0].pieces for each in found] == [each[0].pieces for each in expected]
 
 
 @pytest.mark.gpu

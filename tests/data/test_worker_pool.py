@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deepnmt.data.worker_pool import WorkerPool
+from deepnmt.data.worker_pool import CAN_FORK, ForkedWorkers, WorkerPool
 from deepnmt.errors import InputError, RunError
 
 
@@ -95,3 +95,39 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
     assert processes
     while any(process.exists() for process in processes):  # the test's own time limit ends this
         time.sleep(0.1)
+
+
+@pytest.fixture
+def forks() -> Iterator[ForkedWorkers]:
+    if not CAN_FORK:
+        pytest.skip("processes are not forked on this system")
+    unpicklable = threading.Lock()
+
+    def work(number: int) -> int:
+        with unpicklable:
+            return add(100, number)
+
+    workers = ForkedWorkers(2, work)
+    yield workers
+    workers.end()
+
+
+def test_forks_use_what_cannot_be_pickled(forks: ForkedWorkers) -> None:
+    assert sorted(forks.as_done(range(10))) == [(number, number + 100) for number in range(10)]
+    with pytest.raises(InputError, match="thirteen"):
+        list(forks.as_done([13]))
+
+
+def test_a_fork_that_dies_is_an_error_not_a_hang(forks: ForkedWorkers) -> None:
+    with pytest.raises(RunError, match="try fewer threads"):
+        list(forks.as_done([1, 99, 2]))
+
+
+def test_forks_end_with_their_block_in_the_middle_of_a_task() -> None:
+    if not CAN_FORK:
+        pytest.skip("processes are not forked on this system")
+    workers = ForkedWorkers(2, time.sleep)
+    flying = workers.as_done([0, 1000, 1000, 1000])
+    assert next(flying) == (0, None)
+    flying.close()
+    workers.end()  # the test's own time limit would end this

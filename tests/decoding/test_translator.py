@@ -10,6 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 from digits import WORDS, reversed_digits, tiny_model
+from hypothesis import given
+from hypothesis import strategies as st
 from toy_learning import padded
 
 from deepnmt.data.learning import train
@@ -17,11 +19,12 @@ from deepnmt.data.prepare_settings import SubwordSettings
 from deepnmt.data.sentence_pieces import SentencePieces
 from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import EOS
+from deepnmt.data.worker_pool import CAN_FORK, ForkedWorkers
 from deepnmt.decoding.alignment import attention, group
 from deepnmt.decoding.continuous import CannotFuseError
 from deepnmt.decoding.pieces import Hypothesis, cut_texts, different
 from deepnmt.decoding.search import Beams, search
-from deepnmt.decoding.translator import Translator
+from deepnmt.decoding.translator import Translator, in_processes, share_of_core
 from deepnmt.errors import InputError
 from deepnmt.model.cache import attend_slots
 from deepnmt.model.storage import load_model, save_model
@@ -399,6 +402,45 @@ def test_a_pickled_translator_loads_its_model_again(digits_model, precision):
     in_memory = Translator.of(load_model(digits_model), TokenizerPair.load(digits_model))
     with pytest.raises(TypeError, match="a Translator around a model in memory cannot be pickled"):
         pickle.dumps(in_memory)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"nbest": 3, "alignments": True},
+        {"beam": 1, "prefixes": [target.split()[0] for target in TARGETS]},
+        {"sampling": True, "nbest": 2},
+        {"mbr": "chrf", "samples": 8},
+        {"terms": {"eins": "zwei zwei"}},
+    ],
+    ids=["n best", "prefixes", "samples", "mbr", "terms"],
+)
+def test_processes_translate_as_threads_do(unsure, settings, monkeypatch):
+    """Each way with batches of its own."""
+    settings = {"max_length": 6, **settings}
+    expected = unsure.translate_nbest(SOURCES, **settings)
+    tasks = []
+    as_done = ForkedWorkers.as_done
+    monkeypatch.setattr(ForkedWorkers, "as_done", lambda forks, some: (tasks.extend(some), as_done(forks, some))[1])
+    torch.set_num_threads(2)
+    threads = unsure.translate_nbest(SOURCES, **settings)
+    with in_processes(unsure):
+        first, again = (unsure.translate_nbest(SOURCES, **settings) for _ in range(2))
+    assert len(tasks) == (0 if not CAN_FORK else 12 if "terms" in settings else 8)  # the second searches too
+    for found in (threads, first, again):
+        assert texts(found) == texts(expected)
+        for left, right in zip(found, expected, strict=True):
+            assert left[0].score == pytest.approx(right[0].score, abs=1e-4)
+            if left[0].alignment is not None:
+                assert left[0].alignment.links == right[0].alignment.links
+
+
+@given(sentences=st.integers(1, 3000), cores=st.integers(1, 200))
+def test_every_core_gets_its_share_of_the_sentences(sentences, cores):
+    forked, in_threads = (share_of_core(sentences, cores, is_forked) for is_forked in (True, False))
+    assert cores <= math.ceil(sentences / forked) <= max(2 * cores, sentences // 8 + 1) or forked == sentences < cores
+    assert in_threads in (forked, sentences)
+    assert in_threads == sentences or in_threads >= 8
 
 
 def test_threads_share_a_translator(translator):

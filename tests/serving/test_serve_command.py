@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from asking import ask as in_process
@@ -18,6 +19,7 @@ from phrasebook import phrases
 from pytest import fixture, mark
 
 from deepnmt.cli import main
+from deepnmt.data.worker_pool import CAN_FORK
 from deepnmt.devices import TRANSLATION_ENVIRONMENT
 from deepnmt.serving.limits import Limits
 from deepnmt.serving.loading import load_models
@@ -35,10 +37,10 @@ def own_environment(monkeypatch):
 
 @fixture
 def served(phrase_folder):
-    """The process and where it listens."""
+    """The process, with two cores, and where it listens."""
     command = [sys.executable, "-m", "deepnmt", "serve", f"phrases={phrase_folder}", "--port", "0"]
     options = ["--cache-megabytes", "0", "--max-batch-sentences", "8", "--grace", "60"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
     with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True, env=environment) as process:
         try:
             lines = iter(process.stderr.readline, "")
@@ -88,6 +90,22 @@ def test_it_serves_and_on_a_signal_finishes_what_it_began_and_refuses_the_rest(s
     assert last == {"done": True}
     assert process.wait(60) == 0
     assert "Traceback" not in process.stderr.read()
+
+
+@mark.skipif(not CAN_FORK, reason="processes are not forked on this system")
+def test_it_goes_on_without_a_worker_process_that_died(served):
+    process, address = served
+    sources, targets = zip(*phrases(8, seed=5), strict=True)
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(workers) >= 2
+    for killed in ([], workers):
+        for worker in killed:
+            os.kill(int(worker), signal.SIGKILL)
+        for _ in range(2):
+            status, table = ask(address, {"text": "\n".join(sources), "model": "phrases"})
+            assert (status, table["translations"][0]["text"].splitlines()) == (200, list(targets))
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
 
 
 def test_a_second_signal_ends_it_at_once():

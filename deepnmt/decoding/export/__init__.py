@@ -11,7 +11,7 @@ import torch
 from deepnmt import __version__
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.data.vocabulary import EOS
-from deepnmt.decoding.export import ctranslate2, huggingface, onnx
+from deepnmt.decoding.export import ctranslate2, huggingface, marian, onnx
 from deepnmt.decoding.export.comparison import Agreement, Runtime, Tell, compare, random_sources
 from deepnmt.decoding.translator import check_vocabularies
 from deepnmt.errors import InputError
@@ -42,7 +42,12 @@ class Format(Protocol):
         """The export, ready to run."""
 
 
-FORMATS: dict[str, Format] = {"onnx": onnx, "ctranslate2": ctranslate2, "huggingface": huggingface}
+FORMATS: dict[str, Format] = {
+    "onnx": onnx,
+    "ctranslate2": ctranslate2,
+    "huggingface": huggingface,
+    "marian": marian,
+}
 
 
 def export(

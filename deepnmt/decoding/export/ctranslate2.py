@@ -18,10 +18,9 @@ from deepnmt.data.sentencepiece_rules import SENTENCEPIECE, normalising_model
 from deepnmt.data.tokenizer import Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import BOS, EOS, UNK
 from deepnmt.decoding.export.comparison import Runtime, Tell, start_symbol
-from deepnmt.decoding.export.expressible import odd_sublayers, other_settings, refuse
+from deepnmt.decoding.export.expressible import mixed_layers, odd_sublayers, other_settings, refuse
 from deepnmt.files import write_json
 from deepnmt.model.config import ModelConfig, StackConfig
-from deepnmt.model.connections import CONNECTIONS
 from deepnmt.model.embedding import Embedding
 from deepnmt.model.folding import folded, folded_config
 from deepnmt.model.layers import DecoderLayer, EncoderLayer, FeedForward
@@ -40,15 +39,7 @@ Variables = dict[str, np.ndarray | str]  # an alias is the name of another varia
 
 
 def check(config: ModelConfig, tokenizers: TokenizerPair) -> None:
-    kinds = {side: stack.connection.kind for side, stack in config.stacks.items()}
-    mixed = [f"{side}.connection = {kind}" for side, kind in kinds.items() if kind != "residual"]
-    are_mixtures = all(CONNECTIONS[kind].is_mixture for kind in kinds.values())
-    others = "--to onnx or --to huggingface" if are_mixtures else "--to onnx"
-    obstacles = [
-        f"it passes on the last layer's output only, and this model has {' and '.join(mixed)} (export it {others}, or "
-        "train a model with connection = residual)"
-    ]
-    refuse(NAME, obstacles if mixed else [], odd_sublayers(folded_config(config)), other_settings(config))
+    refuse(NAME, mixed_layers(config), odd_sublayers(folded_config(config)), other_settings(config))
 
 
 def write(model: Transformer, tokenizers: TokenizerPair, folder: Path, tell: Tell) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from deepnmt.data.sentencepiece_rules import SENTENCEPIECE
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.errors import InputError
 from deepnmt.model.config import ModelConfig, StackConfig
+from deepnmt.model.connections import CONNECTIONS
 from deepnmt.model.norms import EPS
 
 # Settings that every format supports, or that only concern training; any other is refused.
@@ -40,6 +41,19 @@ def other_settings(config: ModelConfig) -> Iterator[str]:
             yield f"it has nothing for {side}.norm_eps = {stack.norm_eps}"
     if config.positions in ("relative", "rotary"):
         yield f"it has nothing for positions = {config.positions!r} (export it --to onnx)"
+
+
+def mixed_layers(config: ModelConfig) -> Iterator[str]:
+    """An obstacle if a stack passes on more than the last layer's output."""
+    kinds = {side: stack.connection.kind for side, stack in config.stacks.items()}
+    mixed = [f"{side}.connection = {kind}" for side, kind in kinds.items() if kind != "residual"]
+    are_mixtures = all(CONNECTIONS[kind].is_mixture for kind in kinds.values())
+    others = "--to onnx or --to huggingface" if are_mixtures else "--to onnx"
+    if mixed:
+        yield (
+            f"it passes on the last layer's output only, and this model has {' and '.join(mixed)} (export it {others}, "
+            "or train a model with connection = residual)"
+        )
 
 
 def odd_sublayers(config: ModelConfig) -> Iterator[str]:

@@ -16,7 +16,7 @@ from deepnmt.model.transformer import Transformer
 ROOT = Path(__file__).parents[3]
 
 
-def random_model(dims=(16, 16), connections=(None, None), sublayer=None, **settings) -> Transformer:
+def random_model(dims=(16, 16), heads=(4, 2), connections=(None, None), sublayer=None, **settings) -> Transformer:
     """For the vocabulary of the digits. Nothing is at a special value, so that every weight matters."""
     torch.manual_seed(0)
     stacks = {
@@ -24,12 +24,12 @@ def random_model(dims=(16, 16), connections=(None, None), sublayer=None, **setti
             num_layers=layers,
             dim=dim,
             ffn_dim=20,
-            num_heads=heads,
+            num_heads=num_heads,
             connection=connection or ResidualConfig(),
             sublayer=sublayer,
         )
-        for side, layers, heads, dim, connection in zip(
-            ("encoder", "decoder"), (2, 1), (4, 2), dims, connections, strict=True
+        for side, layers, num_heads, dim, connection in zip(
+            ("encoder", "decoder"), (2, 1), heads, dims, connections, strict=True
         )
     }
     config = {"source_vocab_size": 57, "target_vocab_size": 57, **stacks, **settings}
@@ -40,10 +40,10 @@ def random_model(dims=(16, 16), connections=(None, None), sublayer=None, **setti
     return model
 
 
-def unsure_model(**settings) -> Transformer:
+def unsure_model(dim: int = 32, **settings) -> Transformer:
     """Trained so shortly that it ends its sentences and is sure of nothing else, which is hard on a search."""
     torch.manual_seed(1)
-    stack = StackConfig(num_layers=1, dim=32, ffn_dim=32, num_heads=4)
+    stack = StackConfig(num_layers=1, dim=dim, ffn_dim=dim, num_heads=4)
     sizes = {"source_vocab_size": 57, "target_vocab_size": 57}
     model = Transformer(
         ModelConfig(**sizes, share_embeddings=True, dropout=0.0, encoder=stack, decoder=stack, **settings)
@@ -59,11 +59,11 @@ def unsure_model(**settings) -> Transformer:
     return model.eval()
 
 
-def examples(heading: str) -> list[str]:
-    """The Python code under a heading of docs/export.md."""
+def examples(heading: str, language: str = "python") -> list[str]:
+    """The code under a heading of docs/export.md."""
     sections = (ROOT / "docs" / "export.md").read_text(encoding="utf-8").split("\n## ")
     (section,) = (section for section in sections if section.startswith(heading + "\n"))
-    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    return re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
 
 
 def save(folder: Path, model: Transformer, tokenizers: TokenizerPair | None = None) -> Path:
