@@ -107,14 +107,14 @@ def depths(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     from dataclasses import asdict
 
     from deepnmt.analysis.config import Workload
-    from deepnmt.analysis.generation_speed import measure_generation, with_depth
+    from deepnmt.analysis.generation_speed import depth_variants, measure_generation
     from deepnmt.config import load_recipe
 
     config = load_recipe("en-de-pre-dlcl-30l").model
     workload = Workload(batch=arguments.batch, length=arguments.length, beam=4, repeats=arguments.repeats)
     precision = "int8" if arguments.device == "cpu" else "bf16"
     rows = []
-    for variant in with_depth(config, DEPTHS["encoder"], DEPTHS["decoder"]):
+    for variant in depth_variants(config, DEPTHS["encoder"], DEPTHS["decoder"]):
         speed = measure_generation(variant, workload, device=arguments.device, precision=precision)
         rows.append({"precision": precision, **asdict(speed)})
         print(f"{speed.encoder_layers:>3}L-{speed.decoder_layers}L {speed.tokens_per_second:>10,.0f} tokens/s")

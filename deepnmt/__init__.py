@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from deepnmt.api.synthetic import distill as distill
     from deepnmt.api.train import Run as Run
     from deepnmt.api.train import train as train
+    from deepnmt.api.translate import translate_document as translate_document
     from deepnmt.api.translate import translate_file as translate_file
-    from deepnmt.api.translate_document import translate_document as translate_document
     from deepnmt.config import load_recipe as load_recipe
     from deepnmt.decoding.translator import Translator as Translator
     from deepnmt.errors import InputError as InputError
@@ -68,7 +68,7 @@ _HOMES = {
     "prepare": "api.prepare",
     "score": "evaluation.scores",
     "train": "api.train",
-    "translate_document": "api.translate_document",
+    "translate_document": "api.translate",
     "translate_file": "api.translate",
 }
 __all__ = sorted(_HOMES)
@@ -81,5 +81,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """For completion in a notebook, also the names that are not imported yet."""
-    return sorted({*globals(), *__all__})
+    """For completion in a notebook: the public names, also those that are not imported yet, and no others."""
+    return sorted({"errors", *__all__, *(name for name in globals() if name.startswith("__"))})

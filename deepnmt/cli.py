@@ -81,6 +81,12 @@ def main(argv: list[str] | None = None) -> int:
         # The reader of our output went away (`| head`): not an error. Keep Python from flushing into it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except ModuleNotFoundError as error:
+        if not error.name or error.name.startswith("deepnmt"):
+            raise
+        remedy = "run `make install` or `pip install -e .` in the folder of deepnmt"
+        print(f"deepnmt: {sys.executable} lacks the package {error.name}; {remedy}", file=sys.stderr)
+        return 1
     except OSError as error:
         print(f"deepnmt: {error.strerror or error}{f': {error.filename}' if error.filename else ''}", file=sys.stderr)
         return 1
@@ -132,12 +138,13 @@ def _parser(name: str) -> tuple[argparse.ArgumentParser, ModuleType]:
 def _with_options(message: str, parser: argparse.ArgumentParser, given: set[str]) -> str:
     """An error of the Python API in the terms of the command line: `hold_out = 5` is `--hold-out 5`.
 
-    A name alone is replaced if no English word looks like it, and a name with a value if the option was given: others
-    are settings of a recipe or of a model.
+    A name alone is replaced if no English word looks like it or if it is in backticks (`out`, `resume=True`), and a
+    name with a value if the option was given: others are settings of a recipe or of a model.
     """
     for action in parser._actions:
         if action.option_strings and action.const is not False:
             flag, name = action.option_strings[-1], rf"(?<![\w./'-]){action.dest}"
+            message = re.sub(f"`{action.dest}(?:=True)?`", flag, message)
             if action.dest in given:
                 message = re.sub(f"{name} (?:= (?!true|false)|(?=must be ))", f"{flag} ", message)
             if "_" in action.dest:
@@ -147,5 +154,9 @@ def _with_options(message: str, parser: argparse.ArgumentParser, given: set[str]
 
 def _versions() -> str:
     """What a bug report needs, without importing torch."""
-    torch, system = metadata.version("torch"), f"{platform.system()} {platform.machine()}"
-    return f"deepnmt {__version__} (Python {platform.python_version()}, torch {torch}, {system})"
+    try:
+        torch = f"torch {metadata.version('torch')}"
+    except metadata.PackageNotFoundError:
+        torch = "no torch"
+    system = f"{platform.system()} {platform.machine()}"
+    return f"deepnmt {__version__} (Python {platform.python_version()}, {torch}, {system})"

@@ -61,11 +61,7 @@ def _resolve(table: dict[str, Any], overrides: Overrides, dataset: Dataset | Non
         overrides = [overrides]
     given = list(overrides.items() if isinstance(overrides, Mapping) else map(parse_override, overrides))
     if dataset is not None:
-        pair = dataset.tokenizers
-        given += [
-            ("model.source_vocab_size", pair.source.vocab_size),
-            ("model.target_vocab_size", pair.target.vocab_size),
-        ]
+        given += [(f"model.{side}_vocab_size", each.vocab_size) for side, each in dataset.tokenizers.sides.items()]
     # Setting a kind drops the options of the previous kind, so kinds come first, wherever they were written.
     for name, value in sorted(given, key=lambda override: not override[0].endswith(".kind")):
         for part in reversed(name.split(".")):
@@ -79,7 +75,7 @@ def _resolve(table: dict[str, Any], overrides: Overrides, dataset: Dataset | Non
     if dataset is not None and recipe.model.share_embeddings and not dataset.tokenizers.shared:
         raise InputError(
             f"the recipe shares embeddings, but {dataset.folder} has a separate vocabulary for each language; "
-            "set model.share_embeddings=false, or prepare the dataset with --joint"
+            "set model.share_embeddings=false, or prepare the dataset with a joint one"
         )
     return recipe
 

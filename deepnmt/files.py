@@ -50,7 +50,8 @@ def replacing(path: Path) -> Iterator[Path]:
         _sync(path.parent)
     except BaseException as error:
         _name_final(error, aside, path)
-        _remove(aside)
+        with suppress(OSError):  # such as a read-only file system, which the first error names
+            _remove(aside)
         for folder in missing:
             with suppress(OSError):  # something else may be in it by now
                 folder.rmdir()
@@ -186,10 +187,10 @@ def _sync(*paths: Path) -> None:
 def check_out(out: Path, overwrite: bool, kind: str, *files: str) -> None:
     """Raise if `out` exists, unless it may be overwritten and has the files of this kind of folder."""
     if Path.cwd().is_relative_to(out.resolve()):
-        raise InputError(f"{str(out)!r} is the current folder or contains it; choose another --out")
+        raise InputError(f"{str(out)!r} is the current folder or contains it; choose another `out`")
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return
     if not overwrite:
-        raise InputError(f"{out} already exists; choose another --out or pass --overwrite")
+        raise InputError(f"{out} already exists; choose another `out` or pass `overwrite=True`")
     if not all((out / name).is_file() for name in files):
-        raise InputError(f"{out} is not {kind} and will not be overwritten; choose another --out")
+        raise InputError(f"{out} is not {kind} and will not be overwritten; choose another `out`")

@@ -165,8 +165,9 @@ def _sequence(args: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
 
 def did_you_mean(name: Any, names: Iterable[Any]) -> str:
     """The end of an error message: the nearest known name, if any is close."""
-    close = difflib.get_close_matches(str(name), [str(known) for known in names], n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else ""
+    bare = {str(known).lstrip("-"): known for known in names}  # all options begin alike
+    close = difflib.get_close_matches(str(name).lstrip("-"), bare, n=1, cutoff=0.5)
+    return f"; did you mean {bare[close[0]]}?" if close else ""
 
 
 def check_bounds(

@@ -6,7 +6,6 @@ import lzma
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from io import BufferedReader
 from itertools import chain
@@ -55,6 +54,11 @@ def joined(lines: Iterable[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def shortened(text: str) -> str:
+    """As much of a text as a message should quote."""
+    return text if len(text) <= 40 else f"{text[:40]}…"
+
+
 def _name(path: Path) -> str:
     return "standard input" if str(path) == "-" else str(path)
 
@@ -69,9 +73,18 @@ def iterate_lines(path: Path, *, may_be_empty: bool = False) -> Iterator[bytes]:
 
 
 def iterate_blocks(path: Path) -> Iterator[bytes]:
-    """The decompressed bytes of a file."""
-    with _refusing_damage(_name(path)):
+    """The decompressed bytes of a file, or of standard input (`-`)."""
+    name = _name(path)
+    try:
         yield from _blocks(path)
+    except EOFError as error:
+        raise InputError(f"{name} is truncated: the compressed data ends too early") from error
+    except (gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+        raise InputError(f"{name} is damaged: {error}") from error
+    except OSError as error:
+        if error.errno is None:  # bz2 has no exception of its own
+            raise InputError(f"{name} is damaged: {error}") from error
+        raise
 
 
 def check_readable(path: Path) -> None:
@@ -83,25 +96,26 @@ def check_readable(path: Path) -> None:
 
 
 def _line_blocks(path: Path, may_be_empty: bool) -> Iterator[list[bytes]]:
-    name = _name(path)
-    with _refusing_damage(name):
-        blocks = _blocks(path)
-        rest = _checked_start(name, next(blocks, b""))
-        if not (rest or may_be_empty):
-            raise InputError(f"{name} is empty")
-        number = 1
-        for block in chain(blocks, [None]):
-            *lines, rest = (rest + (block or b"")).split(b"\n")
-            if block is None and rest:
-                lines.append(rest)
-            if max(map(len, lines), default=0) > MAX_LINE_BYTES or len(rest) > MAX_LINE_BYTES:
-                number += next((i for i, line in enumerate(lines) if len(line) > MAX_LINE_BYTES), len(lines))
-                raise InputError(
-                    f"line {number:,} of {name} is longer than {MAX_LINE_BYTES:,} bytes; "
-                    "is it text with one sentence per line?"
-                )
-            yield [line[:-1] if line.endswith(b"\r") else line for line in lines]
-            number += len(lines)
+    name, blocks = _name(path), iterate_blocks(path)
+    rest = _checked_start(name, next(blocks, b""))
+    if not (rest or may_be_empty):
+        raise InputError(f"{name} is empty")
+    number = 1
+    for block in chain(blocks, [None]):
+        *lines, rest = (rest + (block or b"")).split(b"\n")
+        if block is None and rest:
+            lines.append(rest)
+        if max(map(len, lines), default=0) > MAX_LINE_BYTES or len(rest) > MAX_LINE_BYTES:
+            number += next((i for i, line in enumerate(lines) if len(line) > MAX_LINE_BYTES), len(lines))
+            raise line_too_long(name, number)
+        yield [line.removesuffix(b"\r") for line in lines]
+        number += len(lines)
+
+
+def line_too_long(name: str, line: int) -> InputError:
+    return InputError(
+        f"line {line:,} of {name} is longer than {MAX_LINE_BYTES:,} bytes; is it text with one sentence per line?"
+    )
 
 
 def _checked_start(name: str, block: bytes) -> bytes:
@@ -160,17 +174,3 @@ def _unpack_zstandard(file: BinaryIO, path: Path) -> Iterator[bytes]:
             packed = frame.unused_data
     if not frame.eof:
         raise EOFError
-
-
-@contextmanager
-def _refusing_damage(name: str) -> Iterator[None]:
-    try:
-        yield
-    except EOFError as error:
-        raise InputError(f"{name} is truncated: the compressed data ends too early") from error
-    except (gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        raise InputError(f"{name} is damaged: {error}") from error
-    except OSError as error:
-        if error.errno is None:  # bz2 has no exception of its own
-            raise InputError(f"{name} is damaged: {error}") from error
-        raise

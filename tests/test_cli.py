@@ -2,9 +2,12 @@
 
 import inspect
 import platform
+import re
 import subprocess
 import sys
+from functools import partial
 from importlib import import_module
+from pathlib import Path
 from types import SimpleNamespace
 
 from pytest import fixture, mark, raises
@@ -47,6 +50,7 @@ def raising(error):
             "the setting valid_source = 3 of the model, tag = true",
         ),
         ("a beam of light and byte_fallback", "a beam of light and byte_fallback"),
+        ("choose another `beam` or pass `tag=True`", "choose another --beam or pass --tag"),
     ],
 )
 def test_an_error_names_the_options_of_the_command(monkeypatch, capsys, message, shown):
@@ -93,6 +97,7 @@ def test_a_bug_is_not_dressed_up_as_a_refusal(command):
         (["trian"], "unknown command trian; did you mean train?"),
         (["inspect"], "the following arguments are required: WHAT, MODEL_OR_RECIPE"),
         (["inspect", "size", "en-de-pre-base", "--nonsense"], "unknown argument --nonsense"),
+        (["train", "demo", "--data", "D", "--out", "R", "--threads", "2"], "unknown argument --threads (see"),
         (["translate", "MODEL", "--n-best", "3"], "unknown argument --n-best; did you mean --nbest?"),
     ],
 )
@@ -188,8 +193,36 @@ def test_python_m_deepnmt_is_the_command():
     assert ended.stderr.startswith("deepnmt: unknown command nonsense")
 
 
+EARLY = """
+import runpy, sys
+class Importing:
+    def find_spec(name, *_):
+        if name == "deepnmt.cli":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Importing)
+runpy.run_module("deepnmt", run_name="__main__")
+"""
+
+
+def test_an_interruption_during_the_imports_is_no_traceback():
+    ended = subprocess.run([sys.executable, "-c", EARLY], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "deepnmt: interrupted\n")
+
+
+@mark.parametrize("words", ["presets", "inspect size demo", "train demo --data a --out b"])
+def test_a_python_without_the_dependencies_is_one_sentence(words):
+    command = [sys.executable, "-S", "-m", "deepnmt"]  # without site-packages
+    environment = {"PYTHONPATH": str(Path(deepnmt.__file__).parents[1])}
+    run = partial(subprocess.run, env=environment, capture_output=True, text=True, check=False)
+    ended = run([*command, *words.split()])
+    assert ended.returncode == 1
+    assert re.fullmatch(r"deepnmt: \S+ lacks the package \w+; run `make install` or .+\n", ended.stderr)
+    assert ", no torch, " in run([*command, "--version"]).stdout
+
+
 def test_the_package_names_what_others_may_build_on():
-    script = "import deepnmt; assert {'errors', *deepnmt.__all__} <= set(dir(deepnmt)); deepnmt.errors.InputError"
+    script = "import deepnmt as d; shown = {name for name in dir(d) if name[0] != '_'}; d.errors.InputError"
+    script += "; assert shown == {'errors', *d.__all__}, shown"
     subprocess.run([sys.executable, "-c", script], check=True)
     for name in deepnmt.__all__:
         assert callable(getattr(deepnmt, name))

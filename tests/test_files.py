@@ -103,6 +103,16 @@ def test_an_error_names_the_file_and_not_its_temporary_name(tmp_path):
         raise RunError(f"cannot write {aside / 'part'}")
 
 
+def test_a_read_only_file_system_is_the_error_and_not_what_could_not_be_removed(tmp_path, monkeypatch):
+    def refuse(path, **_):
+        raise OSError(30, "Read-only file system", str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with raises(OSError) as refused, replacing(tmp_path / "new") as aside:
+        refuse(aside)
+    assert refused.value.filename == str(tmp_path / "new")
+
+
 def test_two_hosts_with_the_same_process_number_do_not_share_a_temporary_name(tmp_path, write, monkeypatch):
     path = tmp_path / "thing"
     with replacing(path) as ours:

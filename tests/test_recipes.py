@@ -178,8 +178,9 @@ class TestOverrides:
             ("model.share_embeddings=yes", "model.share_embeddings must be true or false, not 'yes'"),
             (
                 "model.source_vocab_size=100",
-                "model: share_embeddings = true needs one vocabulary, but source_vocab_size = 100 "
-                "and target_vocab_size = 34000; set model.share_embeddings=false, or prepare the data with --joint",
+                "model: share_embeddings = true needs one vocabulary, but source_vocab_size = 100 and "
+                "target_vocab_size = 34000; set model.share_embeddings=false, or prepare the data with a joint "
+                "vocabulary",
             ),
             (
                 "model.encoder.dim=1024",

@@ -15,6 +15,7 @@ PALETTE = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#8c564b", "#1
 DASHES = ("", "6 3", "2 2", "8 3 2 3")
 FONT = "font-family='Helvetica, Arial, sans-serif'"
 CHARACTER = 5.5  # width at size 10
+TITLE_CHARACTER = 9  # width at size 14, bold
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 640, 70, 620, 40, 330  # of a line chart, and the frame in it
 
 Point = tuple[float, float, float]  # x, y, spread
@@ -70,7 +71,7 @@ def heat_map(
     size = f"width='{cell * len(columns)}' height='{cell * len(rows)}'"
     frame = f"<rect x='{left}' y='{top}' {size} fill='none' stroke='#444'/>"
     bar = _colour_bar(left + cell * len(columns) + 24, top, max(min(cell * len(rows), 220), 60), colours)
-    return _svg(width, max(height, top + 110), [*parts, frame, *bar])
+    return _svg(max(width, left + _width(title)), max(height, top + 110), [*parts, frame, *bar])
 
 
 def bar_chart(bars: Sequence[tuple[str, float]], title: str, y_label: str) -> str:
@@ -95,7 +96,7 @@ def bar_chart(bars: Sequence[tuple[str, float]], title: str, y_label: str) -> st
         if i % every == 0:
             parts.append(_text(x + step / 2, top + plot + 28, name, anchor="middle", size=10))
     parts.append(_polyline([(left, zero), (left + step * len(bars), zero)], "stroke='#444'"))
-    return _svg(left + step * len(bars) + 20, top + plot + 40, parts)
+    return _svg(left + max(step * len(bars) + 20, _width(title)), top + plot + 40, parts)
 
 
 def line_chart(series: Sequence[Series], axes: Axes) -> str:
@@ -217,6 +218,10 @@ def _ticks(low: float, high: float) -> list[float]:
 def _every(labels: Sequence[str], space: float) -> int:
     """Which labels fit: every first, second, third ..."""
     return math.ceil(CHARACTER * max(map(len, labels), default=0) / space)
+
+
+def _width(title: str) -> float:
+    return TITLE_CHARACTER * len(title)
 
 
 def _colour_bar(x: float, y: float, height: float, colours: heatmap.Colours) -> list[str]:

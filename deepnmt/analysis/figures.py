@@ -56,11 +56,8 @@ def _artist(element: ElementTree.Element, left: float, top: float) -> Any:
     from matplotlib.text import Text
 
     kind, given = element.tag.rpartition("}")[2], element.attrib
-    fill, stroke, thickness = (
-        given.get("fill", "none"),
-        given.get("stroke", "none"),
-        float(given.get("stroke-width", 1)),
-    )
+    fill, stroke = given.get("fill", "none"), given.get("stroke", "none")
+    thickness = float(given.get("stroke-width", 1))
     if kind == "polyline":
         points = [point.split(",") for point in given["points"].split()]
         dashes = tuple(float(part) / thickness for part in given.get("stroke-dasharray", "").split())

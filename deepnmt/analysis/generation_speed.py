@@ -122,7 +122,9 @@ def _side_by_side(run: Callable[[], object], workers: int) -> Iterator[Callable[
             yield lambda: list(pool.map(lambda _: run(), range(workers)))
 
 
-def with_depth(config: ModelConfig, encoder_layers: Sequence[int], decoder_layers: Sequence[int]) -> list[ModelConfig]:
+def depth_variants(
+    config: ModelConfig, encoder_layers: Sequence[int], decoder_layers: Sequence[int]
+) -> list[ModelConfig]:
     """The model itself, or variants of it with each of these encoder depths and decoder depths."""
     variants = [replace(config, encoder=replace(config.encoder, num_layers=depth)) for depth in encoder_layers]
     variants += [replace(config, decoder=replace(config.decoder, num_layers=depth)) for depth in decoder_layers]

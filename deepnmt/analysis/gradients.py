@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deepnmt.analysis.charts import Axes, Series
+from deepnmt.analysis.charts import Axes, Series, line_chart
 from deepnmt.analysis.config import GradientTrial
 from deepnmt.analysis.size import describe
 from deepnmt.columns import ShownAsText, aligned, comma_separated
@@ -76,12 +76,12 @@ def arms(model: ModelConfig) -> dict[str, ModelConfig]:
     Before them the recipe's own, if it has another scheme around its sub-layers.
     """
     own, scheme = model.encoder.connection.kind, model.sublayer_of(model.encoder).kind
-    plain = replace(model, encoder=replace(model.encoder, sublayer=None), decoder=replace(model.decoder, sublayer=None))
+    plain = _with_stacks(model, sublayer=None)
     pre, post = replace(plain, norm="pre"), replace(plain, norm="post")
     found = {} if scheme in ("pre", "post") else {f"{scheme}, {own}": model}
     found |= {f"pre-norm, {own}": pre, f"post-norm, {own}": post}
     for kind in ("residual", "dlcl"):
-        found.setdefault(f"post-norm, {kind}", with_connection(post, kind))
+        found.setdefault(f"post-norm, {kind}", _with_stacks(post, connection=CONNECTION_CONFIGS[kind]()))
     return found
 
 
@@ -99,15 +99,14 @@ def narrowed(model: ModelConfig, width: int) -> ModelConfig:
     return replace(model, encoder=encoder, decoder=decoder)
 
 
-def hurried(training: TrainingConfig, steps: int) -> TrainingConfig:
+def with_short_warmup(training: TrainingConfig, steps: int) -> TrainingConfig:
     """The recipe's learning rates, with the warm-up shortened to half of `steps`."""
     return replace(training, warmup_steps=min(training.warmup_steps, max(steps // 2, 1)))
 
 
-def with_connection(model: ModelConfig, kind: str) -> ModelConfig:
-    connection: Any = CONNECTION_CONFIGS[kind]
-    encoder = replace(model.encoder, connection=connection())
-    return replace(model, encoder=encoder, decoder=replace(model.decoder, connection=connection()))
+def _with_stacks(model: ModelConfig, **settings: Any) -> ModelConfig:
+    """The model with these settings in both stacks."""
+    return replace(model, encoder=replace(model.encoder, **settings), decoder=replace(model.decoder, **settings))
 
 
 def measure_gradients(
@@ -160,18 +159,18 @@ def _watched(network: nn.Module) -> Iterator[list[float]]:
             handle.remove()
 
 
-def charts(found: Sequence[Gradients]) -> list[tuple[list[Series], Axes]]:
+def draw(found: Sequence[Gradients]) -> list[str]:
     """Charts by layer at initialisation and after the last step, and of the share that reaches the bottom over time."""
     last = found[0].steps[-1].step
     drawn = []
     for index, when in [(0, "at initialisation")] + ([(-1, f"after {last} steps")] if last else []):
         series = [Series(g.name, list(enumerate(g.steps[index].parameters, start=1))) for g in found]
         title, across = f"Gradient of each encoder layer {when}", "encoder layer (1 is the lowest)"
-        drawn.append((series, Axes(title, across, "norm of its parameters' gradient", log_y=True)))
+        drawn.append(line_chart(series, Axes(title, across, "norm of its parameters' gradient", log_y=True)))
     if last:
         series = [Series(g.name, [(s.step, g.ratio(i)) for i, s in enumerate(g.steps)]) for g in found]
         title, up = "Gradient that reaches the bottom of the encoder", "norm of dE/dy, embedding over top layer"
-        drawn.append((series, Axes(title, "step", up, log_y=True)))
+        drawn.append(line_chart(series, Axes(title, "step", up, log_y=True)))
     return drawn
 
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from deepnmt.analysis.charts import Axes, Series, heat_map, line_chart
 from deepnmt.analysis.similarity import Similarity
-from deepnmt.analysis.weights import ConnectionWeights
+from deepnmt.analysis.weights import StackMatrix
 from deepnmt.columns import ShownAsText, aligned, comma_separated
 from deepnmt.decoding.likelihood import ForcedBatch
 from deepnmt.model.skipping import bypassed
-from deepnmt.model.transformer import Encoded, Stack, Transformer
+from deepnmt.model.transformer import Stack, Transformer
 from deepnmt.training.validation import perplexity
 
 NOTE = """importance: increase of the loss when this layer alone is bypassed, ± its standard error; cosine, change: of
@@ -50,10 +50,10 @@ class StackUse:
     layers: list[LayerUse]
     similarity: list[list[float]]
 
-    def similarity_by_name(self) -> ConnectionWeights:
+    def similarity_by_name(self) -> StackMatrix:
         """For printing, with names of rows and columns."""
         names = tuple(f"y{layer.layer}" for layer in self.layers)
-        return ConnectionWeights(self.stack, "similarity of outputs (linear CKA)", self.similarity, names, names)
+        return StackMatrix(self.stack, "similarity of outputs (linear CKA)", self.similarity, names, names)
 
 
 @dataclass(frozen=True)
@@ -118,17 +118,8 @@ def measure_layers(
     """The loss of a model in evaluation mode, and the use of its layers; `done` is called for each of `num_passes`."""
     config, device = model.config, _wide(model.output_weight[:0]).device
     encoder, decoder = (_Sums(getattr(model, name), stack.dim, device) for name, stack in config.stacks.items())
-    losses, lengths = [], []
-    for batch in batches:
-        with _traced(model.encoder) as of_encoder, _traced(model.decoder) as of_decoder:
-            encoded = model.encode(batch.source)
-            losses.append(_loss(model, batch, model.decode(batch.target_input, encoded)))
-        done(1)
-        lengths.append(batch.scored.sum(1).cpu())
-        changed = _encoder_losses(model, batch, encoded, of_encoder)
-        encoder.add(of_encoder, batch.source != config.pad_id, _counted(changed, done))
-        decoder.add(of_decoder, batch.scored, _counted(_decoder_losses(model, batch, encoded, of_decoder), done))
-    whole, subwords = torch.cat(losses), torch.cat(lengths)
+    whole = torch.cat([_measure(model, batch, encoder, decoder, done) for batch in batches])
+    subwords = torch.cat([batch.scored.sum(1).cpu() for batch in batches])
     stacks = [
         StackUse(name, sums.layers(whole, subwords), sums.similarity.matrix().tolist())
         for name, sums in zip(config.stacks, (encoder, decoder), strict=True)
@@ -141,36 +132,40 @@ def num_passes(model: Transformer) -> int:
     return 1 + 2 * (len(model.encoder.layers) + len(model.decoder.layers))
 
 
-def _encoder_losses(model: Transformer, batch: ForcedBatch, encoded: Encoded, trace: "_Trace") -> Iterator[Tensor]:
-    """Without each layer; then if the decoder read the input of each layer, through the final norm."""
-    for layer in model.encoder.layers:
-        with bypassed(layer):
-            features = model.features(batch.source, batch.target_input)
-        yield _loss(model, batch, features)
-    for x in trace.inputs:
-        memories = [model.encoder.final_norm(x)] * len(encoded.memories)
-        yield _loss(model, batch, model.decode(batch.target_input, replace(encoded, memories=memories)))
+def _measure(
+    model: Transformer, batch: ForcedBatch, encoder: _Sums, decoder: _Sums, done: Callable[[int], None]
+) -> Tensor:
+    """Add a batch to the sums; return the losses of its sentences under the unchanged model: (B,)"""
 
-
-def _decoder_losses(model: Transformer, batch: ForcedBatch, encoded: Encoded, trace: "_Trace") -> Iterator[Tensor]:
-    """Without each layer; then if the output projection read the input of each layer, through the final norm."""
-    for layer in model.decoder.layers:
-        with bypassed(layer):
-            features = model.decode(batch.target_input, encoded)
-        yield _loss(model, batch, features)
-    for x in trace.inputs:
-        yield _loss(model, batch, model.decoder.final_norm(x))
-
-
-def _loss(model: Transformer, batch: ForcedBatch, features: Tensor) -> Tensor:
-    """(B,), the sum over each sentence"""
-    return -_wide(batch.log_probs(model.project(features))).sum(1).cpu()
-
-
-def _counted(losses: Iterable[Tensor], done: Callable[[int], None]) -> Iterator[Tensor]:
-    for loss in losses:
+    def loss(features: Tensor) -> Tensor:
         done(1)
-        yield loss
+        return -_wide(batch.log_probs(model.project(features))).sum(1).cpu()
+
+    def translate_from(memory: Tensor) -> Tensor:
+        return model.decode(batch.target_input, replace(encoded, memories=[memory] * len(encoded.memories)))
+
+    with _traced(model.encoder) as of_encoder, _traced(model.decoder) as of_decoder:
+        encoded = model.encode(batch.source)
+        whole = loss(model.decode(batch.target_input, encoded))
+    changed = _changed(
+        model.encoder, of_encoder, lambda: model.features(batch.source, batch.target_input), translate_from
+    )
+    encoder.add(of_encoder, batch.source != model.config.pad_id, map(loss, changed))
+    changed = _changed(model.decoder, of_decoder, lambda: model.decode(batch.target_input, encoded), nn.Identity())
+    decoder.add(of_decoder, batch.scored, map(loss, changed))
+    return whole
+
+
+def _changed(
+    stack: Stack, trace: "_Trace", run: Callable[[], Tensor], run_from: Callable[[Tensor], Tensor]
+) -> Iterator[Tensor]:
+    """The features of the model without each layer of the stack; then if the stack ended before each, at its input."""
+    for layer in stack.layers:
+        with bypassed(layer):
+            features = run()
+        yield features
+    for x in trace.inputs:
+        yield run_from(stack.final_norm(x))
 
 
 def _wide(x: Tensor) -> Tensor:

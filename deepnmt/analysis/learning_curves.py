@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from deepnmt.analysis.charts import Axes, Series
+from deepnmt.analysis.charts import Axes, Series, line_chart
 from deepnmt.columns import ShownAsText, aligned, comma_separated
 from deepnmt.errors import InputError
 from deepnmt.progress import say
@@ -89,7 +89,7 @@ def read_curves(folders: Sequence[Path]) -> LearningCurves:
     return LearningCurves({name: points for name, points in found.items() if points})
 
 
-def charts(curves: LearningCurves) -> list[tuple[list[Series], Axes]]:
+def draw(curves: LearningCurves) -> list[str]:
     """A row of charts for each measure, over each of UNITS."""
     drawn = []
     for measure in _measured(curves):
@@ -102,20 +102,12 @@ def charts(curves: LearningCurves) -> list[tuple[list[Series], Axes]]:
         for x, units in UNITS.items():
             most = max(getattr(points[-1], x) or 0 for points in curves.runs.values())
             unit, size = next((unit for unit in units.items() if most >= unit[1]), [*units.items()][-1])
-            series = [
-                Series(
-                    name,
-                    [
-                        (getattr(point, x) / size, value)
-                        for point in points
-                        if (value := getattr(point, measure)) is not None
-                        and value <= highest
-                        and getattr(point, x) is not None
-                    ],
-                )
-                for name, points in curves.runs.items()
-            ]
-            drawn.append((series, Axes(title, unit, y_label)))
+            series = []
+            for name, points in curves.runs.items():
+                places = ((getattr(point, x), getattr(point, measure)) for point in points)
+                known = [(at / size, value) for at, value in places if at is not None and value is not None]
+                series.append(Series(name, [(at, value) for at, value in known if value <= highest]))
+            drawn.append(line_chart(series, Axes(title, unit, y_label)))
     return drawn
 
 

@@ -1,6 +1,5 @@
 """The size of each part of a model and its cost per token, from the config, without allocating the model."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -30,7 +29,8 @@ class ModelSize(ShownAsText):
 
     @property
     def total(self) -> Part:
-        return total(self.parts)
+        parameters, flops = (sum(getattr(part, name) for part in self.parts) for name in ("parameters", "flops"))
+        return Part("total", "", parameters, flops)
 
     def __str__(self) -> str:
         whole, rows, before = self.total, [["", "part", "parameters", "share", "MFLOP/token"]], ""
@@ -51,14 +51,14 @@ def _mega(number: int) -> str:
 
 
 def describe(config: ModelConfig) -> str:
-    """The scheme around sub-layers, and a line for each stack, which names its own scheme if the two differ."""
-    schemes = [config.sublayer_of(stack).kind for stack in config.stacks.values()]
-    common = len(set(schemes)) == 1
-    lines = [f"{schemes[0]}-norm" if schemes[0] == config.norm else schemes[0]] if common else []
-    for (name, stack), scheme in zip(config.stacks.items(), schemes, strict=True):
-        kinds = stack.connection.kind if common else f"{stack.connection.kind}, {scheme}"
+    """The scheme around sub-layers, of each stack if the two differ, and a line for each stack."""
+    kinds = {name: config.sublayer_of(stack).kind for name, stack in config.stacks.items()}
+    schemes = {name: f"{kind}-norm" if kind == config.norm else kind for name, kind in kinds.items()}
+    common = set(schemes.values())
+    lines = [", ".join(common if len(common) == 1 else (f"{scheme} {name}" for name, scheme in schemes.items()))]
+    for name, stack in config.stacks.items():
         size = f"width {stack.dim}, ffn {stack.ffn_dim}, {_count(stack.num_heads, 'head')}"
-        lines.append(f"{name:<8} {_count(stack.num_layers, 'layer')}, {kinds}, {size}")
+        lines.append(f"{name:<8} {_count(stack.num_layers, 'layer')}, {stack.connection.kind}, {size}")
     return "\n".join(lines)
 
 
@@ -85,10 +85,6 @@ def measure(config: ModelConfig) -> list[Part]:
     if config.tie_output:
         counted.append(Part("output", "projection (tied)", 0, output_flops))
     return _sum(counted)
-
-
-def total(parts: Sequence[Part]) -> Part:
-    return Part("total", "", sum(part.parameters for part in parts), sum(part.flops for part in parts))
 
 
 def _part(config: ModelConfig, name: str, parameter: Tensor) -> Part:

@@ -1,10 +1,8 @@
 """The learned weights between layers and around sub-layers as tables, text and plots."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from rich.text import Text
 
@@ -12,9 +10,7 @@ from deepnmt import heatmap
 from deepnmt.analysis.charts import bar_chart, heat_map
 from deepnmt.columns import aligned, comma_separated
 from deepnmt.errors import InputError
-from deepnmt.model.connections import CONNECTIONS, Connection
 from deepnmt.model.layers import Layer
-from deepnmt.model.storage import load_model
 from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.model.transformer import Transformer
 
@@ -22,22 +18,14 @@ DECIMALS = 6
 
 
 @dataclass(frozen=True)
-class ConnectionWeights:
-    """W of one stack: rows are the mixtures (x_1, x_2, ...), columns the outputs y_0 (the embedding), y_1, ...
-
-    Or the factors of its sub-layers, averaged over dimensions: rows are the sub-layers, columns the layers.
-    """
+class StackMatrix:
+    """A matrix about the layers of one stack, with names for its rows and columns."""
 
     stack: str
     kind: str
     matrix: list[list[float]]
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
-
-    @classmethod
-    def stored(cls, table: Mapping[str, Any]) -> "ConnectionWeights":
-        """The inverse of `asdict`, by way of JSON."""
-        return cls(table["stack"], table["kind"], table["matrix"], tuple(table["rows"]), tuple(table["columns"]))
+    rows: Sequence[str]
+    columns: Sequence[str]
 
     @property
     def title(self) -> str:
@@ -47,10 +35,17 @@ class ConnectionWeights:
     def shown(self, mask: bool) -> list[list[float]]:
         return heatmap.shown(self.matrix, mask)
 
+
+class ConnectionWeights(StackMatrix):
+    """W of one stack: rows are the mixtures (x_1, x_2, ...), columns the outputs y_0 (the embedding), y_1, ...
+
+    Or the factors of its sub-layers, averaged over dimensions: rows are the sub-layers, columns the layers.
+    """
+
     def profile(self, k: int) -> list[tuple[str, float]]:
         """The weights of y_k in the mixtures that have it, by row; for a single row, the weights of all outputs."""
         if not 0 <= k < len(self.columns):
-            raise InputError(f"--column {k}: the {self.stack} has columns 0 to {len(self.columns) - 1}")
+            raise InputError(f"column = {k}: the {self.stack} has columns 0 to {len(self.columns) - 1}")
         if len(self.rows) == 1:
             return list(zip(self.columns, self.matrix[0], strict=True))
         column = [(name, row[k]) for name, row in zip(self.rows, self.matrix, strict=True)]
@@ -64,19 +59,6 @@ class ConnectionWeights:
     def default_column(self) -> int:
         """Column 10, as in the paper, if the stack is deep enough, else the middle one."""
         return 10 if len(self.columns) > 12 else (len(self.columns) - 1) // 2
-
-
-def read_weights(folder: Path) -> list[ConnectionWeights]:
-    """The weights of the encoder and the decoder of a MODEL folder, if there are any."""
-    model = load_model(folder)
-    found = learned_weights(model)
-    if not found:
-        config = model.config
-        kinds = f"{config.encoder.connection.kind} encoder and {config.decoder.connection.kind} decoder"
-        learning = [kind for kind, scheme in CONNECTIONS.items() if scheme.matrix is not Connection.matrix]
-        learning += [kind for kind, scheme in SUBLAYERS.items() if scheme.learns_factors]
-        raise InputError(f"{folder} has no learned weights to show: {kinds} (these have: {', '.join(learning)})")
-    return found
 
 
 def learned_weights(model: Transformer) -> list[ConnectionWeights]:
@@ -123,7 +105,7 @@ def draw(found: Sequence[ConnectionWeights], column: int | None = None, mask: bo
     return [*drawn, bar_chart(found[0].profile(column), found[0].profile_title(column), "weight")]
 
 
-def to_text(weights: ConnectionWeights, mask: bool) -> str:
+def to_text(weights: StackMatrix, mask: bool) -> str:
     """Numbers in columns, with dots for blanks."""
     rows = [
         [label, *("." if math.isnan(value) else f"{value:.2f}" for value in row)]
@@ -132,7 +114,7 @@ def to_text(weights: ConnectionWeights, mask: bool) -> str:
     return "\n".join([weights.title, aligned([["", *weights.columns], *rows])])
 
 
-def coloured(weights: ConnectionWeights, mask: bool, width: int) -> Text:
+def coloured(weights: StackMatrix, mask: bool, width: int) -> Text:
     """For a terminal: one coloured cell per weight, with its value unless the screen is narrow."""
     shown = weights.shown(mask)
     values = [value for row in shown for value in row if not math.isnan(value)]

@@ -1,12 +1,10 @@
 """`deepnmt.average`: average checkpoints of a run into a MODEL."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Literal
-
-from torch import Tensor
 
 from deepnmt.data.dataset import Dataset
 from deepnmt.data.tokenizer import TokenizerPair
@@ -15,7 +13,7 @@ from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
 from deepnmt.evaluation.scores import quick_scores
 from deepnmt.model.storage import build_model
-from deepnmt.training.averaging import best_window, choose_checkpoints, read_decoding, write_average
+from deepnmt.training.averaging import average_weights, choose_checkpoints, read_decoding, write_average
 from deepnmt.training.folder import read_about
 
 
@@ -56,34 +54,33 @@ def average(
     if of not in (None, "epochs", "steps"):
         raise InputError(f'of = {of!r} must be "epochs" or "steps"')
     if out.exists():
-        raise InputError(f"{out} already exists; choose another --out")
+        raise InputError(f"{out} already exists; choose another `out`")
     kind = None if of is None else of.removesuffix("s")
     paths = choose_checkpoints(run, last=last, best=best, steps=steps or (), kind=kind)
     bleu: list[float] = []
     meta = {}
     if best_on_valid:
         dataset = Dataset.open(Path(data or about["data"]))
-        paths, bleu = best_window(paths, _bleu_judge(run, paths[0], dataset, beam, choose_device(device)))
-        meta = {"valid_bleu": bleu[len(paths) - 1]}
+        bleu = _validation_bleu(run, paths, dataset, beam, choose_device(device))
+        paths = paths[len(paths) - 1 - bleu.index(max(bleu)) :]
+        meta = {"valid_bleu": max(bleu)}
     write_average(run, paths, out, meta)
     return Average(out, [path.name for path in paths], bleu)
 
 
-def _bleu_judge(
-    run: Path, checkpoint: Path, dataset: Dataset, beam: int | None, device: str
-) -> Callable[[dict[str, Tensor]], float]:
-    """BLEU of the validation set, translated by a model with these weights; the mean over directions."""
+def _validation_bleu(run: Path, paths: Sequence[Path], dataset: Dataset, beam: int | None, device: str) -> list[float]:
+    """BLEU of the average of the last 1, 2, ... of the checkpoints on the validation set, the mean over directions."""
     if not dataset.valid_directions:
-        raise InputError(f"{dataset.folder} has no validation set, which --best-on-valid needs; choose another --data")
+        raise InputError(f"{dataset.folder} has no validation set, which best_on_valid needs; choose another `data`")
     tokenizers = TokenizerPair.load(run)
     settings = {**(read_decoding(run) or {}), **({} if beam is None else {"beam": beam})}
-
-    def judge(weights: dict[str, Tensor]) -> float:
-        translator = Translator.of(build_model(checkpoint, weights).to(device), tokenizers)
+    bleu = []
+    for first in reversed(range(len(paths))):
+        model = build_model(paths[0], average_weights(paths[first:])).to(device)
         found = []
         for direction in dataset.valid_directions:
-            hypotheses = translator.for_languages(*direction.languages).translate(direction.source, **settings)
+            translator = Translator.of(model, tokenizers).for_languages(*direction.languages)
+            hypotheses = translator.translate(direction.source, **settings)
             found.append(quick_scores(hypotheses, direction.target, direction.languages[1])["bleu"].value)
-        return fmean(found)
-
-    return judge
+        bleu.append(fmean(found))
+    return bleu

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from deepnmt.analysis.config import TrainingTrial, Workload
-from deepnmt.analysis.generation_speed import GenerationSpeed, measure_generation, with_depth
+from deepnmt.analysis.generation_speed import GenerationSpeed, depth_variants, measure_generation
 from deepnmt.analysis.training_speed import TrainingSpeed, measure_training, typical_lengths
 from deepnmt.config import Recipe, load_recipe
 from deepnmt.data.dataset import Dataset
@@ -50,7 +50,7 @@ def bench_generation(
     """
     config, chosen = _load(recipe, overrides).model, choose_device(device)
     try:
-        variants = with_depth(config, encoder_layers, decoder_layers)
+        variants = depth_variants(config, encoder_layers, decoder_layers)
     except ValueError as error:
         raise InputError(str(error)) from error
     return (measure_generation(variant, workload, device=chosen, precision=precision) for variant in variants)

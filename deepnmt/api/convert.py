@@ -1,8 +1,8 @@
 """`deepnmt.convert`: another toolkit's model to a MODEL folder."""
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,6 +23,7 @@ from deepnmt.model.storage import CONFIG, META, load_meta, load_model, save_mode
 from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.model.transformer import Transformer
 from deepnmt.settings import to_table
+from deepnmt.training.folder import copy_tokenizers
 
 SAME = 1e-10  # relative, in double precision
 MODEL_TYPES = {"marian": "marian", "m2m_100": "m2m100", "fsmt": "fsmt"}  # in Hugging Face's config.json
@@ -62,30 +63,15 @@ def convert(
     if toolkit not in FORMATS:
         raise InputError(f"toolkit = {toolkit!r} must be one of {', '.join(FORMATS)}")
     check_out(out, overwrite, "a MODEL folder", META, CONFIG)
-    dictionaries = {"--source-dict": source_dict, "--target-dict": target_dict}
-    subwords = {"--codes": codes, "--tokenizer": tokenizer, "--pretokenizer": pretokenizer}
-    given: dict[str, object] = {**dictionaries, **subwords, "--lowercase": lowercase}
-    text: ForeignText | None = None
+    dictionaries = {"source_dict": source_dict, "target_dict": target_dict}
+    subwords = {"codes": codes, "tokenizer": tokenizer, "pretokenizer": pretokenizer, "lowercase": lowercase}
+    text: ForeignText | None
     if toolkit in TEXTS:
-        _refuse(given, f"{toolkit}, whose folder has tokenisers")
+        _refuse({**dictionaries, **subwords}, f"{toolkit}, whose folder has tokenisers")
         text = read_text(toolkit, checkpoint, source_lang, target_lang)
         model = convert_model(checkpoint, toolkit, text.numbering)
     else:
-        needed: dict[str, object] = {"--codes or --tokenizer": codes or tokenizer}
-        if toolkit in WITH_VOCABULARIES:
-            _refuse(dictionaries, f"{toolkit}, whose checkpoint has the vocabularies")
-        else:
-            needed = {"--source-dict": source_dict, **needed}
-        needed |= {"--source-lang": source_lang, "--target-lang": target_lang}
-        has_text = any((given | needed).values())
-        _check_text(needed, subwords, has_text)
-        foreign = FORMATS[toolkit](checkpoint)
-        vocabularies, numbering = _vocabularies(foreign, source_dict, target_dict)
-        model = rebuild(foreign, numbering)
-        if has_text:
-            languages = str(source_lang), str(target_lang)
-            subword_options = codes, tokenizer, pretokenizer, lowercase
-            text = ForeignText(read_given(vocabularies, languages, *subword_options, foreign.source_ends))
+        model, text = _convert_checkpoint(checkpoint, toolkit, (source_lang, target_lang), dictionaries, subwords)
     if text is not None:
         _check_sizes(checkpoint, model, text.tokenizers)
     with replacing(out) as aside:
@@ -95,21 +81,41 @@ def convert(
     return model
 
 
-def _refuse(options: Mapping[str, object], toolkit: str) -> None:
-    if given := [option for option, value in options.items() if value]:
-        verb = "is" if len(given) == 1 else "are"
-        raise InputError(f"{' and '.join(given)} {verb} not used with {toolkit}")
-
-
-def _check_text(needed: Mapping[str, object], subwords: Mapping[str, Sequence[object]], has_text: bool) -> None:
-    """Check the options that define tokenisers, which are given together or not at all."""
+def _convert_checkpoint(
+    path: Path,
+    toolkit: str,
+    languages: tuple[str | None, str | None],
+    dictionaries: Mapping[str, str | Path | None],
+    subwords: Mapping[str, Any],
+) -> tuple[Transformer, ForeignText | None]:
+    """A model whose tokenisers are defined by options, which are given together or not at all."""
+    needed = {"`codes` or `tokenizer`": subwords["codes"] or subwords["tokenizer"]}
+    if toolkit in WITH_VOCABULARIES:
+        _refuse(dictionaries, f"{toolkit}, whose checkpoint has the vocabularies")
+    else:
+        needed = {"`source_dict`": dictionaries["source_dict"], **needed}
+    needed |= {"`source_lang`": languages[0], "`target_lang`": languages[1]}
+    has_text = any([*dictionaries.values(), *subwords.values(), *languages])
     if has_text and (missing := [option for option, value in needed.items() if not value]):
         raise InputError(f"to convert tokenisers, also give {', '.join(missing)}")
-    if subwords["--codes"] and subwords["--tokenizer"]:
-        raise InputError("give either --codes or --tokenizer, not both")
-    for option, values in subwords.items():
-        if len(values) > 2:
-            raise InputError(f"{option} takes one value for both sides, or one per side")
+    if subwords["codes"] and subwords["tokenizer"]:
+        raise InputError("give either `codes` or `tokenizer`, not both")
+    for option in ("codes", "tokenizer", "pretokenizer"):
+        if len(subwords[option]) > 2:
+            raise InputError(f"`{option}` takes one value for both sides, or one per side")
+    foreign = FORMATS[toolkit](path)
+    vocabularies, numbering = _vocabularies(foreign, **dictionaries)
+    model = rebuild(foreign, numbering)
+    if not has_text:
+        return model, None
+    pair = read_given(vocabularies, list(map(str, languages)), **subwords, source_ends=foreign.source_ends)
+    return model, ForeignText(pair)
+
+
+def _refuse(options: Mapping[str, object], toolkit: str) -> None:
+    if given := [f"`{option}`" for option, value in options.items() if value]:
+        verb = "is" if len(given) == 1 else "are"
+        raise InputError(f"{' and '.join(given)} {verb} not used with {toolkit}")
 
 
 def _vocabularies(
@@ -145,8 +151,7 @@ def fold(folder: str | Path, out: str | Path, *, overwrite: bool = False) -> tup
     with replacing(out) as aside:
         about = {name: value for name, value in meta.items() if name not in ("format", "deepnmt")}
         save_model(aside, plain, {**about, "folded_from": to_table(model.config)})
-        for path in folder.glob("tokenizer.*"):
-            shutil.copy2(path, aside / path.name)
+        copy_tokenizers(folder, aside)
     return plain, difference
 
 
@@ -166,7 +171,7 @@ def recognise(checkpoint: Path) -> str:
         raise InputError(f"{checkpoint} does not exist")
     if not checkpoint.is_dir():
         formats = " or ".join(toolkit for toolkit in FORMATS if toolkit not in TEXTS)
-        raise InputError(f"{checkpoint} is a file; name its format with --from {formats}")
+        raise InputError(f"{checkpoint} is a file; name its format with `toolkit` {formats}")
     if (checkpoint / "config.json").is_file():
         model_type = read_json(checkpoint / "config.json").get("model_type")
         if is_exported(checkpoint):

@@ -10,11 +10,11 @@ from deepnmt.decoding.config import TranslationConfig
 from deepnmt.decoding.lines import LineWarnings, one_line
 from deepnmt.decoding.translator import Translator, in_processes
 from deepnmt.errors import InputError
-from deepnmt.evaluation.scores import TESTS, Scores, check_lengths, score
+from deepnmt.evaluation.scores import TESTS, Scores, read_parallel, score
 from deepnmt.files import write_text
 from deepnmt.progress import progress
 from deepnmt.settings import from_table
-from deepnmt.text import joined, read_lines
+from deepnmt.text import joined
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +55,7 @@ def evaluate(
     if out is not None and out.is_dir():
         raise InputError(f"{out} is a folder; choose a file for the output")
     paths = [references] if isinstance(references, str | Path) else references
-    lines = read_lines(str(source))
-    reference_lines = [(str(path), read_lines(str(path))) for path in paths]
-    check_lengths([(str(source), lines)], reference_lines)
+    lines, *reference_lines = read_parallel(source, *paths)
     translator = Translator(model, device, precision, shortlist)
     if translator.tokenizers[0].is_multilingual:
         translator = translator.for_languages(source_lang, target_lang)
@@ -77,7 +75,7 @@ def evaluate(
     languages = translator.tokenizers[0]
     scores = score(
         hypotheses,
-        [text for _, text in reference_lines],
+        reference_lines,
         source_lang=source_lang or languages.source.language,
         target_lang=target_lang or languages.target.language,
         metrics=metrics,

@@ -39,7 +39,7 @@ def export(
     if to not in FORMATS:
         raise InputError(f"to = {to!r} must be one of {', '.join(FORMATS)}")
     if argos and to != "ctranslate2":
-        raise InputError(f"argos = true packs an export to ctranslate2, not to {to}")
+        raise InputError(f"`argos=True` packs an export to ctranslate2, not to {to}")
     folder = Path(model).resolve()
     suffix = SUFFIX if argos else f"-{to}"
     path = Path(out) if out is not None else folder.with_name(folder.name + suffix)

@@ -10,7 +10,7 @@ from deepnmt.analysis.layers import LayerReport, measure_layers, num_passes
 from deepnmt.analysis.learning_curves import LearningCurves, read_curves
 from deepnmt.analysis.size import ModelSize, describe, measure
 from deepnmt.analysis.training_speed import random_corpus, typical_lengths
-from deepnmt.analysis.weights import ConnectionWeights, read_weights
+from deepnmt.analysis.weights import ConnectionWeights, learned_weights
 from deepnmt.config import load_recipe
 from deepnmt.data.dataset import Dataset
 from deepnmt.data.tokenizer import TokenizerPair
@@ -18,11 +18,12 @@ from deepnmt.decoding.likelihood import forced_batches
 from deepnmt.decoding.translator import check_vocabularies, check_weights
 from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
-from deepnmt.evaluation.scores import check_lengths
+from deepnmt.evaluation.scores import read_parallel
 from deepnmt.model.config import ModelConfig
+from deepnmt.model.connections import CONNECTIONS, Connection
 from deepnmt.model.storage import load_config, load_meta, load_model
+from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.progress import progress
-from deepnmt.text import read_lines
 
 RANDOM_SENTENCES, RANDOM_WORDS = 2000, 1000  # enough to see how far the gradient reaches
 
@@ -42,7 +43,7 @@ def _config(model: str | Path, overrides: Sequence[str], data: str | Path | None
     if overrides:
         raise InputError(f"{overrides[0]}: {model} is a MODEL folder; only a recipe's settings can be overridden")
     if data is not None:
-        raise InputError(f"--data {data}: {model} is a MODEL folder and has its own vocabulary")
+        raise InputError(f"data = {data}: {model} is a MODEL folder and has its own vocabulary")
     load_meta(folder)
     return load_config(folder)
 
@@ -51,7 +52,13 @@ def inspect_weights(model: str | Path) -> list[ConnectionWeights]:
     """The learned connection weights of the encoder and the decoder of the MODEL folder `model`."""
     if not Path(model).is_dir():
         raise InputError(f"{model} is not a MODEL folder; only a trained model has learned weights")
-    return read_weights(Path(model))
+    loaded = load_model(model)
+    if found := learned_weights(loaded):
+        return found
+    kinds = " and ".join(f"{stack.connection.kind} {name}" for name, stack in loaded.config.stacks.items())
+    learning = [kind for kind, scheme in CONNECTIONS.items() if scheme.matrix is not Connection.matrix]
+    learning += [kind for kind, scheme in SUBLAYERS.items() if scheme.learns_factors]
+    raise InputError(f"{model} has no learned weights to show: {kinds} (these have: {', '.join(learning)})")
 
 
 def inspect_layers(
@@ -74,8 +81,7 @@ def inspect_layers(
     """
     if lines < 0:
         raise InputError(f"lines = {lines} must be at least 0")
-    folder, texts, references = Path(model), read_lines(source), read_lines(reference)
-    check_lengths([(str(source), texts)], [(str(reference), references)])
+    folder, (texts, references) = Path(model), read_parallel(source, reference)
     count = min(lines or len(texts), len(texts))
     sample = {i: (texts[i], references[i]) for i in (k * len(texts) // count for k in range(count))}
     loaded = load_model(folder, choose_device(device))
@@ -116,8 +122,8 @@ def inspect_gradients(
     try:
         model = gradients.narrowed(chosen.model, trial.width) if trial.width else chosen.model
     except ValueError as error:
-        raise InputError(f"--width {trial.width}: {error}") from error
-    training = gradients.hurried(chosen.training, trial.steps)
+        raise InputError(f"width = {trial.width}: {error}") from error
+    training = gradients.with_short_warmup(chosen.training, trial.steps)
     arms = gradients.arms(model)
     found = []
     corpora = dataset.train if dataset else {"random": random_corpus(typical_lengths(RANDOM_SENTENCES), model)}

@@ -4,9 +4,8 @@ from pathlib import Path
 
 from deepnmt.decoding.likelihood import Likelihood
 from deepnmt.decoding.translator import Translator
-from deepnmt.evaluation.scores import check_lengths
+from deepnmt.evaluation.scores import read_parallel
 from deepnmt.progress import progress
-from deepnmt.text import read_lines
 
 
 def likelihood(
@@ -24,8 +23,7 @@ def likelihood(
     `model`, `device` and `precision` are those of `Translator`; `source_lang` and `target_lang` are for multilingual
     models. `Translator.likelihoods` does the same for lists of texts.
     """
-    texts, translations = read_lines(str(source)), read_lines(str(target))
-    check_lengths([(str(source), texts)], [(str(target), translations)])
+    texts, translations = read_parallel(source, target)
     translator = Translator(model, device, precision).for_languages(source_lang, target_lang)
     with progress("likelihood", total=len(texts)) as shown:
         return translator.likelihoods(texts, translations, done=shown.advance)

@@ -68,24 +68,42 @@ def prepare(
     }
     several = {"train": directions, "valid": valid_directions, "test": test_directions}
     if any(several.values()):
-        if source_lang or target_lang or corpora or tags or any(map(any, bilingual.values())):
-            raise InputError(
-                "directions come with their languages and files: omit source_lang, target_lang, source, target, tsv, "
-                "memory, corpora and tags"
-            )
+        _refuse_beside_directions(source_lang, target_lang, corpora, tags, *map(any, bilingual.values()))
         inputs = {split: _directions(listed or {}) for split, listed in several.items()}
-    elif source_lang is None or target_lang is None:
-        raise InputError("no languages: give source_lang and target_lang, or directions")
     else:
-        languages = source_lang, target_lang
-        inputs = {split: _bilingual(split, *files, languages) for split, files in bilingual.items()}
-        inputs["train"] += [_corpus(name, pair, languages) for name, pair in (corpora or {}).items()]
+        inputs = _one_direction(source_lang, target_lang, bilingual, corpora or {})
     if workers is not None and workers < 1:
         raise InputError(f"workers = {workers} must be at least 1")
     listed = {name: _listed(settings[name]) for name in SEVERAL & settings.keys()}
     chosen = from_table(PrepareSettings, {**settings, **listed})
     train = _mixed(inputs.pop("train"), weights or {}, tags or {})
     return make_dataset(train, inputs, chosen, Path(out), workers=workers, overwrite=overwrite)
+
+
+def _refuse_beside_directions(*given: object) -> None:
+    if any(given):
+        raise InputError(
+            "directions come with their languages and files: omit source_lang, target_lang, source, target, tsv, "
+            "memory, corpora and tags"
+        )
+
+
+def _one_direction(
+    source_lang: str | None,
+    target_lang: str | None,
+    files: Mapping[str, tuple[Paths, Paths, Paths, Paths]],
+    corpora: Mapping[str, tuple[str | Path, str | Path]],
+) -> dict[str, list[CorpusInput]]:
+    """The corpora of each split, `files` by split; `corpora` are further ones for training."""
+    if source_lang is None or target_lang is None:
+        raise InputError("no languages: give source_lang and target_lang, or directions")
+    languages = source_lang, target_lang
+    inputs = {split: _bilingual(split, *given, languages) for split, given in files.items()}
+    for name, pair in corpora.items():
+        if isinstance(pair, str | Path) or len(pair) != 2:
+            raise InputError(f"corpus {name!r} must be a source file and a target file, not {pair!r}")
+        inputs["train"].append(CorpusInput(name, (ParallelFile(*map(Path, pair)),), languages))
+    return inputs
 
 
 def _directions(files: Directions) -> list[CorpusInput]:
@@ -99,12 +117,6 @@ def _directions(files: Directions) -> list[CorpusInput]:
         name = re.sub(r"[^\w.-]", "_", "-".join(languages), flags=re.ASCII)
         found += _bilingual(name, *pair, (), (), languages)
     return found
-
-
-def _corpus(name: str, pair: tuple[str | Path, str | Path], languages: Languages) -> CorpusInput:
-    if isinstance(pair, str | Path) or len(pair) != 2:
-        raise InputError(f"corpus {name!r} must be a source file and a target file, not {pair!r}")
-    return CorpusInput(name, (ParallelFile(*map(Path, pair)),), languages)
 
 
 def _mixed(corpora: list[CorpusInput], weights: Mapping[str, float], tags: Mapping[str, str]) -> list[CorpusInput]:

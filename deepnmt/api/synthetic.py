@@ -124,12 +124,10 @@ def synthesise(
     target_lang: str | None = None,
     **settings: Any,
 ) -> SyntheticText | None:
-    """Translate `text` and write `out`.LANGUAGE for both languages; resume an interrupted call.
+    """`backtranslate`, for any choice of the one translation of a line.
 
-    If the languages are the same, `sides` replace them: of the translations and of the text. `lines_of` chooses the
-    one translation of a line, and `inputs` are the files that it reads. Under torchrun, each rank translates its share
-    of the chunks, and the last one to finish merges them; the others return None. The result does not depend on the
-    number of ranks.
+    `lines_of` chooses it, and `inputs` are the files that it reads. If the languages are the same, `sides` replace them
+    in the file names: of the translations and of the text.
     """
     from_table(TranslationConfig, (default_settings(models[0]) if models else {}) | settings)
     rank, world_size, local_rank = torchrun_ranks()
@@ -165,10 +163,10 @@ def _finals(out: Path, sides: tuple[str, str], inputs: Sequence[Path], translato
     finals = out.with_name(f"{out.name}.{synthetic}"), out.with_name(f"{out.name}.{given}")
     for final in finals:
         if final.is_dir():
-            raise InputError(f"{final} is a folder; choose another --out")
+            raise InputError(f"{final} is a folder; choose another `out`")
         for path in inputs:
             if final.exists() and final.samefile(path):
-                raise InputError(f"--out {out} would overwrite {path}; choose another name")
+                raise InputError(f"out = {out} would overwrite {path}; choose another name")
     return finals
 
 

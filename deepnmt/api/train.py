@@ -108,14 +108,14 @@ def _resolve_all(
     if resume and stored.is_file():
         recipe, data = recipe or stored, data or Path(folder.read_about(out)["data"])
         if isinstance(data, Path) and not data.exists():
-            raise InputError(f"{data}, the dataset of {out}, does not exist; pass its new location as --data")
+            raise InputError(f"{data}, the dataset of {out}, does not exist; pass its new location as `data`")
     if data is None:
-        raise InputError(f"--data is missing, and {out} contains no run to resume")
+        raise InputError(f"`data` is missing, and {out} contains no run to resume")
     dataset = data if isinstance(data, Dataset) else Dataset.open(Path(data))
     dataset.verify()
     if recipe is None:
         if start is None:
-            raise InputError("give a recipe, or a model to fine-tune (--from MODEL)")
+            raise InputError("give a recipe, or a model to fine-tune (`from_model`)")
         recipe = fine_tuning(start)
     return load_recipe(recipe, overrides, dataset), dataset
 
@@ -155,7 +155,7 @@ def _train(recipe: Recipe, dataset: Dataset, out: Path, world: World, resume: bo
             "set training.plan_memory = true or training.activation_checkpointing = true, or train a smaller model"
         ) from error
     world.agree(None)
-    stopped = f"stopped after step {state.step:,} and saved a checkpoint; --resume continues from there"
+    stopped = f"stopped after step {state.step:,} and saved a checkpoint, from which the run can be resumed"
     if not is_finished and job.interruption.signal is signal.SIGINT:
         raise KeyboardInterrupt(stopped) if world.is_main else SystemExit(130)
     if not is_finished and world.is_main:

@@ -1,8 +1,8 @@
-"""`deepnmt.translate_file`: translate lines of text and documents from file to file or through pipes."""
+"""`deepnmt.translate_file` and `translate_document`: lines of text and documents, in files, pipes and memory."""
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -194,6 +194,23 @@ def _translate_document(
     return len(sentences)
 
 
+def translate_document(
+    translator: Translator,
+    document: str,
+    file_format: str,
+    *,
+    terms: Mapping[str, str] | Glossary | None = None,
+    **settings: Any,
+) -> str:
+    """Translate a `document` with a `translator`; everything but its text is kept.
+
+    `file_format` is html, markdown, po, srt, vtt, xliff or text.
+    `terms` and `settings` are those of `Translator.translate`; placeholders and URLs are kept by default.
+    """
+    language = translator.tokenizers[0].target.language
+    return translated(read_document(document, file_format, language), translator, terms, **settings)
+
+
 class _Stream:
     """Standard output, a named pipe or a device: chunks are written as they come."""
 
@@ -216,8 +233,12 @@ def _opened(path: Path | None, job: dict[str, Any] | None) -> Iterator[Resumable
     if path is None:
         yield _Stream(sys.stdout)
     elif path.exists() and not (path.is_file() or path.is_dir()):
-        with path.open("w") as file:
-            yield _Stream(file)
+        try:
+            with path.open("w") as file:
+                yield _Stream(file)
+        except OSError as error:
+            error.filename = error.filename or str(path)
+            raise
     else:
         with ResumableFile(path, job) as resumable:
             yield resumable

@@ -3,7 +3,6 @@
 import argparse
 
 from deepnmt.commands.options import add_options
-from deepnmt.errors import InputError
 
 EXAMPLE = "deepnmt export MODEL --to ctranslate2 --out MODEL-ctranslate2"
 NAMES = ("onnx", "ctranslate2", "huggingface", "marian")
@@ -28,8 +27,6 @@ def run(arguments: argparse.Namespace) -> None:
     from deepnmt.text import read_lines
 
     options = vars(arguments)
-    if "argos" in options and arguments.to != "ctranslate2":
-        raise InputError(f"--argos packs an export --to ctranslate2, not --to {arguments.to}")
     sentences = read_lines(options.pop("check")) if "check" in options else []
     written = export(sentences=sentences, **options)
     files = [written.path] if written.path.is_file() else sorted(written.path.iterdir())

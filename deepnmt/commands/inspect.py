@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from deepnmt.analysis.config import GradientTrial
 from deepnmt.analysis.figures import check_format, save_figure
@@ -17,7 +17,7 @@ from deepnmt.errors import InputError
 from deepnmt.files import write_text
 
 if TYPE_CHECKING:
-    from deepnmt.analysis.weights import ConnectionWeights
+    from deepnmt.analysis.weights import StackMatrix
 
 EXAMPLE = """deepnmt inspect size en-de-pre-dlcl-30l model.encoder.num_layers=25
   deepnmt inspect weights MODEL --out weights.png
@@ -86,11 +86,9 @@ def _size(arguments: argparse.Namespace) -> None:
     from deepnmt.api.inspect import inspect_size
 
     size = inspect_size(arguments.model, arguments.overrides, data=arguments.data)
-    if arguments.json:
-        report = {"model": size.name, "parameters": size.total.parameters, "flops_per_token": size.total.flops}
-        _write(arguments.out, json.dumps(report | {"parts": [asdict(part) for part in size.parts]}, indent=2))
-    else:
-        _write(arguments.out, str(size))
+    report = {"model": size.name, "parameters": size.total.parameters, "flops_per_token": size.total.flops}
+    report["parts"] = [asdict(part) for part in size.parts]
+    _write(arguments.out, json.dumps(report, indent=2) if arguments.json else str(size))
 
 
 def _weights(arguments: argparse.Namespace) -> None:
@@ -98,42 +96,31 @@ def _weights(arguments: argparse.Namespace) -> None:
     from deepnmt.api.inspect import inspect_weights
     from deepnmt.heatmap import RULE
 
-    found = inspect_weights(arguments.model)
+    found, mask = inspect_weights(arguments.model), not arguments.all
     column = found[0].default_column if arguments.column is None else arguments.column
     profile = found[0].profile(column)
-    mask, out = not arguments.all, arguments.out
-    if arguments.json:
-        _write(out, json.dumps([asdict(part) for part in found], indent=2))
-    elif out is None:
-        _show_weights(found, mask, [] if arguments.column is None else profile)
-    else:
-        title, note = f"Connection weights of {arguments.model}", RULE if mask else "Every weight is shown."
-        _save(out, draw(found, column, mask), 2, to_csv(found), title, below=f"<p>{note}</p>")
-
-
-def _show_weights(found: "list[ConnectionWeights]", mask: bool, profile: Sequence[tuple[str, float]]) -> None:
-    from deepnmt.heatmap import RULE
-
+    title, note = f"Connection weights of {arguments.model}", RULE if mask else "Every weight is shown."
+    content = [asdict(part) for part in found]
+    if _saved(arguments, content, to_csv(found), title, draw(found, column, mask), below=f"<p>{note}</p>"):
+        return
     _show_matrices(found, mask)
-    if profile:
+    if arguments.column is not None:
         print("\n" + "  ".join(f"{name} {value:.2f}" for name, value in profile))
     if mask:
         print(f"\n{RULE} --all shows every weight; --out FILE.png draws them.")
 
 
-def _show_matrices(found: "list[ConnectionWeights]", mask: bool) -> None:
-    from deepnmt.analysis.weights import to_text
+def _show_matrices(found: "Sequence[StackMatrix]", mask: bool) -> None:
+    from deepnmt.analysis.weights import coloured, to_text
 
-    if sys.stdout.isatty():
-        from rich.console import Console
-
-        from deepnmt.analysis.weights import coloured
-
-        console = Console(highlight=False)
-        for weights in found:
-            console.print(coloured(weights, mask, console.width), soft_wrap=True)
-    else:
+    if not sys.stdout.isatty():
         print("\n\n".join(to_text(weights, mask) for weights in found))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for weights in found:
+        console.print(coloured(weights, mask, console.width), soft_wrap=True)
 
 
 def _layers(arguments: argparse.Namespace) -> None:
@@ -145,64 +132,65 @@ def _layers(arguments: argparse.Namespace) -> None:
     from deepnmt.analysis.layers import draw, to_csv
     from deepnmt.api.inspect import inspect_layers
 
-    names, out = ("source", "reference", "lines", "device", "source_lang", "target_lang"), arguments.out
+    names = ("source", "reference", "lines", "device", "source_lang", "target_lang")
     report = inspect_layers(
         arguments.model, **{name: value for name, value in vars(arguments).items() if name in names}
     )
-    if arguments.json:
-        _write(out, json.dumps(asdict(report), indent=2))
-    elif out is None:
+    title, above = f"Layers of {arguments.model}", f"<pre>{escape(str(report))}</pre>"
+    if not _saved(arguments, asdict(report), to_csv(report), title, draw(report), above=above):
         print(f"{report}\n")
         _show_matrices([use.similarity_by_name() for use in report.stacks], mask=False)
-    else:
-        above = f"<pre>{escape(str(report))}</pre>"
-        _save(out, draw(report), 2, to_csv(report), f"Layers of {arguments.model}", above=above)
 
 
 def _gradients(arguments: argparse.Namespace) -> None:
-    from deepnmt.analysis.charts import line_chart
-    from deepnmt.analysis.gradients import charts, to_csv
+    from deepnmt.analysis.gradients import draw, to_csv
     from deepnmt.api.inspect import inspect_gradients
 
     trial = settings_in(GradientTrial, arguments)
     report = inspect_gradients(arguments.model, arguments.overrides, data=arguments.data, trial=trial)
-    if arguments.json:
-        _write(arguments.out, json.dumps([asdict(one) for one in report.found], indent=2))
-        return
-    if arguments.out is not None:
-        drawn = [line_chart(*chart) for chart in charts(report.found)]
-        above = f"<pre>{escape(report.heading)}</pre>"
-        _save(arguments.out, drawn, 3, to_csv(report.found), f"Gradients of {arguments.model}", above=above)
-    print(report)
+    title, above = f"Gradients of {arguments.model}", f"<pre>{escape(report.heading)}</pre>"
+    content, values = [asdict(one) for one in report.found], to_csv(report.found)
+    _saved(arguments, content, values, title, draw(report.found), columns=3, above=above)
+    if not arguments.json:
+        print(report)
 
 
 def _curves(arguments: argparse.Namespace) -> None:
-    from deepnmt.analysis.charts import line_chart
-    from deepnmt.analysis.learning_curves import UNITS, charts, to_csv
+    from deepnmt.analysis.learning_curves import UNITS, draw, to_csv
     from deepnmt.api.inspect import inspect_curves
 
-    curves, out = inspect_curves(arguments.model, *arguments.overrides), arguments.out
-    if arguments.json:
-        _write(out, json.dumps(asdict(curves), indent=2))
-    elif out is None:
+    curves = inspect_curves(arguments.model, *arguments.overrides)
+    above, pictures = f"<pre>{escape(str(curves))}</pre>", draw(curves)
+    if not _saved(arguments, asdict(curves), to_csv(curves), "Learning curves", pictures, len(UNITS), above):
         print(curves)
-    else:
-        drawn = [line_chart(*chart) for chart in charts(curves)]
-        _save(out, drawn, len(UNITS), to_csv(curves), "Learning curves", above=f"<pre>{escape(str(curves))}</pre>")
 
 
-def _save(
-    out: Path, pictures: Sequence[str], columns: int, values: str, title: str, *, above: str = "", below: str = ""
-) -> None:
-    """Write the pictures as a page or as one figure, or the values that they show."""
+def _saved(
+    arguments: argparse.Namespace,
+    content: Any,
+    values: str,
+    title: str,
+    pictures: Sequence[str],
+    columns: int = 2,
+    above: str = "",
+    below: str = "",
+) -> bool:
+    """Write JSON, or to --out the pictures as a page or one figure, or the values that they show; False if neither is
+    asked for."""
     from deepnmt.analysis.charts import grid, page
 
-    if out.suffix == ".csv":
+    out = arguments.out
+    if arguments.json:
+        _write(out, json.dumps(content, indent=2))
+    elif out is None:
+        return False
+    elif out.suffix == ".csv":
         write_text(out, values)
     elif out.suffix == ".html":
         write_text(out, page(title, [above, *pictures, below]))
     else:
         save_figure(grid(pictures, columns), out)
+    return True
 
 
 def _write(out: Path | None, text: str) -> None:

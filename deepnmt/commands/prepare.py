@@ -102,10 +102,8 @@ def run(arguments: argparse.Namespace) -> None:
     if len(corpora) < len(arguments.corpora):
         raise InputError("two corpora have the same name (--corpus NAME SOURCE TARGET)")
     arguments.corpora = corpora
-    arguments.tags, arguments.weights = (
-        _named("--tag", arguments.tags, str),
-        _named("--weight", arguments.weights, float),
-    )
+    arguments.tags = _named("--tag", arguments.tags, str)
+    arguments.weights = _named("--weight", arguments.weights, float)
     for prefix in SPLITS:
         name = f"{prefix}directions".replace("-", "_")
         setattr(arguments, name, _by_direction(getattr(arguments, name)))

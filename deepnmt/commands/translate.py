@@ -26,12 +26,8 @@ OUTPUT = {
     "--nbest N": "write the N best translations of each line: line number, score, text",
     "--json": "write one JSON object per line, with all of the above",
 }
-PARAMETERS = {
-    "input": "source",
-    "output": "out",
-    "format": "file_format",
-    "json": "as_json",
-}  # of `translate_file`, where they differ
+# Of `translate_file`, where they differ.
+PARAMETERS = {"input": "source", "output": "out", "format": "file_format", "json": "as_json"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -2,20 +2,24 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Literal, TypedDict
 
 import numpy as np
 
+from deepnmt.data.bpe_dropout import Resample
 from deepnmt.data.buckets import Buckets, fitting_rows
 from deepnmt.data.collate import AnyBatch, Batch, pack, pad, without_loss
 from deepnmt.data.corpus_mixture import Mixture
 from deepnmt.data.dataset import SIDES, Corpus, Dataset, Lengths, Side
 from deepnmt.data.epoch_plan import BatchShape, EpochPlan, PackedPlanner, PaddedPlanner, packed_shape
-from deepnmt.data.resampling import Resample, Resampler
+from deepnmt.data.resampling import Resampler
 from deepnmt.data.training_pairs import TrainingPairs, with_eos
 from deepnmt.errors import InputError
 from deepnmt.settings import check_bounds
+
+PLAN_SETTINGS = ("layout", "tokens_per_batch", "max_shapes", "max_length", "temperature", "bpe_dropout")
+GROWTH_SAMPLE = 2000  # sentences on which the growth by BPE-dropout is measured
+NO_ROWS = 1 << 62  # a part beyond the last row of any batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +114,7 @@ class BatchStream:
         self.batches_per_update = max(1, round((tokens_per_update or 0) / config.tokens_per_batch))
         self.pairs = TrainingPairs(corpora, *config.longest_pair())
         weights = [config.weights.get(name, 1.0) for name in corpora]
-        self.mixture = Mixture(self.pairs.pools(), weights, config.temperature, seed)
+        self.mixture = Mixture(self.pairs.pools, weights, config.temperature, seed)
         self._is_packed = config.layout == "packed"
         self._resampler = Resampler(resample, seed, self._is_packed) if resample and config.bpe_dropout > 0 else None
         self._lay_out = pack if self._is_packed else pad
@@ -125,8 +129,7 @@ class BatchStream:
         weights = {entry["name"]: float(entry.get("weight", 1.0)) for entry in dataset.meta["train"]}
         resample = None
         if config.bpe_dropout > 0:
-            sides = dataset.tokenizers.source, dataset.tokenizers.target
-            resample = tuple(partial(side.resample, dropout=config.bpe_dropout) for side in sides)
+            resample = tuple(side.with_dropout(config.bpe_dropout) for side in dataset.tokenizers.sides.values())
         return cls(dataset.train, replace(config, weights=weights | config.weights), resample=resample, **rest)
 
     @property
@@ -167,13 +170,12 @@ class BatchStream:
         return shares[0], shares[1]
 
     def _make_planner(self) -> PaddedPlanner | PackedPlanner:
-        config, usable = self.config, self.pairs.usable
+        config = self.config
         source, target = (self._planned_lengths(side) for side in range(2))
-        counts = np.zeros(len(usable))
-        for part, pool, draws in zip(self.pairs.parts, self.mixture.pools, self.mixture.draws, strict=True):
-            counts[part] = draws / max(1, len(pool))
-        chosen = usable & (counts > 0)
-        of_chosen = source[chosen], target[chosen], counts[chosen]
+        counts = np.zeros(len(source))  # expected occurrences of each sentence in an epoch
+        for pool, draws in zip(self.mixture.pools, self.mixture.draws, strict=True):
+            counts[pool] = draws / max(1, len(pool))
+        of_chosen = source[counts > 0], target[counts > 0], counts[counts > 0]
         self.longest = int(of_chosen[0].max()), int(of_chosen[1].max())  # of a pair, eos counted
         if self._is_packed:
             return PackedPlanner(source, target, packed_shape(*of_chosen, config.tokens_per_batch))
@@ -234,7 +236,7 @@ class BatchStream:
             name: [len(corpus), *(len(side.ids) for side in corpus.sides), draws]
             for (name, corpus), draws in zip(corpora.items(), self.mixture.draws, strict=True)
         }
-        settings = {name: getattr(self.config, name) for name in DECIDING}
+        settings = {name: getattr(self.config, name) for name in PLAN_SETTINGS}
         content = [[name, corpus.checksum] for name, corpus in corpora.items()]  # whose order numbers the sentences
         counts = {"seed": self.seed, "batches_per_update": self.batches_per_update}
         return {**counts, **settings, "corpora": described, "content": content}
@@ -258,10 +260,6 @@ class BatchStream:
             raise InputError(f"cannot resume at update {position} of epoch {epoch}: there is no such update")
 
 
-GROWTH_SAMPLE = 2000
-DECIDING = ("layout", "tokens_per_batch", "max_shapes", "max_length", "temperature", "bpe_dropout")
-
-
 def share_out(batches: range, rank: int, world_size: int) -> list[tuple[int, int, int]]:
     """A rank's share of an update, the same number of entries on every rank: (batch, part, number of parts).
 
@@ -276,9 +274,6 @@ def share_out(batches: range, rank: int, world_size: int) -> list[tuple[int, int
     return mine + [(batches[rank], NO_ROWS, 1)] * idle
 
 
-NO_ROWS = 1 << 62
-
-
 def held_out_batches(corpus: Corpus, tokens_per_batch: int, max_length: int | None = None) -> list[Batch]:
     """A validation or test set in padded batches of similar length; a sentence above the budget is a batch alone.
 
@@ -291,7 +286,7 @@ def held_out_batches(corpus: Corpus, tokens_per_batch: int, max_length: int | No
         order = order[longest[order] <= max_length]
     batches, start = [], 0
     while start < len(order):
-        rows = max(1, int(fitting_rows(longest[order[start : start + 1]].astype(np.int64), tokens_per_batch)[0]))
+        rows = max(1, int(fitting_rows(int(longest[order[start]]), tokens_per_batch)))
         sentences = order[start : start + rows]
         shape = BatchShape(len(sentences), int(source[sentences].max()), int(target[sentences].max()))
         batches.append(pad(corpus.source.take(sentences), corpus.target.take(sentences), shape, sentences))

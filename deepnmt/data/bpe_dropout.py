@@ -16,6 +16,8 @@ Keys = npt.NDArray[np.uint64]
 Merge = Callable[[str, Iterable[int]], tuple[Sequence[int], int]]
 """Segments a word without the merges of these numbers (ascending, in the order in which the merges come up); returns
 the ids and the number of merges that came up."""
+Resample = Callable[[list[list[int]], Keys], Sequence[Sequence[int]]]
+"""From the ids of sentences and a key for each to the ids of a new segmentation of each."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _DRAWS_AT_ONCE = 32
@@ -44,7 +46,7 @@ class BpeDropout:
     """
 
     def __init__(self, merge: Merge, p: float) -> None:
-        self.p, self._merge = p, merge
+        self._merge = merge
         self._cached = lru_cache(_MAX_CACHED)(self._segment_word)
         # P(gap > k) = (1 - p)^(k + 1) as thresholds for 64-bit draws, ascending. Plain multiplication, unlike a
         # logarithm, has the same bits on every machine.

@@ -57,8 +57,8 @@ class Buckets:
         return index[source_level[source], target_level[target]]
 
 
-def fitting_rows(longest: Array, tokens_per_batch: int) -> Array:
-    """The rows of this length that fit into a batch; from eight on, a multiple of eight for the matrix units."""
+def fitting_rows(longest: Array | int, tokens_per_batch: int) -> Array:
+    """The rows of each length that fit into a batch; from eight on, a multiple of eight for the matrix units."""
     rows = tokens_per_batch // longest
     return np.where(rows >= 8, rows // 8 * 8, rows)
 

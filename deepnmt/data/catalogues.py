@@ -3,6 +3,7 @@
 The packages are only read, never installed or executed.
 """
 
+import hashlib
 import io
 import json
 import lzma
@@ -15,7 +16,6 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import sha256 as new_sha256
 from html.parser import HTMLParser
 from itertools import chain
 from pathlib import Path
@@ -199,7 +199,7 @@ def split(parts: Pairs) -> Pairs:
     """
     pairs: Pairs = {name: [] for name in SPLITS}
     for part in sorted(parts):
-        share = int.from_bytes(new_sha256(part.encode("utf-8")).digest()[:4], "big") / 2**32
+        share = int.from_bytes(hashlib.sha256(part.encode("utf-8")).digest()[:4], "big") / 2**32
         held_out = {0: "test", 1: "valid"}.get(int(share / _HELD_OUT_SHARE), "train")
         pairs[held_out] += [pair for pair in parts[part] if worth_translating(*pair)]
     seen: set[str] = set()

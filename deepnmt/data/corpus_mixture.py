@@ -39,13 +39,13 @@ class Mixture:
         while position < stop:
             number, offset = divmod(position, len(pool))
             taken = min(len(pool) - offset, stop - position)
-            whole = taken == len(pool)  # then its order does not matter
-            parts.append(pool if whole else pool[self._round(corpus, number)[offset : offset + taken]])
+            if taken == len(pool):  # then its order does not matter
+                parts.append(pool)
+            else:
+                order = shuffled(len(pool), random_bits(self.seed, "round", corpus, number))
+                parts.append(pool[order[offset : offset + taken]])
             position += taken
         return parts
-
-    def _round(self, corpus: int, number: int) -> npt.NDArray[np.int64]:
-        return shuffled(len(self.pools[corpus]), random_bits(self.seed, "round", corpus, number))
 
 
 PURPOSES = ("round", "order", "batches", "resample")

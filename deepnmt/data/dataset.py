@@ -170,14 +170,6 @@ class Corpus:
             raise InputError(f"{path} is damaged: it does not describe a corpus; {AGAIN}") from error
         return cls(source, target, checksum=checksum)
 
-    @classmethod
-    def of(cls, source: Iterable[Sequence[int]], target: Iterable[Sequence[int]]) -> "Corpus":
-        """A corpus in memory, from lists of ids."""
-        sides = Side.of(source), Side.of(target)
-        if len(sides[0]) != len(sides[1]):
-            raise ValueError(f"{len(sides[0])} source sentences but {len(sides[1])} target sentences")
-        return cls(*sides)
-
     def __len__(self) -> int:
         return len(self.source)
 

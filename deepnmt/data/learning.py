@@ -134,12 +134,10 @@ def _of_folder(folder: Path, wanted: tuple[str, str], tags: tuple[str, ...]) -> 
         pair, found = TokenizerPair(pair.target, pair.source), wanted
     if found != wanted:
         raise InputError(f"the tokenisers of {folder} are for {' to '.join(found)}, not {' to '.join(wanted)}")
-    return TokenizerPair(*(_with_tags(tokenizer, tags) for tokenizer in (pair.source, pair.target)))
+    return TokenizerPair(*(_with_tags(tokenizer, tags) for tokenizer in pair.sides.values()))
 
 
 def _of_file(path: Path, preprocessor: Preprocessor, tags: tuple[str, ...]) -> Tokenizer:
-    if not path.exists():
-        raise InputError(f"the tokeniser {path} does not exist")
     if path.is_dir():
         raise InputError(f"{path} is a folder; give one folder with both tokenisers, or two files")
     if path.suffix == ".json":

@@ -16,7 +16,7 @@ from deepnmt.text import MAX_LINE_BYTES, iterate_blocks
 
 # Inline elements whose content is markup of the original document, not text.
 CODES = {"bpt", "ept", "it", "ph", "ut", "sub", "x", "bx", "ex", "sc", "ec", "cp"}
-UNIT = {"tmx": "tu", "xliff": "trans-unit", "xliff 2": "segment"}
+UNITS = {"tu", "trans-unit", "segment"}  # of TMX, XLIFF 1 and XLIFF 2
 TEXTS = {"seg", "source", "target"}
 UNTRANSLATED = {"new", "needs-translation", "initial"}  # states of a target
 
@@ -41,7 +41,7 @@ class _Reader:
         self.path, self.wanted = path, wanted
         self.languages: set[str] = set()
         self._pairs: list[tuple[str, str]] = []
-        self._kind = ""
+        self._has_begun = False
         self._sides = ("", "")  # the languages of source and target, where a file says them once
         self._language = ""
         self._texts: dict[str, str] = {}  # of the current unit, by language
@@ -69,16 +69,19 @@ class _Reader:
 
     def _start(self, tag: str, attributes: Mapping[str, str]) -> None:
         name = tag.rpartition(":")[2]
-        if not self._kind:
-            self._begin(name, attributes)
+        if not self._has_begun:
+            if name not in ("tmx", "xliff"):
+                raise InputError(f"{self.path} is neither TMX nor XLIFF: its first element is <{name}>")
+            self._has_begun = True
+            self._sides = attributes.get("srcLang", ""), attributes.get("trgLang", "")  # of XLIFF 2
         elif self._text is not None:
             self._codes += name in CODES
         elif name == "alt-trans":
             self._alternatives += 1
-        elif name == UNIT[self._kind]:
+        elif name in UNITS:
             self._texts, self._is_translated = {}, attributes.get("state") not in UNTRANSLATED
-        elif name == "file" and self._kind == "xliff":
-            self._sides = attributes.get("source-language", ""), attributes.get("target-language", "")
+        elif name == "file" and "source-language" in attributes:  # of XLIFF 1
+            self._sides = attributes["source-language"], attributes.get("target-language", "")
         elif name == "tuv":
             self._language = attributes.get("xml:lang") or attributes.get("lang", "")
         elif name in TEXTS and not self._alternatives:
@@ -87,13 +90,6 @@ class _Reader:
                 self._language = attributes.get("xml:lang") or self._sides[name == "target"]
             if name == "target" and attributes.get("state") in UNTRANSLATED:
                 self._is_translated = False
-
-    def _begin(self, root: str, attributes: Mapping[str, str]) -> None:
-        if root not in UNIT:
-            raise InputError(f"{self.path} is neither TMX nor XLIFF: its first element is <{root}>")
-        is_second = attributes.get("version", "").startswith("2")
-        self._kind = "xliff 2" if root == "xliff" and is_second else root
-        self._sides = attributes.get("srcLang", ""), attributes.get("trgLang", "")
 
     def _end(self, tag: str) -> None:
         name = tag.rpartition(":")[2]
@@ -106,13 +102,10 @@ class _Reader:
                 self._codes -= name in CODES
         elif name == "alt-trans":
             self._alternatives -= 1
-        elif self._kind and name == UNIT[self._kind]:
-            self._finish()
-
-    def _finish(self) -> None:
-        source, target = (self._in(language) for language in self.wanted)
-        if source is not None and target is not None and target.strip() and self._is_translated:
-            self._pairs.append((source, target))
+        elif name in UNITS:
+            source, target = (self._in(language) for language in self.wanted)
+            if source is not None and target is not None and target.strip() and self._is_translated:
+                self._pairs.append((source, target))
 
     def _in(self, wanted: str) -> str | None:
         """The text in this language, or else in a variant of it."""

@@ -6,14 +6,20 @@ Lines stay bytes here; cleaning drops those that are not valid UTF-8.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from math import nan
 from pathlib import Path
+
+import numpy as np
 
 from deepnmt.data.memories import iterate_memory
 from deepnmt.errors import InputError
 from deepnmt.languages import base_language
+from deepnmt.progress import say
 from deepnmt.text import iterate_lines
 
 CHUNK_PAIRS = 10_000
+LEAST_PAIRS, LEAST_SPREAD = 200, 0.05  # that tell whether lengths correlate
+ALIGNED = 0.3  # translations correlate by 0.8 and more, unrelated lines hardly
 TWO_COLUMNS = "a TSV file needs two tab-separated columns; `cut -f1,2` keeps the first two"
 
 
@@ -62,6 +68,11 @@ class RawChunk:
         columns: Iterable[list[bytes]] = split if len(self.lines) == 1 else map(list, zip(*self.lines, strict=True))
         return enumerate(columns, start=self.first_line)
 
+    def length_correlation(self) -> float:
+        """Of the lengths of corresponding lines, as logarithms; NaN if the lines of a side are nearly equally long."""
+        lengths = np.log1p([[len(line) for line in lines] for lines in self.lines])
+        return float(np.corrcoef(lengths)[0, 1]) if lengths.std(axis=1).min() > LEAST_SPREAD else nan
+
 
 def parallel_chunks(files: Sequence[ParallelFile], size: int) -> Iterator[RawChunk]:
     """The lines of every file in order, `size` pairs at a time; files of unequal length are an error."""
@@ -80,3 +91,18 @@ def parallel_chunks(files: Sequence[ParallelFile], size: int) -> Iterator[RawChu
                 )
             yield RawChunk(file, first, lines)
             first += len(lines[0])
+
+
+def warn_of_misalignment(chunks: Iterable[RawChunk]) -> Iterator[RawChunk]:
+    """The chunks; says so at the first one of two files in which long lines do not have long translations."""
+    told = None
+    for chunk in chunks:
+        if chunk.file.target and chunk.file != told and len(chunk) >= LEAST_PAIRS:
+            correlation = chunk.length_correlation()
+            if correlation < ALIGNED:
+                told, last = chunk.file, chunk.first_line + len(chunk) - 1
+                say(
+                    f"{chunk.file}: the lengths of lines {chunk.first_line:,} to {last:,} hardly correlate "
+                    f"({correlation:.2f}); does line n of one translate line n of the other?"
+                )
+        yield chunk

@@ -108,7 +108,7 @@ def encode(
 ) -> tuple[Side, Side, ReasonCounts]:
     """The ids of both sides of the pairs that do not have too many subwords, and counts of the other pairs."""
     texts, dropped = chunk.read(), ReasonCounts()
-    sides = (tokenizers.source, tokenizers.target)
+    sides = tokenizers.source, tokenizers.target
     encoded = zip(*(side.subwords.encode_lines(lines) for side, lines in zip(sides, texts, strict=True)), strict=True)
     kept: list[tuple[bytes, bytes]] = []
     for i, (source, target) in enumerate(encoded):

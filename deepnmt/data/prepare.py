@@ -24,7 +24,14 @@ from deepnmt.data import learning
 from deepnmt.data.cleaning import Keys, ReasonCounts, SeenKeys, pair_keys
 from deepnmt.data.dataset import DATASET_FORMAT, CorpusWriter, Dataset, train_file_name
 from deepnmt.data.held_out import HeldOut, keys_by_language, overlaps, sample, write_held_out
-from deepnmt.data.parallel import CHUNK_PAIRS, TWO_COLUMNS, ParallelFile, RawChunk, parallel_chunks
+from deepnmt.data.parallel import (
+    CHUNK_PAIRS,
+    TWO_COLUMNS,
+    ParallelFile,
+    RawChunk,
+    parallel_chunks,
+    warn_of_misalignment,
+)
 from deepnmt.data.passes import CleanChunk, Cleaner, SpoolChunk, count_words, encode
 from deepnmt.data.prepare_settings import REASONS, PrepareSettings
 from deepnmt.data.split_text import warn_of_split_text
@@ -42,9 +49,8 @@ from deepnmt.text import check_readable
 
 _CHUNKS_COUNTED = 5
 
-LANGUAGE_TAG = (
-    "<2{}>"  # of a target language, before the source (Johnson et al. 2017, https://arxiv.org/abs/1611.04558)
-)
+# Of a target language, before the source (Johnson et al. 2017, https://arxiv.org/abs/1611.04558).
+LANGUAGE_TAG = "<2{}>"
 
 Languages = tuple[str, str]  # source and target
 Chunks = dict[str, list[SpoolChunk]]  # by corpus
@@ -198,7 +204,8 @@ class _Preparation:
         }
 
     def _chunks(self, corpus: CorpusInput) -> Iterator[RawChunk]:
-        return warn_of_split_text(parallel_chunks(corpus.files, CHUNK_PAIRS), corpus.languages)
+        chunks = warn_of_misalignment(parallel_chunks(corpus.files, CHUNK_PAIRS))
+        return warn_of_split_text(chunks, corpus.languages)
 
     def _held_out(self, corpus: CorpusInput, chunks: Iterable[RawChunk]) -> HeldOut:
         return HeldOut(corpus.files, chunks, self._preprocessors(corpus.languages), self.known_tags)

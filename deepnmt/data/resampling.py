@@ -1,19 +1,16 @@
 """BPE-dropout in training: a new, reproducible segmentation each time a sentence is seen."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from deepnmt.data.bpe_dropout import Keys, sentence_keys
+from deepnmt.data.bpe_dropout import Resample, sentence_keys
 from deepnmt.data.corpus_mixture import Sentences, random_bits
 from deepnmt.data.dataset import Lengths, Side
 from deepnmt.data.epoch_plan import EpochPlan
 
 Row = Sequence[int] | npt.NDArray[np.integer]
-Resample = Callable[[list[list[int]], Keys], Sequence[Row]]
-"""From the ids of sentences and a key for each to the ids of a new segmentation of each."""
-
 FITTING_SHARE = 0.9  # padded: buckets have room for this share of the new segmentations
 
 

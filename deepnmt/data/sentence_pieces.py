@@ -78,7 +78,7 @@ class SentencePieces(_SentencePieceModel):
     def merge(self, word: str, skips: Iterable[int]) -> tuple[list[int], int]:
         return self._merges.segment(word, skips)
 
-    def _words(self, ids: Sequence[int]) -> list[str]:
+    def words(self, ids: Sequence[int]) -> list[str]:
         text = b"".join(map(self._spelling.__getitem__, ids)).decode("utf-8")
         return _WORD.findall(text) if self._by_word else [text]
 

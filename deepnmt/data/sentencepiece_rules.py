@@ -13,12 +13,11 @@ import unicodedata
 from collections.abc import Iterator
 from functools import cache
 from itertools import permutations
-from pathlib import Path
 
 import sentencepiece
 
 from deepnmt.data.sentence_pieces import SPACE, ListedPieces, SentencePieces, message_of
-from deepnmt.data.tokenizer import AS_IT_IS, Tokenizer
+from deepnmt.data.tokenizer import AS_IT_IS, Preprocessor, Tokenizer
 
 SENTENCEPIECE = SentencePieces, ListedPieces  # subwords that have a SentencePiece model
 
@@ -37,11 +36,7 @@ def normalising_model(tokenizer: Tokenizer) -> bytes:
 
 
 def _rules(normalization: str, lowercase: bool) -> Iterator[tuple[str, str]]:
-    def rewritten(text: str) -> str:
-        if normalization != "none":
-            text = unicodedata.normalize("NFC" if normalization == "nfc" else "NFKC", text)
-        return text.lower() if lowercase else text
-
+    rewritten = Preprocessor("", lowercase=lowercase, normalization=normalization).normalised
     for number in range(sys.maxunicode + 1):
         character = chr(number)
         if character == " " or unicodedata.category(character) == "Cs":
@@ -65,9 +60,8 @@ def _spellings(composed: str) -> Iterator[str]:
             if len(start) == 1 and unicodedata.normalize("NFC", spelling) == composed:
                 yield spelling
     block = range(ord(base) & ~0xFF, (ord(base) & ~0xFF) + 0x100)
-    for other in filter(
-        unicodedata.combining, map(chr, block)
-    ):  # such as vowels between an Arabic letter and its hamza
+    # Other marks of its block, such as vowels between an Arabic letter and its hamza.
+    for other in filter(unicodedata.combining, map(chr, block)):
         if not unicodedata.is_normalized("NFD", spelling := base + "".join(marks) + other):
             yield unicodedata.normalize("NFD", spelling)
 
@@ -76,18 +70,15 @@ def _spellings(composed: str) -> Iterator[str]:
 def _compiled(normalization: str, lowercase: bool) -> bytes:
     """The rules in SentencePiece's format, compiled by training a throw-away model."""
     model, rules = io.BytesIO(), dict(_rules(normalization, lowercase))
-    with tempfile.TemporaryDirectory() as folder:
-        listed, text = Path(folder) / "rules.tsv", Path(folder) / "text.tsv"
-        lines = (f"{_hexadecimal(spelling)}\t{_hexadecimal(rewriting)}\n" for spelling, rewriting in rules.items())
-        listed.write_text("".join(lines), encoding="ascii")
-        text.write_text("a\t1\n", encoding="ascii")
+    with tempfile.NamedTemporaryFile("w", encoding="ascii") as listed:
+        listed.writelines("\t".join(map(_hexadecimal, rule)) + "\n" for rule in rules.items())
+        listed.flush()
         sentencepiece.SentencePieceTrainer.train(
-            input=str(text),
-            input_format="tsv",
+            sentence_iterator=iter(["a"]),
             model_writer=model,
             vocab_size=8,
             hard_vocab_limit=False,
-            normalization_rule_tsv=str(listed),
+            normalization_rule_tsv=listed.name,
             minloglevel=2,
         )
     return bytes(message_of(model.getvalue()).normalizer_spec.precompiled_charsmap)

@@ -1,4 +1,4 @@
-"""The common part of all subword models: a cache of encoded words, and BPE-dropout."""
+"""The common part of all subword models, with a cache of encoded words."""
 
 from abc import ABC, abstractmethod
 from array import array
@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from sys import getsizeof
 from typing import Any, ClassVar, Self
 
-from deepnmt.data.bpe_dropout import BpeDropout, Keys
 from deepnmt.errors import InputError
 
 MAX_CACHED_BYTES = 32 << 20
@@ -22,7 +21,6 @@ class Subwords(ABC):
     def __init__(self) -> None:
         self._cache: dict[str, bytes] = {}
         self._cached_bytes = 0
-        self._dropout: BpeDropout | None = None
 
     def encode_lines(self, lines: Iterable[str]) -> list[bytes]:
         split = [self._units(line) for line in lines]
@@ -35,12 +33,6 @@ class Subwords(ABC):
             self._cached_bytes += ENTRY_BYTES + getsizeof(word) + getsizeof(encoded)
         return [b"".join(map(cache.__getitem__, words)) for words in split]
 
-    def resample(self, sentences: Sequence[Sequence[int]], keys: Keys, dropout: float) -> list[list[int]]:
-        """Segment sentences again with BPE-dropout, each determined by its key; none may have an unknown symbol."""
-        if self._dropout is None or self._dropout.p != dropout:
-            self._dropout = BpeDropout(self.merge, dropout)
-        return self._dropout.segment(list(map(self._words, sentences)), keys)
-
     def _units(self, line: str) -> list[str]:
         """The parts of a line that are encoded independently of each other."""
         return line.split()
@@ -52,8 +44,8 @@ class Subwords(ABC):
         """Segment a word without some of its merges; see `bpe_dropout.Merge`."""
         raise InputError("BPE-dropout needs subwords learned by deepnmt prepare; set batching.bpe_dropout = 0")
 
-    def _words(self, ids: Sequence[int]) -> list[str]:
-        """The words of a sentence, as `merge` takes them."""
+    def words(self, ids: Sequence[int]) -> list[str]:
+        """The words of a sentence without unknown symbols, as `merge` takes them."""
         return self.decode(ids).split()
 
     @abstractmethod

@@ -14,7 +14,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from deepnmt.data.bpe_dropout import Keys
+from deepnmt.data.bpe_dropout import BpeDropout, Keys, Resample
 from deepnmt.data.prepare_settings import Normalization
 from deepnmt.data.pretokenizer import PRETOKENIZERS, Jieba, Moses
 from deepnmt.data.sentence_pieces import SPACE, ListedPieces, SentencePieces
@@ -52,9 +52,19 @@ class Preprocessor:
             if getattr(self, name) not in choices:
                 raise InputError(f"{name} = {getattr(self, name)!r} is unknown; choose from {', '.join(choices)}")
 
+    def normalised(self, text: str) -> str:
+        """The text in the chosen Unicode form and case, without surrogates."""
+        if not text.isascii():
+            text = _SURROGATES.sub("\ufffd", text)
+            if self.normalization in ("nfc", "nfkc"):
+                text = unicodedata.normalize("NFC" if self.normalization == "nfc" else "NFKC", text)
+        return text.lower() if self.lowercase else text
+
     def split(self, text: str) -> str:
         """The normalised line, with single spaces between words."""
-        text = self._canonical(text)
+        text = self.normalised(text)
+        if self.normalization != AS_IT_IS:
+            text = clean_spaces(text)
         if self.pretokenizer == "none":
             return text
         text = _words(self.pretokenizer, self.language).split(text)
@@ -66,15 +76,6 @@ class Preprocessor:
         if self.pretokenizer == "none":
             return text
         return clean_spaces(_words(self.pretokenizer, self.language).join(text))
-
-    def _canonical(self, text: str) -> str:
-        if not text.isascii():
-            text = _SURROGATES.sub("\ufffd", text)
-            if self.normalization in ("nfc", "nfkc"):
-                text = unicodedata.normalize("NFC" if self.normalization == "nfc" else "NFKC", text)
-        if self.lowercase:
-            text = text.lower()
-        return text if self.normalization == AS_IT_IS else clean_spaces(text)
 
 
 @cache
@@ -154,11 +155,6 @@ class Tokenizer:
         """True for the id of a language tag."""
         return number in self._silent
 
-    def for_language(self, language: str, announced: str | None = None) -> "Tokenizer":
-        """The tokeniser for one language, with the tag of the `announced` language before each text."""
-        begin = self.languages.tags[announced] if self.languages and announced else ""
-        return replace(self, preprocessor=replace(self.preprocessor, language=language), begin=begin)
-
     def normalise(self, text: str) -> str:
         """The text after encoding and decoding."""
         tag, rest = self.split_tag(text)
@@ -189,18 +185,22 @@ class Tokenizer:
         text = self.preprocessor.join(self.subwords.decode([number for number in kept if number < self._first_tag]))
         return " ".join([*tags, text] if text else tags)
 
-    def resample(self, sentences: Sequence[Sequence[int]], keys: Keys, dropout: float) -> list[list[int]]:
-        """Segment sentences of ids again with BPE-dropout, each determined by its key; tags stay in place.
+    def with_dropout(self, p: float) -> Resample:
+        """Segments sentences again with BPE-dropout, each determined by its key; tags stay in place.
 
         A sentence with an unknown symbol, whose text is lost, is not changed.
         """
-        sampled = list(map(list, sentences))
-        known = [i for i, ids in enumerate(sampled) if UNK not in ids]
-        tags = [sum(number >= self._first_tag for number in sampled[i][:1]) for i in known]
-        texts = [sampled[i][count:] for i, count in zip(known, tags, strict=True)]
-        for i, count, ids in zip(known, tags, self.subwords.resample(texts, keys[known], dropout), strict=True):
-            sampled[i] = sampled[i][:count] + ids
-        return sampled
+        dropout = BpeDropout(self.subwords.merge, p)
+
+        def resample(sentences: list[list[int]], keys: Keys) -> list[list[int]]:
+            known = [i for i, ids in enumerate(sentences) if UNK not in ids]
+            tags = [[number for number in sentences[i][:1] if number >= self._first_tag] for i in known]
+            texts = (sentences[i][len(tag) :] for i, tag in zip(known, tags, strict=True))
+            segmented = dropout.segment(list(map(self.subwords.words, texts)), keys[known])
+            new = {i: tag + ids for i, tag, ids in zip(known, tags, segmented, strict=True)}
+            return [new.get(i, ids) for i, ids in enumerate(sentences)]
+
+        return resample
 
     def state(self) -> dict[str, Any]:
         return {
@@ -243,6 +243,7 @@ class TokenizerPair:
 
     def __init__(self, source: Tokenizer, target: Tokenizer) -> None:
         self.source, self.target = source, target
+        self.sides = {"source": source, "target": target}
         self.shared = source.pieces == target.pieces
         self.vocab_sizes = source.vocab_size, target.vocab_size
 
@@ -253,11 +254,8 @@ class TokenizerPair:
     @property
     def languages(self) -> tuple[list[str], list[str]]:
         """The source and target languages: those that have tags, those without, or one each."""
-        found = {
-            "source": list(self.source.untagged) or [self.source.language],
-            "target": list(self.target.untagged) or [self.target.language],
-        }
-        for tokenizer in (self.source, self.target):
+        found = {name: list(side.untagged) or [side.language] for name, side in self.sides.items()}
+        for tokenizer in self.sides.values():
             if tokenizer.languages:
                 found[tokenizer.languages.of] = list(tokenizer.languages.tags)
         return found["source"], found["target"]
@@ -266,24 +264,23 @@ class TokenizerPair:
         """The pair for these languages; None keeps the current one."""
         if source is target is None:
             return self
-        source, target = source or self.source.language, target or self.target.language
-        is_tagged = all(side.begin for side in (self.source, self.target) if side.languages)
-        if is_tagged and (source, target) == (self.source.language, self.target.language):
+        wanted = {"source": source or self.source.language, "target": target or self.target.language}
+        is_tagged = all(side.begin for side in self.sides.values() if side.languages)
+        if is_tagged and wanted == {name: side.language for name, side in self.sides.items()}:
             return self
-        for code, known, side in zip((source, target), self.languages, ("source", "target"), strict=True):
+        for (name, code), known in zip(wanted.items(), self.languages, strict=True):
             if code not in known:
                 listed = f" (it has {', '.join(known)})" if len(known) < 10 else ""
-                raise InputError(f"the model has no {side} language {code!r}{listed}{did_you_mean(code, known)}")
-        announced = {"source": source, "target": target}
-        sides = (
-            side.for_language(language, announced[side.languages.of] if side.languages else None)
-            for side, language in ((self.source, source), (self.target, target))
-        )
+                raise InputError(f"the model has no {name} language {code!r}{listed}{did_you_mean(code, known)}")
+        sides = []
+        for name, side in self.sides.items():
+            begin = side.languages.tags[wanted[side.languages.of]] if side.languages else ""
+            sides.append(replace(side, preprocessor=replace(side.preprocessor, language=wanted[name]), begin=begin))
         return TokenizerPair(*sides)
 
     def save(self, folder: Path) -> None:
-        self.source.save(folder / "tokenizer.source.json")
-        self.target.save(folder / "tokenizer.target.json")
+        for name, side in self.sides.items():
+            side.save(folder / f"tokenizer.{name}.json")
 
     @classmethod
     def load(cls, folder: Path) -> "TokenizerPair":

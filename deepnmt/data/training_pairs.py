@@ -18,19 +18,15 @@ class TrainingPairs:
         self.corpora = corpora
         sizes = np.array([len(corpus) for corpus in corpora.values()], np.int64)
         self._bases = np.cumsum(sizes) - sizes
-        self.parts = [slice(base, base + size) for base, size in zip(self._bases, sizes, strict=True)]
         source, target = (with_eos([corpus.sides[side].lengths for corpus in corpora.values()]) for side in (0, 1))
         self.lengths: tuple[Lengths, Lengths] = source, target
         self.usable: npt.NDArray[np.bool_] = (source <= max_length) & (target <= max_length)
-        self.skipped = {name: int((~self.usable[part]).sum()) for name, part in zip(corpora, self.parts, strict=True)}
+        numbers: Sentences = np.arange(len(source), dtype=np.uint32 if len(source) < 1 << 32 else np.int64)
+        of_corpora = (slice(base, base + size) for base, size in zip(self._bases, sizes, strict=True))
+        self.pools = [numbers[own][self.usable[own]] for own in of_corpora]  # the usable sentences of each corpus
         self._longest_used, self._setting = max_length - 1, setting
         if not self.usable.any():
             raise InputError(f"nothing to train on: {self.report() or 'the dataset has no training pairs'}")
-
-    def pools(self) -> list[Sentences]:
-        """The usable sentences of each corpus."""
-        numbers: Sentences = np.arange(len(self.usable), dtype=np.uint32 if len(self.usable) < 1 << 32 else np.int64)
-        return [numbers[part][self.usable[part]] for part in self.parts]
 
     def gather(self, sentences: Sentences, side: int) -> Side:
         sides = [corpus.sides[side] for corpus in self.corpora.values()]
@@ -44,7 +40,9 @@ class TrainingPairs:
     def report(self) -> str | None:
         """One sentence about the skipped pairs, or None."""
         counts = ", ".join(
-            f"{count:,} of {len(self.corpora[name]):,} in {name}" for name, count in self.skipped.items() if count
+            f"{len(corpus) - len(pool):,} of {len(corpus):,} in {name}"
+            for (name, corpus), pool in zip(self.corpora.items(), self.pools, strict=True)
+            if len(pool) < len(corpus)
         )
         limit = f"pairs longer than {self._longest_used:,} tokens are skipped (batching.{self._setting})"
         return f"{limit}: {counts}" if counts else None

@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from deepnmt.data.sentence_pieces import SPACE
+from deepnmt.data.subword_nmt import SEPARATOR, SubwordNmt
 from deepnmt.data.tokenizer import Tokenizer
 from deepnmt.model.attention import KeysValues, Visibility
 from deepnmt.model.cache import attend_slots
@@ -104,13 +106,13 @@ def align_words(
 
 def group(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[list[str], Tensor]:
     """The words that these subwords spell, and for each subword the number of its word."""
-    spaced = tokenizer.subwords.kind.startswith("sentencepiece")  # words begin with a space, or end without @@
+    spaced = not isinstance(tokenizer.subwords, SubwordNmt)  # words begin with a space, or end without the separator
     words: list[list[int]] = []
     index = []
     before = ""
     for number in ids:
         piece = tokenizer.piece(number)
-        if not words or (piece.startswith("\u2581") if spaced else not before.endswith("@@")):
+        if not words or (piece.startswith(SPACE) if spaced else not before.endswith(SEPARATOR)):
             words.append([])
         words[-1].append(number)
         index.append(len(words) - 1)

@@ -109,10 +109,9 @@ class TranslationConfig(SearchConfig):
             self._check_unused("samples", "without mbr")
 
     def _check_unused(self, names: str, when: str) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in names.split() and value != field.default:
-                raise ValueError(f"{field.name} = {value} has no effect {when}")
+        for name in names.split():
+            if (value := getattr(self, name)) != getattr(type(self), name):  # the default
+                raise ValueError(f"{name} = {value} has no effect {when}")
 
     @property
     def least_probability(self) -> float:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 from deepnmt.errors import InputError
 from deepnmt.files import lock, sha256, write_json
-from deepnmt.text import BYTE_ORDER_MARK, MAX_LINE_BYTES, iterate_blocks, iterate_lines
+from deepnmt.text import BYTE_ORDER_MARK, MAX_LINE_BYTES, iterate_blocks, iterate_lines, line_too_long
 
 PIPE_WAIT_SECONDS = 0.05
 CHUNK_LINES = {"cpu": 1024, "cuda": 16_384}
@@ -81,10 +81,7 @@ def _pipe_lines(pipe: BinaryIO) -> Iterator[bytes]:
     lines = iter(partial(pipe.readline, MAX_LINE_BYTES + 1), b"")
     for number, line in enumerate(lines, start=1):
         if len(line) > MAX_LINE_BYTES and not line.endswith(b"\n"):
-            raise InputError(
-                f"line {number:,} of standard input is longer than {MAX_LINE_BYTES:,} bytes; "
-                "is it text with one sentence per line?"
-            )
+            raise line_too_long("standard input", number)
         text = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
         yield text.removesuffix(b"\n").removesuffix(b"\r")
 
@@ -101,15 +98,10 @@ def fingerprint(models: Iterable[Path], inputs: Iterable[Path], settings: dict[s
     """The identity of a job, needed to resume it: the models, the input files and every setting."""
     files = [file for model in models for file in sorted(model.iterdir()) if file.suffix in (".json", ".safetensors")]
     return {
-        "models": {_name(file): sha256(file) for file in files},
-        "inputs": [[_name(path), path.stat().st_size, path.stat().st_mtime_ns] for path in inputs],
+        "models": {str(file): sha256(file) for file in files},
+        "inputs": [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in inputs],
         "settings": settings,
     }
-
-
-def _name(path: Path) -> str:
-    """A path as valid Unicode, which JSON needs and the name of a file may not be."""
-    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 class ResumableFile:
@@ -127,7 +119,7 @@ class ResumableFile:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.partial.open("ab")
-        except (PermissionError, FileExistsError, NotADirectoryError) as error:
+        except OSError as error:
             raise InputError(f"{path} cannot be written: {error.strerror}") from error
         try:
             lock(self._file)

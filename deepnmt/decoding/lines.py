@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from deepnmt.progress import say
+from deepnmt.text import shortened
 
 MAX_WARNINGS = 20
 _LINE_BREAKS = re.compile("[\t\n\v\f\r\x1c-\x1e\x85\u2028\u2029]+")
@@ -24,7 +25,7 @@ class LineWarnings:
 
     def about(self, sentence: str, message: str) -> None:
         """For a sentence of a document."""
-        self._say(repr(sentence if len(sentence) <= 40 else f"{sentence[:40]}…"), message)
+        self._say(repr(shortened(sentence)), message)
 
     def _say(self, place: str, message: str) -> None:
         self.count += 1

@@ -73,30 +73,28 @@ def cut_texts(
     least = [bool(pair.source.begin) for pair in tokenizers]  # the length of an empty text
     limit, most = min(max_source_length, max_positions - 1), max_positions - 1
 
-    def encoded(parts: Sequence[str]) -> list[tuple[list[int], ...]]:
-        return list(zip(*(pair.source.encode_batch(parts) for pair in tokenizers), strict=True))
+    def encoded(parts: Sequence[str]) -> list[tuple[str, tuple[list[int], ...]]]:
+        """Each part with its ids for each model."""
+        ids = zip(*(pair.source.encode_batch(parts) for pair in tokenizers), strict=True)
+        return list(zip(parts, ids, strict=True))
 
-    pieces = []
-    for number, (text, whole) in enumerate(zip(texts, encoded(texts), strict=True)):
-        parts, ids_of_parts, longest = [text], [whole], max(map(len, whole))
+    pieces: list[Piece] = []
+    for number, (text, whole) in enumerate(encoded(texts)):
+        parts, longest = [(text, whole)], max(map(len, whole))
         if longest > limit:
             tag, rest = tokenizers[0].source.split_tag(text)
-            parts = split_long(rest, limit - bool(tag), lambda part: max(map(len, encoded([part])[0])))
-            parts = [f"{tag} {part}" for part in parts] if tag else parts
-            ids_of_parts = encoded(parts)
+            split = split_long(rest, limit - bool(tag), lambda part: max(map(len, encoded([part])[0][1])))
+            parts = encoded([f"{tag} {part}" if tag else part for part in split])
             # Only a part that cannot be cut any further may still be too long for learned positions.
-            lost = any(len(ids) > most for every in ids_of_parts for ids in every)
+            lost = any(len(ids) > most for _, every in parts for ids in every)
             message = f"has {longest:,} subwords, more than max_source_length = {limit}: "
             message += f"translated in {len(parts)} pieces" + lost * ", of which the longest was cut short"
             warn(number, message)
-        kept = [
-            (part, every)
-            for part, every in zip(parts, ids_of_parts, strict=True)
-            if all(len(ids) > opening for ids, opening in zip(every, least, strict=True))
-        ]
-        for place, (part, every) in enumerate(kept):
-            sources = [[*ids[:most], *pair.source.ending] for ids, pair in zip(every, tokenizers, strict=True)]
-            pieces.append(Piece(number, part, sources, forced[number] if place == 0 else target.opening(), place == 0))
+        for part, every in parts:
+            if all(len(ids) > opening for ids, opening in zip(every, least, strict=True)):
+                sources = [[*ids[:most], *pair.source.ending] for ids, pair in zip(every, tokenizers, strict=True)]
+                is_first = not pieces or pieces[-1].text != number
+                pieces.append(Piece(number, part, sources, forced[number] if is_first else target.opening(), is_first))
     return pieces
 
 

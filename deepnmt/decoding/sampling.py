@@ -25,8 +25,8 @@ def random_numbers(sentences: Sequence[Sequence[int]], seed: int, count: int, le
 
 
 class Paths(Growing):
-    """Hypotheses that grow side by side, each on its own: by the most probable symbol every time; or, given
-    `random_numbers`, as many samples of each sentence as they are for, best score first, equal ones kept.
+    """Hypotheses that grow independently: by the most probable symbol at every step or, given K `random_numbers` for
+    each sentence and position, K samples of each sentence, best score first, equal ones kept.
 
     A symbol is drawn by the inverse of the cumulative distribution at a number that belongs to (seed, sentence,
     position). One number per symbol instead of one random vector over the vocabulary: the draw of a sentence does not

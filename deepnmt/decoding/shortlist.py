@@ -77,7 +77,7 @@ def _checks(tensors: dict[str, Tensor], tokenizers: TokenizerPair) -> Tensor:
     """The checksum of the lists, and one of each vocabulary."""
     lists = [tensors[name].numpy() for name in ("translations", "frequent")]
     content = b"".join(repr((array.shape, array.dtype)).encode() + array.tobytes() for array in lists)
-    sides = ("\n".join(side.pieces).encode() for side in (tokenizers.source, tokenizers.target))
+    sides = ("\n".join(side.pieces).encode() for side in tokenizers.sides.values())
     digests = [int.from_bytes(hashlib.sha256(side).digest()[:7], "big") for side in sides]
     return torch.tensor([zlib.crc32(content), *digests])
 

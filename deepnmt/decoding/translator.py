@@ -73,7 +73,7 @@ class Translator:
         for folder, pair in zip(folders[1:], self.tokenizers[1:], strict=True):
             if pair.target.pieces != self.tokenizers[0].target.pieces:
                 raise InputError(
-                    f"{folder} and {folders[0]} have different target vocabularies: no ensemble of the two"
+                    f"{folder} and {folders[0]} have different target vocabularies and cannot form an ensemble"
                 )
         if shortlist:
             if torch.device(chosen).type != "cpu":
@@ -85,7 +85,7 @@ class Translator:
             check_weights(folder, loaded)
             if loaded.config.target_vocab_size != (size := models[0].config.target_vocab_size):
                 rows = f"{loaded.config.target_vocab_size} output rows, but {folders[0]} has {size}"
-                raise InputError(f"{folder} has {rows}: no ensemble of the two")
+                raise InputError(f"{folder} has {rows}: they cannot form an ensemble")
         self._use([prepare(loaded, precision) for loaded in models])
 
     @classmethod

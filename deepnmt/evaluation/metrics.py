@@ -52,7 +52,7 @@ def _multi_bleu(languages: Languages, lowercase: bool, compounds: bool = False) 
     from deepnmt.evaluation.multibleu import MultiBLEU, moses_words
 
     if languages.target is None:
-        raise InputError("tokenised BLEU needs the target language: add --target-lang")
+        raise InputError("tokenised BLEU needs the target language: add target_lang")
     words = moses_words(languages.target, compounds)
     if not words.known:
         languages.notice(
@@ -110,7 +110,7 @@ def choose(languages: Languages) -> list[str]:
     moses = ["multi_bleu", "multi_bleu_lower"]
     if languages.target is None:
         moses = []
-        languages.notice("tokenised BLEU is omitted, because it needs the target language (--target-lang)")
+        languages.notice("tokenised BLEU is omitted, because it needs the target language")
     elif languages.target == "de" and languages.source in (None, "en"):
         moses.append("compound_bleu")
     return ["bleu", "bleu_lower", *moses, "chrf", "chrf_plus", "ter"]

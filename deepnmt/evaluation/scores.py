@@ -3,11 +3,13 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepnmt.columns import ShownAsText
 from deepnmt.errors import InputError
 from deepnmt.evaluation.metrics import METRICS, Languages, build, choose, lowercased
+from deepnmt.text import read_lines
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric
@@ -138,7 +140,7 @@ def compare(
     languages, count = Languages(source_lang, target_lang), samples or TESTS[test].samples
     if test == "bootstrap" and len(named[0][1]) < FEW_LINES:
         languages.notice(
-            f"a bootstrap over {len(named[0][1])} lines gives p-values that are too small; use --test randomization"
+            f"a bootstrap over {len(named[0][1])} lines gives p-values that are too small; use the randomization test"
         )
     resamples, trials = (count, None) if test == "bootstrap" else (TESTS["bootstrap"].samples, count)
     return _scored(named, references, languages, metrics, lowercase, on_metric, resamples, trials)
@@ -212,6 +214,13 @@ def _figures(
 def quick_scores(hypotheses: Lines, references: Lines | Sequence[Lines], target_lang: str | None = None) -> Scores:
     """BLEU and chrF only, for validation during training."""
     return score(hypotheses, references, target_lang=target_lang, metrics=("bleu", "chrf"))
+
+
+def read_parallel(*paths: str | Path) -> list[list[str]]:
+    """The lines of files that must have the same number of lines, at least one."""
+    files = [(str(path), read_lines(str(path))) for path in paths]
+    check_lengths(files[:1], files[1:])
+    return [lines for _, lines in files]
 
 
 def check_lengths(systems: Named, references: Named) -> None:

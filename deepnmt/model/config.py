@@ -79,7 +79,7 @@ class ModelConfig:
             raise ValueError(
                 f"share_embeddings = true needs one vocabulary, but source_vocab_size = {self.source_vocab_size} "
                 f"and target_vocab_size = {self.target_vocab_size}; set model.share_embeddings=false, or prepare the "
-                "data with --joint"
+                "data with a joint vocabulary"
             )
         if self.share_embeddings and self.encoder.dim != self.decoder.dim:
             raise ValueError(

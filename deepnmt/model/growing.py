@@ -15,7 +15,7 @@ from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.model.transformer import Transformer
 
 
-def with_depth(config: ModelConfig, num_layers: int) -> ModelConfig:
+def with_encoder_depth(config: ModelConfig, num_layers: int) -> ModelConfig:
     """The config with an encoder of this depth."""
     return replace(config, encoder=replace(config.encoder, num_layers=num_layers))
 
@@ -38,7 +38,7 @@ def check_growth(config: ModelConfig, depths: Sequence[int]) -> None:
 @torch.no_grad()
 def deepened(model: Transformer, num_layers: int) -> Transformer:
     """A new model on the same device. Its encoder's layer l is layer l of the shallow one, or the one `added` below."""
-    deep = Transformer(with_depth(model.config, num_layers)).to(model.output_weight.device)
+    deep = Transformer(with_encoder_depth(model.config, num_layers)).to(model.output_weight.device)
     shallow, depth = dict(model.named_parameters()), len(model.encoder.layers)
     for name, parameter in deep.named_parameters():
         if not name.startswith("encoder.connection."):

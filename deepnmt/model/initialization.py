@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -59,8 +60,8 @@ def branch_variances(model: nn.Module, forward: Callable[[], object]) -> list[li
     for stack in _sublayers(model):
         found: list[Tensor] = []
         variances.append(found)
-        hooks.append(stack[0][0].register_forward_pre_hook(_measure_into(found)))
-        hooks += [sublayer.dropout.register_forward_hook(_measure_into(found)) for sublayer, _ in stack]
+        hooks.append(stack[0][0].register_forward_pre_hook(partial(_measure, found)))
+        hooks += [sublayer.dropout.register_forward_hook(partial(_measure, found)) for sublayer, _ in stack]
     with nothing_skipped(model):
         forward()
     for hook in hooks:
@@ -68,13 +69,9 @@ def branch_variances(model: nn.Module, forward: Callable[[], object]) -> list[li
     return [torch.stack(found).tolist() for found in variances]
 
 
-def _measure_into(found: list[Tensor]) -> Callable[..., None]:
+def _measure(found: list[Tensor], _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor | None = None) -> None:
     """A hook before a module, which measures its input, or after it, which measures its output."""
-
-    def measure(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor | None = None) -> None:
-        found.append((inputs[0] if output is None else output).float().var(correction=0))
-
-    return measure
+    found.append((inputs[0] if output is None else output).float().var(correction=0))
 
 
 @torch.no_grad()

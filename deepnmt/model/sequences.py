@@ -1,7 +1,6 @@
 """Ids of many sentences in one tensor, and which positions attend to which."""
 
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,29 +9,6 @@ from deepnmt.model.attention import KeysValues, Visibility, attend_padded, atten
 from deepnmt.model.kernels.dropout import fresh_seed
 from deepnmt.model.kernels.packed_rows import Rows
 from deepnmt.model.positions import RelativePositions
-
-
-class Sequences(Protocol):
-    """Sentences in one of two layouts: padded to one length, or end to end."""
-
-    ids: Tensor
-    max_length: int  # no sentence is longer; zero if that is not known
-
-    def positions(self) -> Tensor:
-        """The place of each id in its sentence, from zero; broadcastable to ids."""
-        ...
-
-    def whole(self) -> Visibility:
-        """Every position sees its whole sentence."""
-        ...
-
-    def past(self) -> Visibility:
-        """Every position sees itself and what came before it in its sentence."""
-        ...
-
-    def translated(self, source: "Sequences") -> Visibility:
-        """Every position sees the whole sentence of `source` that it translates."""
-        ...
 
 
 class PaddedSequences:
@@ -44,15 +20,19 @@ class PaddedSequences:
         self.padding = ids == pad_id  # True where there is nothing
 
     def positions(self) -> Tensor:
+        """The place of each id in its sentence, from zero; broadcastable to ids."""
         return torch.arange(self.ids.shape[1], device=self.ids.device)
 
     def whole(self) -> Visibility:
+        """Every position sees its whole sentence."""
         return PaddedVisibility(self.padding)
 
     def past(self) -> Visibility:
+        """Every position sees itself and what came before it in its sentence."""
         return PaddedVisibility(None)
 
-    def translated(self, source: Sequences) -> Visibility:
+    def translated(self, source: "Sequences") -> Visibility:
+        """Every position sees the whole sentence of `source` that it translates."""
         return source.whole()
 
 
@@ -79,6 +59,7 @@ class PackedSequences:
     """
 
     def __init__(self, ids: Tensor, offsets: Tensor, max_length: int = 0) -> None:
+        """max_length: no sentence is longer; zero if that is not known"""
         self.ids = ids
         self.offsets = offsets
         self.max_length = max_length
@@ -110,7 +91,7 @@ class PackedSequences:
     def past(self) -> Visibility:
         return self._seen(self, causal=True)
 
-    def translated(self, source: Sequences) -> Visibility:
+    def translated(self, source: "Sequences") -> Visibility:
         if not isinstance(source, PackedSequences):
             raise TypeError("packed targets need packed sources")
         return self._seen(source, causal=False)
@@ -119,6 +100,9 @@ class PackedSequences:
         if self.ids.is_cuda:
             return PackedVisibility([*self.bounds_in(other), *other.bounds_in(self)], causal)
         return Rows(self.offsets, other.offsets, len(self.ids), len(other.ids), causal)
+
+
+Sequences = PaddedSequences | PackedSequences
 
 
 def plain_bounds(own: Tensor, other: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -120,7 +120,8 @@ def _cells(result: ArmResult, reference: ArmResult, arms: Arms, experiment: Expe
         cells["target tokens"] = _text(number("train", "target_tokens"), ",.0f")
         cells["minutes"] = _text(number("train", "train_seconds"), ".1f", 60)
         cells["trained tokens/s"] = _text(number("train", "tokens_per_second"), ",.0f")
-        cells["GiB"] = _text(number("train", "memory_gib"), ".1f")
+        if any(arm.number("train", "memory_gib") for arm in arms):  # on a GPU
+            cells["GiB"] = _text(number("train", "memory_gib"), ".1f")
     if any(arm.cost for arm in arms):
         cost = result.cost or {}
         for key, unit in (("milliseconds_per_step", "ms a step alone"), ("memory_gib", "GiB alone")):
@@ -234,7 +235,7 @@ def _unfinished(arms: Arms, experiment: Experiment) -> Iterator[str]:
 def _provenance(content: Mapping[str, Any], arms: Arms) -> Iterator[Block]:
     runs = [run for arm in arms for run in arm.runs]
     done = [run[step] for run in runs for step in ("train", "speed") if run[step]]
-    machines = {", ".join(f"{k} {v}" for k, v in step["machine"].items()) for step in done}
+    machines = {", ".join(f"{k} {v}".removeprefix("device ") for k, v in step["machine"].items()) for step in done}
     searches = {(run["decode"]["beam"], run["decode"]["length_penalty"]) for run in runs if run["decode"]}
     speeds = [(run["speed"]["precision"], run["speed"]["workload"]) for run in runs if run["speed"]]
     loads = {(precision, work["batch"], work["length"], work["beam"]) for precision, work in speeds}

@@ -124,5 +124,5 @@ def _weights(arms: Arms, experiment: Experiment) -> Iterator[Block]:
     for arm in arms if "weights" in experiment.measures else ():
         stored: list[Any] = next((run["weights"] for run in arm.runs if run["weights"]), [])
         slug = "".join(c if c.isalnum() else "-" for c in arm.arm.label.lower()).strip("-")
-        for number, svg in enumerate(draw([ConnectionWeights.stored(weights) for weights in stored]), start=1):
+        for number, svg in enumerate(draw([ConnectionWeights(**weights) for weights in stored]), start=1):
             yield chart(f"weights-{slug}-{number}", svg, f"Learned connection weights, {arm.arm.label}")

@@ -12,7 +12,7 @@ from deepnmt.data.dataset import Dataset
 from deepnmt.devices import choose_device
 from deepnmt.errors import InputError, RunError
 from deepnmt.evaluation import metrics
-from deepnmt.evaluation.scores import check_lengths
+from deepnmt.evaluation.scores import read_parallel
 from deepnmt.reproduction.experiment import EXPERIMENTS, Experiment
 from deepnmt.reproduction.processes import start_workers, work
 from deepnmt.reproduction.request import Request
@@ -23,7 +23,6 @@ from deepnmt.reproduction.scoring import score_study, write_reports
 from deepnmt.reproduction.steps import Setup
 from deepnmt.reproduction.study import STUDY, Study, TestSet
 from deepnmt.settings import did_you_mean
-from deepnmt.text import read_lines
 
 
 def reproduce(request: Request) -> None:
@@ -158,11 +157,9 @@ def _tests(request: Request, dataset: Dataset) -> list[TestSet]:
     if dataset.test_text is not None:
         source, target = dataset.test_text
         tests.append(TestSet("test", source, [target]))
-    for name, source_path, *paths in request.tests:
-        lines = read_lines(source_path)
-        references = [(path, read_lines(path)) for path in paths]
-        check_lengths([(source_path, lines)], references)
-        tests.append(TestSet(name, lines, [text for _, text in references]))
+    for name, *paths in request.tests:
+        source, *references = read_parallel(*paths)
+        tests.append(TestSet(name, source, references))
     return tests
 
 

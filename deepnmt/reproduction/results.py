@@ -23,10 +23,10 @@ def collect(study: Study, name: str, experiment: Experiment, runs: Sequence[Plan
     An arm whose settings have changed since, in a user's file, loses its earlier runs.
     """
     found = [
-        {"arm": use.label, "run": run.name, "seed": run.seed, **dict.fromkeys(STEPS)}
+        {"arm": label, "run": run.name, "seed": run.seed, **dict.fromkeys(STEPS)}
         for run in runs
-        for use in run.uses
-        if use.experiment == name
+        for experiment_name, label in run.uses
+        if experiment_name == name
     ]
     if (study.folder / name / RESULTS).exists():
         before = read_results(study, name)["runs"]

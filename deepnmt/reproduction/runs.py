@@ -9,28 +9,22 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from deepnmt.analysis.size import measure, total
+from deepnmt.analysis.size import measure
 from deepnmt.columns import aligned
 from deepnmt.config import Recipe, load_recipe
 from deepnmt.data.dataset import Dataset
+from deepnmt.devices import available_cores
 from deepnmt.errors import InputError
 from deepnmt.model.config import ModelConfig
 from deepnmt.reproduction.experiment import EXPERIMENTS, Arm, Experiment, Measure, read_experiment
 from deepnmt.reproduction.scales import Scale
 from deepnmt.settings import did_you_mean
 
-# For estimates before anything is measured.
-RATES = {"cuda": (2.0e14, 4e-4, 15.0), "cpu": (2.0e10, 4e-3, 3.0)}  # FLOP/s, s per layer and batch, s besides training
+# For estimates before anything is measured: FLOP/s (on a CPU, of a core), s per layer and batch, s besides training.
+RATES = {"cuda": (2.0e14, 4e-4, 15.0), "cpu": (4.0e10, 4e-3, 3.0)}
 TRYING = {"cuda": 75.0, "cpu": 3.0}  # additional s to measure the speed of arms with equal time
 SPARE = 0.9  # share of the given minutes that is planned
 LEAST_SHARE = 0.1  # of the scale's tokens; models learn nothing with fewer
-
-
-class Use(NamedTuple):
-    """A run as an arm of an experiment."""
-
-    experiment: str
-    label: str
 
 
 @dataclass
@@ -44,12 +38,12 @@ class PlannedRun:
     recipe: Recipe
     trains: bool
     seconds: float | None  # of training, in experiments that give every arm the same time
-    uses: list[Use] = field(default_factory=list)
+    uses: list[tuple[str, str]] = field(default_factory=list)  # experiments, and the labels of its arms in them
     measures: set[Measure] = field(default_factory=set)
 
     @property
     def purpose(self) -> str:
-        return "; ".join(f"{use.experiment}: {use.label}" for use in self.uses)
+        return "; ".join(f"{experiment}: {label}" for experiment, label in self.uses)
 
 
 @dataclass(frozen=True)
@@ -101,7 +95,7 @@ class Plan:
                     if not self.arms or any(fnmatchcase(arm.label, pattern) for pattern in self.arms):
                         run = self._run(name, arm, seed, budget)
                         run = runs.setdefault(run.name, run)
-                        run.uses.append(Use(name, arm.label))
+                        run.uses.append((name, arm.label))
                         run.measures |= set(experiment.measures)
         return list(runs.values())
 
@@ -186,6 +180,7 @@ class Estimate(NamedTuple):
 
 def estimate(run: PlannedRun, device: str) -> Estimate:
     rate, per_layer, aside = RATES[device]
+    rate *= available_cores() if device == "cpu" else 1
     model, training = run.recipe.model, run.recipe.training
     if not run.trains:
         return Estimate(0.0, aside)
@@ -216,4 +211,4 @@ def describe_plan(runs: Sequence[PlannedRun], device: str, at_once: int) -> str:
 
 @cache
 def count_parameters(config: ModelConfig) -> int:
-    return total(measure(config)).parameters
+    return sum(part.parameters for part in measure(config))

@@ -1,7 +1,6 @@
 """One run, from training to translations. A finished step leaves a file, and is skipped if the file exists."""
 
 import math
-import platform
 import shutil
 import statistics
 import sys
@@ -19,6 +18,7 @@ from deepnmt.api.train import train
 from deepnmt.config import Recipe, load_recipe
 from deepnmt.data.dataset import Dataset
 from deepnmt.decoding.translator import Translator
+from deepnmt.devices import device_name
 from deepnmt.files import write_json, write_text
 from deepnmt.model.storage import load_model
 from deepnmt.reproduction.runs import PlannedRun, count_parameters
@@ -128,15 +128,10 @@ def _timed_recipe(run: PlannedRun, folder: Path, setup: Setup) -> Recipe:
         write_json(folder / "calibration.json", measured)
     steps = max(round(run.seconds / measured["seconds_per_update"]), 1)
     before = run.recipe.training
-    share = before.warmup_steps / before.max_steps
-    scaled = {
-        "max_steps": steps,
-        "warmup_steps": max(round(share * steps), 1),
-        "validate_every": max(round(before.validate_every / before.max_steps * steps), 1),
-        "save_every": max(round(before.save_every / before.max_steps * steps), 1),
-        "log_every": max(min(steps // CURVE_POINTS, 100), 1),
-    }
-    return _with_training(run.recipe, scaled)
+    names = ("warmup_steps", "validate_every", "save_every")
+    scaled = {name: max(round(getattr(before, name) / before.max_steps * steps), 1) for name in names}
+    log_every = max(min(steps // CURVE_POINTS, 100), 1)
+    return _with_training(run.recipe, {**scaled, "max_steps": steps, "log_every": log_every})
 
 
 def _calibrate(run: PlannedRun, folder: Path, setup: Setup) -> dict[str, float]:
@@ -228,5 +223,4 @@ def _measure_speed(run: PlannedRun, folder: Path, setup: Setup) -> dict[str, Any
 
 
 def describe_machine(device: str) -> dict[str, Any]:
-    name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
-    return {"device": name, "torch": torch.__version__, "python": sys.version.split()[0]}
+    return {"device": device_name(device), "torch": torch.__version__, "python": sys.version.split()[0]}

@@ -20,9 +20,9 @@ from deepnmt.serving.prometheus import Metrics
 
 Hypotheses = Sequence[Hypothesis]  # of one sentence, best first
 logger = logging.getLogger("deepnmt.serving")
-LAST = 1.0  # seconds that a closed queue waits for its worker
+CLOSING_SECONDS = 1.0  # that a closed queue waits for its worker
 TERM_COST = 8  # of a sentence whose terms are searched for, over that of one without
-IDLE = 5.0  # seconds without work: a model that fails is probed, and unused memory is returned to the system
+IDLE_SECONDS = 5.0  # without work: then a failing model is probed, or unused memory returned to the system
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,17 +107,21 @@ class BatchQueue:
         return asyncio.wrap_future(job.answer)
 
     def close(self) -> bool:
-        """Finish what waits and end the worker. False: the model is still busy, with what nobody waits for any more."""
+        """Finish what waits and end the worker. False: the model is still busy with work that nobody waits for."""
         with self._changed:
             self._closed = True
             self._changed.notify()
-        self._worker.join(LAST)
+        self._worker.join(CLOSING_SECONDS)
         return not self._worker.is_alive()
 
     def _work(self) -> None:
         while (batch := self._next_batch()) is not None:
             if not batch:
-                self._rest()
+                if self._failure:
+                    self._probe()
+                else:
+                    return_memory()
+                    self._has_worked = False
                 continue
             self._has_worked = True
             answers = self._translate(batch)
@@ -137,7 +141,7 @@ class BatchQueue:
                 if not self._waiting:
                     if self._closed:
                         return None
-                    if not self._changed.wait(IDLE if self._failure or self._has_worked else None):
+                    if not self._changed.wait(IDLE_SECONDS if self._failure or self._has_worked else None):
                         return []
                     continue
                 left = self._waiting[0].since + self.limits.batch_wait - time.monotonic()
@@ -193,13 +197,6 @@ class BatchQueue:
             return translator.translate_nbest(texts, warn=lambda *_: None, keep_placeholders=True, **settings)
         finally:
             self._busy_since = None
-
-    def _rest(self) -> None:
-        if self._failure:
-            self._probe()
-        elif self._has_worked:
-            return_memory()
-            self._has_worked = False
 
     def _probe(self) -> None:
         """Translate a sentence that has been translated before: if this fails too, the model is failing."""

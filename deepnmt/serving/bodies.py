@@ -15,7 +15,7 @@ from deepnmt.serving.limits import Limits, RefusedError
 from deepnmt.serving.service import Service, off_loop
 
 FORM, MULTIPART = "application/x-www-form-urlencoded", "multipart/form-data"
-DRAINED = 16  # a body up to this many times too long is read to its end, so that the client receives the refusal
+MAX_EXCESS = 16  # a body up to this many times too long is read to its end, so that the client receives the refusal
 MAX_FIELDS = 100
 MAX_PART_HEADER = 4_096  # bytes
 _BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
@@ -54,7 +54,7 @@ async def _read(request: Request, service: Service) -> bytes:
             if size <= limit:
                 service.receive(len(chunk))
                 body += chunk
-            elif size > limit * DRAINED:
+            elif size > limit * MAX_EXCESS:
                 break
     finally:
         service.received_bytes -= len(body)

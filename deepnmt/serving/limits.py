@@ -24,8 +24,8 @@ class Limits:
     max_term_characters: int = 200  # of a term or its translation; above: 413
     max_term_subwords: int = 32  # of the translation of a term (above: 422), and of all terms of a sentence
     max_answer_bytes: int = 16_000_000  # of an answer that is not streamed; above: 413
-    max_requests: int = 512  # at work at once; above: 429
-    max_waiting_characters: int = 1_000_000  # of all requests at work; n-best lists and alignments cost extra
+    max_requests: int = 512  # in progress at once; above: 429
+    max_waiting_characters: int = 1_000_000  # of all requests in progress; n-best lists and alignments cost extra
     max_connections: int = 1_000  # open at once; above: 503
     timeout: float = 60.0  # for an answer, or for the next sentence of a stream; above: 503
     upload_timeout: float = 30.0  # for a request to arrive; above: 408
@@ -48,7 +48,3 @@ class Limits:
     def max_received_bytes(self) -> int:
         """Of all bodies that are arriving; above: 429."""
         return 64 * self.max_body_bytes
-
-
-def shortened(value: str) -> str:
-    return value if len(value) <= 40 else f"{value[:40]}…"

@@ -8,10 +8,11 @@ from deepnmt.decoding.glossary import Glossary
 from deepnmt.decoding.translator import Hypothesis, Translator
 from deepnmt.languages import base_language
 from deepnmt.serving.batch_queue import BatchQueue, Hypotheses, Options
-from deepnmt.serving.limits import Limits, RefusedError, shortened
+from deepnmt.serving.limits import Limits, RefusedError
 from deepnmt.serving.prometheus import Metrics
 from deepnmt.serving.terms import Glossaries, Pairs, TermsFile
 from deepnmt.serving.translation_cache import TranslationCache
+from deepnmt.text import shortened
 
 
 class ServedModel:

@@ -11,7 +11,7 @@ from deepnmt.serving.limits import Limits
 logger = logging.getLogger("deepnmt.serving")
 MAX_HEADER_BYTES = 16_384
 MIN_READ_BYTES = 100_000  # a client that reads less within `Limits.timeout` while an answer waits is disconnected
-FULL = (
+TOO_MANY_CONNECTIONS = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 5\r\nconnection: close\r\n"
     b'content-length: 53\r\n\r\n{"error":"too many open connections; try again soon"}'
 )
@@ -28,7 +28,7 @@ class BoundedProtocol(H11Protocol):
         super().connection_made(transport)
         self._idle_since = self.loop.time()
         if len(self.connections) > self.bounds.max_connections:
-            transport.write(FULL)
+            transport.write(TOO_MANY_CONNECTIONS)
             transport.close()
 
     def data_received(self, data: bytes) -> None:

@@ -15,10 +15,10 @@ from deepnmt.serving.service import Service
 
 logger = logging.getLogger("deepnmt.serving")
 Result = TypeVar("Result")
-PIECE = 65_536  # bytes
+PIECE_BYTES = 65_536
 GONE = 499  # the client disconnected before the answer: a status for the metrics only
 # The page, its scripts and its styles come from this server and from nowhere else, and are those of its version.
-SAFETY = (
+SECURITY_HEADERS = (
     (b"content-security-policy", b"default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'self'; "
      b"frame-ancestors 'none'"),
     (b"x-content-type-options", b"nosniff"),
@@ -53,9 +53,9 @@ class JsonAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for start in range(0, len(self.body), PIECE):
-            piece = bytes(self.body[start : start + PIECE])
-            more = start + PIECE < len(self.body)
+        for start in range(0, len(self.body), PIECE_BYTES):
+            piece = bytes(self.body[start : start + PIECE_BYTES])
+            more = start + PIECE_BYTES < len(self.body)
             await send({"type": "http.response.body", "body": piece, "more_body": more})
 
 
@@ -94,7 +94,7 @@ class CountedRequests:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message = {**message, "headers": [*message["headers"], *SAFETY]}
+                message = {**message, "headers": [*message["headers"], *SECURITY_HEADERS]}
             await send(message)
 
         try:

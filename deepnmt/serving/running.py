@@ -18,10 +18,8 @@ logger = logging.getLogger("deepnmt.serving")
 
 
 class GracefulServer(uvicorn.Server):
-    """After the first signal new requests get 503, and the server ends when those in progress are answered,
-
-    after `grace` seconds, or on a second signal.
-    """
+    """After the first signal new requests get 503; the server ends when those in progress are answered, or after
+    `grace` seconds, or on a second signal."""
 
     def __init__(self, config: uvicorn.Config, service: Service, grace: float) -> None:
         super().__init__(config)

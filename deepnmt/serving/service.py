@@ -10,9 +10,10 @@ from starlette.types import Scope
 
 from deepnmt.decoding.documents.sentences import MAX_SENTENCE
 from deepnmt.serving.batch_queue import Hypotheses, Options, size_of
-from deepnmt.serving.limits import Limits, RefusedError, shortened
+from deepnmt.serving.limits import Limits, RefusedError
 from deepnmt.serving.models import Models, ServedModel
 from deepnmt.serving.prometheus import Gauges, Metrics
+from deepnmt.text import shortened
 
 # Limits of one request in the queue at once, so that a long document does not delay short requests.
 WINDOW = 64  # sentences
@@ -93,7 +94,7 @@ class Service:
             raise RefusedError(500, f"the model failed on the sentence {shortened(text)!r}") from error
 
     async def translate_all(self, model: ServedModel, sentences: Iterable[Request]) -> list[Hypotheses]:
-        """Within the time of one answer and the size of one answer."""
+        """All hypotheses, within the time and the size of one answer."""
         answers: list[Hypotheses] = []
         size, limit = 0, self.limits.max_answer_bytes
         try:

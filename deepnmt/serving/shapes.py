@@ -8,8 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from deepnmt.heatmap import Colours, shown
 from deepnmt.model.transformer import Transformer
 from deepnmt.serving.batch_queue import Failure
-from deepnmt.serving.limits import Limits, RefusedError, shortened
+from deepnmt.serving.limits import Limits, RefusedError
 from deepnmt.settings import did_you_mean
+from deepnmt.text import shortened
 
 Texts = str | list[str]
 Terms = dict[str, str] | list[Annotated[list[str], Field(min_length=2, max_length=2)]]

@@ -44,7 +44,7 @@ class Glossaries:
     ) -> None:
         self.translator, self.is_multilingual = translator, is_multilingual
         self.max_subwords = max_subwords
-        # Of files for these languages alone and files for all, the former take precedence.
+        # Files for one pair of languages take precedence over files for all: they come last.
         self.files = sorted(files, key=lambda file: bool(file.languages))
         self.of_files = lru_cache(KEPT)(self._from_files)
         self._of_request = lru_cache(KEPT)(self._extended)

@@ -24,7 +24,7 @@ from deepnmt.errors import InputError, RunError
 from deepnmt.files import read_json
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.connections import CONNECTIONS
-from deepnmt.model.growing import with_depth
+from deepnmt.model.growing import with_encoder_depth
 from deepnmt.model.initialization import branch_variances, start_from, starts_from_data
 from deepnmt.model.kernels.compilers import start_compilers
 from deepnmt.model.storage import WEIGHTS, fill, load_config, load_meta, read_weights, weights
@@ -76,16 +76,7 @@ def open_run(
         is_resumed = world.agree(world.is_main and folder.check_folder(out, resume))
         if is_resumed and world.is_main:
             held.enter_context(hold_lock(out, LOCK_WAIT_SECONDS if world.size > 1 else 0))
-        stored = load_recipe(out / folder.RECIPE) if is_resumed else None
-        recipe = settle(recipe, dataset, world, stored)
-        if recipe.training.wandb_project is not None:
-            require_wandb()
-        if stored is not None:
-            folder.check_tokenizers(out, dataset)
-            folder.check_recipe(out, stored, recipe)
-            start = folder.initial_model(out, start)
-        elif start is not None:
-            check_start(start, first_model(recipe), dataset)
+        recipe, start = resolve_settings(recipe, dataset, world, start, out if is_resumed else None)
         checkpoints = Checkpoints(out / folder.CHECKPOINTS, world, recipe)
         newest = checkpoints.newest() if is_resumed else None
         stream = open_stream(recipe, dataset, world, read_json(newest / STATE)["data"] if newest else None)
@@ -117,19 +108,31 @@ def open_run(
             open_updates=partial(open_updates, stream, world),
             checkpoints=checkpoints,
             curves=held.enter_context(closing(open_curves(recipe, out, state, world))),
-            diagnosis=Diagnosis(
-                recipe.training,
-                guessing_nll(dataset),
-                is_post_norm=SUBLAYERS[recipe.model.sublayer_of(recipe.model.encoder).kind].placement == "post",
-                has_shortcuts=CONNECTIONS[recipe.model.encoder.connection.kind].has_shortcuts,
-            ),
+            diagnosis=diagnosis_for(recipe, dataset),
             interruption=held.enter_context(heed_signals(world.is_main)),
             validate=validate,
         )
         yield state, job
 
 
-def settle(recipe: Recipe, dataset: Dataset, world: World, stored: Recipe | None) -> Recipe:
+def resolve_settings(
+    recipe: Recipe, dataset: Dataset, world: World, start: Path | None, run: Path | None
+) -> tuple[Recipe, Path | None]:
+    """The recipe for this device and the model to start from; refuses what does not fit the `run` that is resumed."""
+    stored = load_recipe(run / folder.RECIPE) if run else None
+    recipe = fit_to_device(recipe, dataset, world, stored)
+    if recipe.training.wandb_project is not None:
+        require_wandb()
+    if run is not None and stored is not None:
+        folder.check_tokenizers(run, dataset)
+        folder.check_recipe(run, stored, recipe)
+        start = folder.initial_model(run, start)
+    elif start is not None:
+        check_start(start, first_model(recipe), dataset)
+    return recipe, start
+
+
+def fit_to_device(recipe: Recipe, dataset: Dataset, world: World, stored: Recipe | None) -> Recipe:
     """The recipe with what depends on the device: the layout of batches and the memory plan, made once for a run."""
     if recipe.batching.layout == "auto":
         layout: Literal["packed", "padded"] = "packed" if world.device.type == "cuda" else "padded"
@@ -145,7 +148,7 @@ def settle(recipe: Recipe, dataset: Dataset, world: World, stored: Recipe | None
 def first_model(recipe: Recipe) -> ModelConfig:
     """What a new run starts with: the model, or a shallower one that grows to it."""
     depth = encoder_depth(0, recipe.training)
-    return recipe.model if depth is None else with_depth(recipe.model, depth)
+    return recipe.model if depth is None else with_encoder_depth(recipe.model, depth)
 
 
 def check_start(start: Path, model: ModelConfig, dataset: Dataset) -> None:
@@ -283,6 +286,16 @@ def open_curves(recipe: Recipe, out: Path, state: TrainingState, world: World) -
     if config.wandb_project is not None:
         curves.append(WeightsAndBiases(out, config.wandb_project, to_table(config)))
     return Curves([*curves, Display(state.step, config.max_steps)])
+
+
+def diagnosis_for(recipe: Recipe, dataset: Dataset) -> Diagnosis:
+    encoder = recipe.model.encoder
+    return Diagnosis(
+        recipe.training,
+        guessing_nll(dataset),
+        is_post_norm=SUBLAYERS[recipe.model.sublayer_of(encoder).kind].placement == "post",
+        has_shortcuts=CONNECTIONS[encoder.connection.kind].has_shortcuts,
+    )
 
 
 def guessing_nll(dataset: Dataset) -> float:

@@ -1,6 +1,6 @@
 """One model from several checkpoints: the mean of their weights, in float64."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +57,6 @@ def choose_checkpoints(
             f"training.keep_{kept}"
         )
     return found[len(found) - count :]
-
-
-def best_window(paths: Sequence[Path], judge: Callable[[dict[str, Tensor]], float]) -> tuple[list[Path], list[float]]:
-    """The last 1 to N checkpoints whose mean `judge` scores highest, and the scores of all N."""
-    scores = [judge(average_weights(paths[len(paths) - size :])) for size in range(1, len(paths) + 1)]
-    size = max(range(len(scores)), key=scores.__getitem__) + 1
-    return list(paths[len(paths) - size :]), scores
 
 
 def all_checkpoints(run: Path) -> list[Path]:

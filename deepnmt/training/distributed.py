@@ -308,7 +308,7 @@ def _sentence(error: BaseException) -> str:
     if _is_lost(error):
         if "timed out" in str(error).lower():
             return "timed out waiting for another rank (training.distributed_timeout_seconds)"
-        return "lost another rank, which was killed or has crashed; --resume continues from the last checkpoint"
+        return "lost another rank, which was killed or has crashed; the run can be resumed from its last checkpoint"
     return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 

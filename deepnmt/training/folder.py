@@ -30,12 +30,12 @@ MAY_CHANGE = {
 def check_folder(folder: Path, resume: bool) -> bool:
     """Whether the folder holds a run to resume; refuses what must not be overwritten."""
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file; --out must name a folder")
+        raise InputError(f"{folder} is a file; `out` must name a folder")
     has_run = (folder / RECIPE).exists()
     if has_run and not resume:
-        raise InputError(f"{folder} already contains a run; resume it with --resume, or choose another --out")
+        raise InputError(f"{folder} already contains a run; resume it with `resume=True`, or choose another `out`")
     if not has_run and folder.is_dir() and any(not _is_beginning(path) for path in folder.iterdir()):
-        raise InputError(f"{folder} is not empty and contains no run; choose another --out")
+        raise InputError(f"{folder} is not empty and contains no run; choose another `out`")
     return has_run
 
 
@@ -62,7 +62,9 @@ def check_tokenizers(folder: Path, dataset: Dataset) -> None:
     """Refuse a dataset whose subwords are not those of the RUN or MODEL folder."""
     stored, tokenizers = TokenizerPair.load(folder), dataset.tokenizers
     if (stored.source.pieces, stored.target.pieces) != (tokenizers.source.pieces, tokenizers.target.pieces):
-        raise InputError(f"{dataset.folder} has other subwords than {folder}; prepare it with --tokenizer {folder}")
+        raise InputError(
+            f"{dataset.folder} has other subwords than {folder}; use `deepnmt prepare --tokenizer {folder}`"
+        )
 
 
 def initial_model(folder: Path, given: Path | None) -> Path | None:
@@ -71,7 +73,7 @@ def initial_model(folder: Path, given: Path | None) -> Path | None:
     if given is not None and str(given.resolve()) != stored:
         began = "new weights" if stored is None else f"the weights of {stored}"
         raise InputError(
-            f"{folder} was started with {began}, not with {given}: leave --from out, or choose another --out"
+            f"{folder} was started with {began}, not with {given}: omit `from_model`, or choose another `out`"
         )
     return None if stored is None else Path(stored)
 

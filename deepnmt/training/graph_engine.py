@@ -53,7 +53,7 @@ class GraphEngine(EagerEngine):
     def take(self, model: Transformer) -> None:
         self.batch: AnyBatch | None = None  # the tensors that the recording reads
         self.replay: Work | None = None
-        self.rest: Rest | None = None
+        self.finishing: RecordedFinish | None = None
         self.stand_ins: StandIns | None = None
         free_memory(self.world.device)
         super().take(model)
@@ -77,8 +77,8 @@ class GraphEngine(EagerEngine):
     def finish(self, work: Callable[..., T], *numbers: float) -> T:
         if self.world.size > 1 and self.config.optimizer == "muon":  # ranks exchange matrices in the middle of it
             return super().finish(work, *numbers)
-        self.rest = self.rest or Rest(work, self.record, self.world.device)
-        result: T = self.rest(*numbers)
+        self.finishing = self.finishing or RecordedFinish(work, self.record, self.world.device)
+        result: T = self.finishing(*numbers)
         return result
 
     def norms(self, scale: Tensor) -> GradientNorms:
@@ -137,7 +137,7 @@ class GraphEngine(EagerEngine):
                 getattr(self.batch, field.name).copy_(value, non_blocking=True)
 
 
-class Rest:
+class RecordedFinish:
     """What follows the gradients in an update: done as it is the first time, then recorded.
 
     Its numbers come from the host, in one transfer.

@@ -39,25 +39,19 @@ def hold_lock(folder: Path, wait_seconds: float = 0.0) -> Iterator[None]:
 def _take(path: Path) -> TextIO | None:
     """The open file of a lock that is now ours, or None if another process has it."""
     file = path.open("a", encoding="utf-8")
-    if not _lock(file, path):
+    try:
+        is_ours = lock(file) or _is_dead(_read(path))
+    except BlockingIOError:
+        is_ours = False
+    if not is_ours or not _is_at(file, path):
         file.close()
-        return None
-    if not _is_at(file, path):
-        file.close()
-        return _take(path)
+        return _take(path) if is_ours else None
     file.truncate(0)
     since = datetime.now().astimezone().isoformat(timespec="seconds")
     json.dump({"host": socket.gethostname(), "pid": os.getpid(), "since": since}, file)
     file.flush()
     os.fsync(file.fileno())
     return file
-
-
-def _lock(file: TextIO, path: Path) -> bool:
-    try:
-        return lock(file) or _is_dead(_read(path))
-    except BlockingIOError:
-        return False
 
 
 def _is_at(file: TextIO, path: Path) -> bool:

@@ -6,14 +6,14 @@ import re
 from dataclasses import replace
 
 import torch
+from corpora import corpus_of
 from pytest import approx, fixture, mark
 
 from deepnmt.analysis.config import GradientTrial
-from deepnmt.analysis.gradients import arms, hurried, measure_gradients, narrowed
+from deepnmt.analysis.gradients import arms, measure_gradients, narrowed, with_short_warmup
 from deepnmt.analysis.training_speed import random_corpus, typical_lengths
 from deepnmt.cli import main
 from deepnmt.config import load_recipe
-from deepnmt.data.dataset import Corpus
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.transformer import Transformer
 from deepnmt.training.config import TrainingConfig
@@ -27,7 +27,7 @@ TRAINING = TrainingConfig(max_steps=10, lr=1e-2, warmup_steps=1)
 
 @fixture
 def corpora():
-    return {"train": Corpus.of([[5, 6, 7]] * 8, [[8, 9]] * 8)}
+    return {"train": corpus_of([[5, 6, 7]] * 8, [[8, 9]] * 8)}
 
 
 def test_the_norms_are_those_of_a_plain_backward_pass(corpora):
@@ -57,7 +57,7 @@ def test_the_gradient_of_a_deep_post_norm_encoder_vanishes_and_the_others_does_n
     """The paper's section 5.1, in a few seconds."""
     recipe = load_recipe("en-de-pre-20l", ["model.source_vocab_size=200", "model.target_vocab_size=200"])
     model = narrowed(recipe.model, 32)
-    training = hurried(recipe.training, 16)
+    training = with_short_warmup(recipe.training, 16)
     shares = {}
     corpora = {"random": random_corpus(typical_lengths(2000), model)}
     for name, arm in arms(model).items():

@@ -1,12 +1,13 @@
 """Learning curves of runs, read from their logs: points, names, tables, charts; and what is refused."""
 
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 
 from pytest import fixture, mark, raises
 
 import deepnmt
-from deepnmt.analysis.learning_curves import Point, charts, read_points
+from deepnmt.analysis.learning_curves import Point, draw, read_points
 from deepnmt.cli import main
 from deepnmt.errors import InputError
 
@@ -84,12 +85,13 @@ def test_the_table_of_a_long_run_keeps_its_last_row(tmp_path):
 
 
 def test_charts_leave_out_the_beginning_but_no_run(runs):
-    drawn = charts(deepnmt.inspect_curves(*runs))
-    assert [axes.x_label for _, axes in drawn] == 2 * ["updates", "target tokens", "minutes of training"]
-    (fast, slow), axes = drawn[2]
-    assert axes.title == "Validation loss below 3.10"
-    assert fast.points == [(0.5, 2.0)] and slow.points == [(1.0, 3.0), (1.5, 2.5), (2.0, 2.6)]
-    assert [len(line.points) for line in drawn[3][0]] == [0, 4]
+    drawn = draw(deepnmt.inspect_curves(*runs))
+    for picture, label in zip(drawn, 2 * ["updates", "target tokens", "minutes of training"], strict=True):
+        assert f">{label}</text>" in picture
+    assert "Validation loss below 3.10" in drawn[2]
+    points = [re.findall(r"<title>(.+?)</title>", picture) for picture in drawn]
+    assert points[2] == ["fast: 2 at 0.5", "slow: 3 at 1", "slow: 2.5 at 1.5", "slow: 2.6 at 2"]
+    assert len(points[3]) == 4 and all(point.startswith("slow") for point in points[3])
 
 
 @mark.parametrize("suffix", [".svg", ".html", ".png", ".csv", ".json"])

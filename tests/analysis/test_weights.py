@@ -70,7 +70,7 @@ def test_a_column_holds_the_weights_of_one_output_in_all_that_follows():
     assert weights.profile(1) == [("x1", 3.0), ("x2", 5.0)]
     wide = weights_of([[1, 0], [2, 3], [4, 5]])
     assert wide.profile(1) == [("x1", 3.0), ("x2", 5.0)]
-    with raises(InputError, match="--column 3: the encoder has columns 0 to 2"):
+    with raises(InputError, match="column = 3: the encoder has columns 0 to 2"):
         weights.profile(3)
 
 
@@ -161,6 +161,13 @@ def test_labels_do_not_overlap():
     for picture in drawn:
         places = [float(x) for x, text in re.findall(r"<text x='(\S+)'[^>]*>([^<]*)<", picture) if text in names]
         assert len(places) >= 10 and min(np.diff(places)) > 5.5 * len("layer 30")
+
+
+def test_a_long_title_of_a_narrow_chart_is_not_cut():
+    title = "weight of y2 in the encoder"
+    for picture in (heat_map([[1.0]], ["x1"], ["y0"], title), bar_chart([("x3", 1.0)], title, "weight")):
+        width, left = (float(re.search(f"{name}='([0-9.]+)'", picture)[1]) for name in ("width", "<text x"))
+        assert width - left >= 8.7 * len(title)  # in bold DejaVu Sans, which is wide
 
 
 def test_in_a_pipe_there_are_plain_numbers(folder, capsys):

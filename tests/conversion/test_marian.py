@@ -129,7 +129,7 @@ def settings(text):
 
 POST = "type: transformer\ntransformer-heads: 2\ntransformer-postprocess: dan\n"
 REFUSALS = {
-    "an unknown array": ({"encoder_l1_gate_W": np.ones((2, 2))}, "has the parameter encoder_l1_gate_W, which deepnmt"),
+    "an unknown array": ({"encoder_l1_gate_W": np.ones((2, 2))}, "uses the parameter encoder_l1_gate_W, which deepnmt"),
     "a missing array": ({"decoder_l1_self_Wq": None}, "decoder.layers.0.attention"),
     "no settings": ({"special:model.yml": None}, "is not a Marian model: it has no special:model.yml"),
     "another type": (settings("type: s2s\n"), "uses type = s2s, which deepnmt does not support"),

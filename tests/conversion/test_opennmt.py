@@ -199,7 +199,7 @@ class TestRefusals:
         name = "decoder.transformer_layers.0.self_attn.linear_keys.weight"
         for shape in ((), (3, 8), (0, 8)):
             stored["model"][name] = torch.zeros(shape)
-            assert "the shapes of its weights do not belong together" in self.refusal(tmp_path, stored)
+            assert "the shapes of its weights do not match" in self.refusal(tmp_path, stored)
         for heads in (0, 3):
             stored["opt"].heads = heads
             assert self.refusal(tmp_path, stored) == f"FILE: heads = {heads} does not divide the width 8"
@@ -242,9 +242,9 @@ class TestRefusals:
 
     def test_options(self, checkpoints, tmp_path):
         checkpoint, out = checkpoints / "v2.pt", tmp_path / "MODEL"
-        with pytest.raises(InputError, match="--source-dict is not used with opennmt-py, whose checkpoint has the voc"):
+        with pytest.raises(InputError, match="`source_dict` is not used with opennmt-py, whose checkpoint has the voc"):
             convert(checkpoint, out, source_dict="dict.txt")
-        with pytest.raises(InputError, match=r"also give --codes or --tokenizer$"):
+        with pytest.raises(InputError, match=r"also give `codes` or `tokenizer`$"):
             convert(checkpoint, out, tokenizer=[])
         (tmp_path / "codes").write_text("#version: 0.2\nh e\n", encoding="utf-8")
         with pytest.raises(InputError, match="no symbol that ends in @@, as those of subword-nmt do"):

@@ -210,7 +210,7 @@ def test_settings_that_deepnmt_does_not_support_are_refused_by_name(folder, tmp_
 STATES = {
     "an unknown parameter": (
         {"encoder.layers.0.lhuc.weight": torch.ones(8)},
-        "has the parameter encoder.layers.0.lhuc.weight, which deepnmt does not support",
+        "uses the parameter encoder.layers.0.lhuc.weight, which deepnmt does not support",
     ),
     "a gate that the config lacks": ({"encoder.layers.0.ff.linear.bias": torch.ones(16)}, "encoder.layers.0.ff.linear"),
     "int8": (
@@ -299,7 +299,7 @@ def test_parameters_of_deepspeed_are_refused_with_the_remedy(folder, tmp_path):
 
 
 def test_the_folder_has_the_dictionaries(tmp_path):
-    with pytest.raises(InputError, match="--source-dict is not used with sockeye, whose checkpoint has the vocabular"):
+    with pytest.raises(InputError, match="`source_dict` is not used with sockeye, whose checkpoint has the vocabular"):
         deepnmt.convert(STORED / "pre", tmp_path / "MODEL", **CODES, source_dict="dict.txt")
-    with pytest.raises(InputError, match="to convert tokenisers, also give --codes or --tokenizer"):
+    with pytest.raises(InputError, match="to convert tokenisers, also give `codes` or `tokenizer`"):
         deepnmt.convert(STORED / "pre", tmp_path / "MODEL", **LANGUAGES)

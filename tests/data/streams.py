@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from corpora import corpus_of
 
 from deepnmt.data.batching import BatchStream, Update
 from deepnmt.data.collate import AnyBatch, Batch
@@ -19,7 +20,7 @@ def make_corpus(size: int, longest: int = 20, seed: int = 0) -> Corpus:
     lengths = rng.integers(0, longest, size)
     others = np.clip(lengths + rng.integers(-3, 4, size), 0, longest)
     source, target = ([rng.integers(4, 60_000, n).tolist() for n in side] for side in (lengths, others))
-    return Corpus.of(source, target)
+    return corpus_of(source, target)
 
 
 def epoch_of(stream: BatchStream) -> list[Update]:

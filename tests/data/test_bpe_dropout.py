@@ -73,7 +73,7 @@ def test_without_a_skip_it_is_the_encoding_of_sentencepiece(kind: str, text: str
 def test_a_sentence_that_drops_nothing_keeps_its_ids(kind: str) -> None:
     tokenizer = Tokenizer(MODELS[kind], Preprocessor("en"))
     usual = tokenizer.encode_batch(SENTENCES)
-    assert tokenizer.resample(usual, KEYS, 1e-18) == usual
+    assert tokenizer.with_dropout(1e-18)(usual, KEYS) == usual
 
 
 def subword_nmt() -> Tokenizer:
@@ -90,24 +90,24 @@ def tokenizer_of(kind: str) -> Tokenizer:
 @pytest.mark.parametrize("kind", ["cut", "theirs", "theirs, across spaces", "theirs, with symbols", "subword-nmt"])
 def test_the_text_stays_and_the_key_alone_decides(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = tokenizer_of(kind).encode_batch(SENTENCES)
-    sampled = tokenizer_of(kind).resample(usual, KEYS, 0.3)
+    sampled = tokenizer_of(kind).with_dropout(0.3)(usual, KEYS)
     tokenizer = tokenizer_of(kind)
     assert list(map(tokenizer.decode, sampled)) == list(map(tokenizer.decode, usual))
     assert sum(map(len, sampled)) > sum(map(len, usual))
     order = np.random.default_rng(0).permutation(len(usual))
-    again = tokenizer_of(kind).resample([usual[i] for i in order], KEYS[order], 0.3)
+    again = tokenizer_of(kind).with_dropout(0.3)([usual[i] for i in order], KEYS[order])
     assert again == [sampled[i] for i in order]
-    other = tokenizer_of(kind).resample(usual, sentence_keys(8, np.arange(len(usual))), 0.3)
+    other = tokenizer_of(kind).with_dropout(0.3)(usual, sentence_keys(8, np.arange(len(usual))))
     assert sum(one != two for one, two in zip(sampled, other, strict=True)) > 150
     monkeypatch.setattr(bpe_dropout, "_MAX_CACHED_CHARACTERS", 0)  # the plain way: every word merged anew
-    assert tokenizer_of(kind).resample(usual, KEYS, 0.3) == sampled
+    assert tokenizer_of(kind).with_dropout(0.3)(usual, KEYS) == sampled
 
 
 def test_no_symbol_becomes_unknown() -> None:
     tokenizer = tokenizer_of("cut, no bytes")
     lines = tokenizer.encode_batch(line.partition(",")[0] for line in SENTENCES)
     usual = [ids for ids in lines if tokenizer.unk_id not in ids]
-    sampled = tokenizer.resample(usual, KEYS[: len(usual)], 0.5)
+    sampled = tokenizer.with_dropout(0.5)(usual, KEYS[: len(usual)])
     assert len(usual) > 100
     assert not any(tokenizer.unk_id in ids for ids in sampled)
 
@@ -116,7 +116,7 @@ def test_tags_stay_and_sentences_with_unknown_symbols_are_left_alone(tokenizers:
     tokenizer = tokenizers.source
     texts = ["<bt> the dog sees it", "Der Hund, ħ 漢 <0x41>", "", "<bt>"]
     ids = tokenizer.encode_batch(texts)
-    resampled = tokenizer.resample([*ids, [5, 3, 6]], KEYS[:5], 0.6)
+    resampled = tokenizer.with_dropout(0.6)([*ids, [5, 3, 6]], KEYS[:5])
     assert [tokenizer.decode(sentence) for sentence in resampled[:4]] == texts
     assert resampled[0][0] == tokenizer.opening("<bt>")[0]
     assert resampled[0] != ids[0]
@@ -131,7 +131,7 @@ def test_other_models_are_refused_by_name() -> None:
         (ListedPieces(theirs.model, theirs.pieces[4:]), "needs subwords learned by deepnmt prepare"),
     ):
         with pytest.raises(InputError, match=message):
-            Tokenizer(subwords, Preprocessor("en")).resample([[5]], KEYS[:1], 0.1)
+            Tokenizer(subwords, Preprocessor("en")).with_dropout(0.1)([[5]], KEYS[:1])
 
 
 def distribution(merge: Merge, word: str, p: float) -> dict[tuple[int, ...], float]:

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from corpora import corpus_of
 from hypothesis import given
 from hypothesis import strategies as st
 from streams import EOS, epoch_of, rows_of
@@ -61,9 +62,9 @@ def test_a_stream_mixes_corpora_by_weight_and_reads_each_from_its_own(layout: st
 
     def corpus(size: int, first: int) -> Corpus:
         sides = [[rng.integers(first, first + 100, rng.integers(0, 9)).tolist() for _ in range(size)] for _ in range(2)]
-        return Corpus.of(*sides)
+        return corpus_of(*sides)
 
-    corpora = {"genuine": corpus(40, 100), "empty": Corpus.of([], []), "back": corpus(100, 300)}
+    corpora = {"genuine": corpus(40, 100), "empty": corpus_of([], []), "back": corpus(100, 300)}
     config = BatchingConfig(tokens_per_batch=64, layout=layout, weights={"back": 0.5})  # type: ignore[arg-type]
     meta = {"train": [{"name": "genuine", "weight": 3.0}, {"name": "empty"}, {"name": "back", "weight": 9.0}]}
     stream = BatchStream.of(Dataset(Path(), meta, corpora, None, None), config, seed=0)

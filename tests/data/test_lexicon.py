@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from corpora import corpus_of
 
 from deepnmt.data import lexicon
 from deepnmt.data.dataset import Corpus
@@ -19,7 +20,7 @@ def known_corpus(pairs: int, seed: int = 1) -> Corpus:
     """Source symbol n is translated by n + 5; a full stop ends every target."""
     rng = random.Random(seed)
     sources = [[rng.randrange(4, 20) for _ in range(rng.randint(1, 6))] for _ in range(pairs)]
-    return Corpus.of(sources, [[*(n + 5 for n in reversed(source)), STOP] for source in sources])
+    return corpus_of(sources, [[*(n + 5 for n in reversed(source)), STOP] for source in sources])
 
 
 def plain_counts(corpus: Corpus) -> dict[tuple[int, int], float]:
@@ -60,10 +61,10 @@ def test_lists_are_those_of_a_plain_twin():
 
 def test_a_corpus_in_parts_or_empty_sentences_change_little(monkeypatch):
     corpus = known_corpus(200)
-    odd = Corpus.of([[], [4], []], [[9], [], []])
+    odd = corpus_of([[], [4], []], [[9], [], []])
     whole, frequencies = learn_lexicon([corpus], SIZES, best=1, pairs=1000)
     monkeypatch.setattr(lexicon, "SYMBOL_PAIRS", 1000)
-    parts, again = learn_lexicon([corpus, odd, Corpus.of([], [])], SIZES, best=1, pairs=1000)
+    parts, again = learn_lexicon([corpus, odd, corpus_of([], [])], SIZES, best=1, pairs=1000)
     assert np.array_equal(parts, whole) and np.array_equal(again, frequencies)
 
 

@@ -101,10 +101,9 @@ def test_held_out_sets_are_given_by_direction(tmp_path: Path, files: Any) -> Non
     dataset = prepared(tmp_path / "data", files, valid_directions=valid, test_directions=test, keep=["overlap"])
     assert [part.languages for part in dataset.valid_directions] == [("de", "en"), ("de", "xx")]
     assert dataset.valid is not None and dataset.valid_text is not None
-    source = dataset.tokenizers.source
     targets = [part.languages[1] for part in dataset.valid_directions for _ in part.source]
     for i, target in enumerate(targets):
-        ids = source.for_language("de", target).encode(dataset.valid_text[0][i])
+        ids = dataset.tokenizers.for_languages("de", target).source.encode(dataset.valid_text[0][i])
         assert dataset.valid.source[i].tolist() == ids
     assert dataset.meta["test"]["directions"] == [["en", "de", 150]]
 

@@ -479,7 +479,7 @@ def test_the_current_folder_is_not_replaced(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     for out in (".", ".."):
-        with pytest.raises(InputError, match="is the current folder or contains it; choose another --out"):
+        with pytest.raises(InputError, match="is the current folder or contains it; choose another `out`"):
             make(tmp_path, english_german(50), out=out, overwrite=True)
 
 
@@ -519,7 +519,7 @@ def test_a_symbolic_link_to_a_dataset_stays_a_link(tmp_path: Path) -> None:
 
 def test_a_dataset_is_replaced_only_when_asked_and_other_folders_never(tmp_path: Path) -> None:
     make(tmp_path, english_german(50))
-    with pytest.raises(InputError, match="already exists; choose another --out or pass --overwrite"):
+    with pytest.raises(InputError, match="already exists; choose another `out` or pass `overwrite=True`"):
         make(tmp_path, english_german(60))
     assert len(Dataset.open(tmp_path / "data").train["train"]) == 50
     (tmp_path / "data" / "dataset.json").unlink()

@@ -2,6 +2,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from corpora import corpus_of
 from streams import PAD, epoch_of, rows_of
 
 from deepnmt.data.batching import BatchingConfig, BatchStream, Update
@@ -35,7 +36,7 @@ def make_stream(layout: str, **rest: Any) -> tuple[Corpus, BatchStream]:
     rng = np.random.default_rng(0)
     lengths = rng.integers(0, 30, 300)
     sides = [[(2 * rng.integers(500, 999, n)).tolist() for n in lengths] for _ in range(2)]
-    corpus = Corpus.of(*sides)
+    corpus = corpus_of(*sides)
     config = BatchingConfig(tokens_per_batch=128, layout=layout, bpe_dropout=0.1)  # type: ignore[arg-type]
     functions = (split_symbols, split_symbols)
     return corpus, BatchStream({"a": corpus}, config, seed=1, resample=functions, tokens_per_update=256, **rest)
@@ -84,7 +85,7 @@ def test_every_sentence_batch_side_and_epoch_has_a_key_of_its_own() -> None:
         keys.extend(given.tolist())
         return rows
 
-    corpus = Corpus.of([[5]] * 500, [[5]] * 500)
+    corpus = corpus_of([[5]] * 500, [[5]] * 500)
     stream = BatchStream(
         {"a": corpus}, BatchingConfig(tokens_per_batch=32, bpe_dropout=0.1), seed=1, resample=(record, record)
     )
@@ -95,7 +96,7 @@ def test_every_sentence_batch_side_and_epoch_has_a_key_of_its_own() -> None:
 
 def test_dropout_without_a_way_to_segment_is_a_mistake() -> None:
     with pytest.raises(ValueError, match="bpe_dropout needs"):
-        BatchStream({"a": Corpus.of([[5]], [[5]])}, BatchingConfig(bpe_dropout=0.1), seed=0)
+        BatchStream({"a": corpus_of([[5]], [[5]])}, BatchingConfig(bpe_dropout=0.1), seed=0)
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])

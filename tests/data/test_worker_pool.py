@@ -121,6 +121,8 @@ def test_forks_use_what_cannot_be_pickled(forks: ForkedWorkers) -> None:
 def test_a_fork_that_dies_is_an_error_not_a_hang(forks: ForkedWorkers) -> None:
     with pytest.raises(RunError, match="try fewer threads"):
         list(forks.as_done([1, 99, 2]))
+    with pytest.raises(RunError, match="try fewer threads"):  # also if it died between two calls
+        list(forks.as_done([1]))
 
 
 def test_forks_end_with_their_block_in_the_middle_of_a_task() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deepnmt.analysis.generation_speed import with_depth
+from deepnmt.analysis.generation_speed import depth_variants
 from deepnmt.cli import main
 from deepnmt.config import load_recipe
 
@@ -42,8 +42,8 @@ def test_the_table_has_a_line_for_the_preset(capsys):
 
 def test_depths_change_one_side_at_a_time():
     config = load_recipe("en-de-pre-base").model
-    assert with_depth(config, [], []) == [config]
-    variants = with_depth(config, [16, 30], [4])
+    assert depth_variants(config, [], []) == [config]
+    variants = depth_variants(config, [16, 30], [4])
     assert [(v.encoder.num_layers, v.decoder.num_layers) for v in variants] == [(16, 6), (30, 6), (6, 4)]
 
 

@@ -98,6 +98,11 @@ def test_an_interrupted_job_resumes_to_the_identical_file(random_model, source, 
     assert resumed.read_bytes() == whole.read_bytes()
 
 
+def test_a_full_device_is_named(digits_model, source, capsys):
+    assert run("translate", digits_model, "--input", source, "--output", "/dev/full") == 1
+    assert capsys.readouterr().err == "deepnmt: No space left on device: /dev/full\n"
+
+
 @pytest.mark.parametrize("changed", ["options", "prefixes"])
 def test_another_job_does_not_continue_one(random_model, source, tmp_path, monkeypatch, changed):
     prefixes, output, original = tmp_path / "prefixes", tmp_path / "out", Translator.translate_nbest

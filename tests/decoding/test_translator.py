@@ -327,7 +327,9 @@ def test_output_rows_without_a_piece_are_never_chosen(digits_model, tmp_path, se
     logits = load_model(folder)(torch.tensor([[5, EOS]]), torch.tensor([[EOS]]))
     assert logits.argmax() >= translator.tokenizers[0].target.vocab_size
     assert translator.translate(SOURCES[:3], **settings)
-    with pytest.raises(InputError, match=r"digits has \d+ output rows, but .*larger has \d+: no ensemble of the two"):
+    with pytest.raises(
+        InputError, match=r"digits has \d+ output rows, but .*larger has \d+: they cannot form an ensemble"
+    ):
         Translator([folder, digits_model])
 
 

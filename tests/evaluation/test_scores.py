@@ -118,7 +118,7 @@ def test_which_scores_suit_which_languages() -> None:
     assert list(chosen) == ["bleu_lower", "ter"]
     unknown = score(GERMAN_OUT, GERMAN)
     assert not any("multi" in name for name in unknown)
-    assert any("--target-lang" in notice for notice in unknown.notices)
+    assert any("needs the target language" in notice for notice in unknown.notices)
 
 
 def test_chinese_is_scored_by_character() -> None:
@@ -195,7 +195,7 @@ def test_scores_are_read_by_name_and_unknown_names_are_told_what_there_is() -> N
         (lambda: score(["a"], []), "no reference"),
         (lambda: score_files([__file__], []), "no reference"),
         (lambda: score(["a"], ["a"], metrics=["blue"]), "unknown score 'blue'; choose from bleu,"),
-        (lambda: score(["a"], ["a"], metrics=["multi_bleu"]), "add --target-lang"),
+        (lambda: score(["a"], ["a"], metrics=["multi_bleu"]), "add target_lang"),
     ],
 )
 def test_refusals(call, message: str) -> None:  # type: ignore[no-untyped-def]

@@ -69,7 +69,7 @@ def test_systems_that_differ_in_few_sentences_are_not_told_apart_by_exchanging_t
 def test_a_bootstrap_of_few_lines_is_said_to_mislead() -> None:
     for size, said in ((29, True), (30, False)):
         _, (_, found) = compare([("a", GOOD[:size]), ("b", BAD[:size])], REFERENCE[:size], metrics=["bleu"], samples=9)
-        assert any("use --test randomization" in notice for notice in found.notices) is said
+        assert any("use the randomization test" in notice for notice in found.notices) is said
 
 
 def test_kinds_of_bleu_that_share_a_name_in_sacrebleu_stay_apart() -> None:

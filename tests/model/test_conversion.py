@@ -250,7 +250,7 @@ class TestRefusals:
     )
     def test_unknown_tensor_by_name(self, tmp_path, stored, name):
         stored["model"][name] = torch.ones(2)
-        assert refusal(tmp_path, stored) == f"FILE has the parameter {name}, which deepnmt does not support"
+        assert refusal(tmp_path, stored) == f"FILE uses the parameter {name}, which deepnmt does not support"
 
     def test_missing_tensor_by_name(self, tmp_path, stored):
         del stored["model"]["encoder.embed_tokens.weight"]
@@ -275,7 +275,7 @@ class TestRefusals:
             assert refusal(tmp_path, wrong) == f"FILE: {name} has 0 dimensions instead of {rank}"
         name = "decoder.layers.0.encoder_attn.in_proj_bias"
         stored["model"][name] = torch.tensor(1.0)
-        assert refusal(tmp_path, stored) == f"FILE has the parameter {name}, which deepnmt does not support"
+        assert refusal(tmp_path, stored) == f"FILE uses the parameter {name}, which deepnmt does not support"
 
     def test_projections_of_different_widths(self, tmp_path):
         model = scrambled(tiny_config(), torch.float32)
@@ -437,5 +437,5 @@ class TestFairseq:
         assert "activation_fn = tanh" in refusal(tmp_path, stored, convert_fairseq)
         stored = checkpoint(model, fairseq_state(model))
         stored["model"]["encoder.layernorm_embedding.weight"] = torch.ones(DIM)
-        message = "FILE has the parameter encoder.layernorm_embedding.weight, which deepnmt does not support"
+        message = "FILE uses the parameter encoder.layernorm_embedding.weight, which deepnmt does not support"
         assert refusal(tmp_path, stored, convert_fairseq) == message

@@ -7,7 +7,7 @@ import torch
 from model_variants import CASE_IDS, CASES, PAD, case_config, padded, scrambled, sentences, tiny_config
 from pytest import mark, raises
 
-from deepnmt.analysis.size import measure, total
+from deepnmt.analysis.size import measure
 from deepnmt.model.config import StackConfig
 from deepnmt.model.sequences import PackedSequences
 from deepnmt.model.transformer import Transformer
@@ -143,21 +143,6 @@ def test_recomputing_activations_changes_no_gradient(case):
     torch.testing.assert_close(found[True], found[False], rtol=1e-6, atol=1e-6)
 
 
-def test_attention_of_a_step_is_the_last_layers_mean_over_heads():
-    model = scrambled(tiny_config())
-    source, (target,) = padded(sentences(6, 4)), sentences(2, seed=2)
-    seen = []
-    last = model.decoder.layers[-1].cross_attention
-    last.register_forward_pre_hook(lambda module, inputs: seen.append(inputs))
-    _, cache = model.step(target, model.start(model.encode(source), need_attention=True))
-    x, memory, _ = seen[0]
-    query = last.query(x).unflatten(-1, (4, -1))
-    products = torch.einsum("bhd,bhsd->bhs", query, memory.keys) / query.shape[-1] ** 0.5
-    expected = products.masked_fill((source == 1)[:, None], -torch.inf).softmax(-1).mean(1)
-    torch.testing.assert_close(cache.attention.double(), expected, rtol=1e-5, atol=1e-6)
-    assert model.step(target, model.start(model.encode(source)))[1].attention is None
-
-
 def test_widths_heads_and_depths_of_the_stacks_are_independent():
     """The paper's "+ big encoder"."""
     config = tiny_config(share_embeddings=False, source_vocab_size=20, tie_output=False, activation="swiglu")
@@ -188,4 +173,4 @@ def test_a_sentence_beyond_learned_positions_is_refused_in_words():
 def test_every_parameter_has_its_place_in_the_table_of_sizes(case):
     config = case_config(*case)
     parameters = sum(parameter.numel() for parameter in Transformer(config).parameters())
-    assert total(measure(config)).parameters == parameters
+    assert sum(part.parameters for part in measure(config)) == parameters

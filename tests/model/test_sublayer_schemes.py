@@ -139,7 +139,11 @@ def embedded(embedding, ids):
     return embedding.scale * embedding.tokens.weight[ids] + embedding.positions(places)
 
 
-@mark.parametrize("kind", SUBLAYERS)
+def test_every_scheme_has_its_equation_here():
+    assert RULES.keys() == SUBLAYERS.keys()
+
+
+@mark.parametrize("kind", RULES)
 def test_a_model_is_what_the_equation_says(kind):
     model = scrambled(tiny_config(norm=kind))
     (source,), (target,) = sentences(6), sentences(5, seed=2)

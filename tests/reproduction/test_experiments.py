@@ -63,17 +63,17 @@ def test_in_small_no_arm_is_tuned_more_than_another(name, scale):
 def test_a_sweep_has_every_arm_at_every_rate_and_nothing_else_differs():
     runs, rates = planned("beyond-rates", "multi30k"), (5e-4, 1e-3, 2e-3)
     own = {arm.label for arm in PAPER["beyond"].arms if arm.depth == 18}
-    assert {run.uses[0].label for run in runs} == {f"{label}, {rate:g}" for label in own for rate in rates}
+    assert {run.uses[0][1] for run in runs} == {f"{label}, {rate:g}" for label in own for rate in rates}
     for run in runs:
-        rate = run.uses[0].label.split(", ")[1]
+        rate = run.uses[0][1].split(", ")[1]
         assert run.recipe.training.lr == float(rate)
         assert run.recipe.model.encoder.num_layers == 18
     assert len({repr(to_table(replace(run.recipe.training, lr=1.0))) for run in runs}) == 1
 
 
 def test_table_7_has_two_settings_in_the_papers_ratio():
-    full = {run.uses[0].label: run.recipe.training for run in planned("table7", "full")}
-    small = {run.uses[0].label: run.recipe.training for run in planned("table7", "multi30k")}
+    full = {run.uses[0][1]: run.recipe.training for run in planned("table7", "full")}
+    small = {run.uses[0][1]: run.recipe.training for run in planned("table7", "multi30k")}
     for trainings in (full, small):
         base, deep = trainings["pre, base"], trainings["pre, deep"]
         assert deep.tokens_per_update == 2 * base.tokens_per_update
@@ -91,7 +91,7 @@ def test_a_batch_never_holds_more_than_an_update():
 
 @mark.parametrize("scale", SMALL)
 def test_big_stays_twice_as_wide_as_base(scale):
-    models = {run.uses[0].label: run.recipe.model for run in planned("table1", scale)}
+    models = {run.uses[0][1]: run.recipe.model for run in planned("table1", scale)}
     base, big = models["pre Base"], models["pre Big"]
     assert (big.encoder.dim, big.encoder.ffn_dim) == (2 * base.encoder.dim, 2 * base.encoder.ffn_dim)
     assert big.encoder.num_layers == base.encoder.num_layers
@@ -121,7 +121,7 @@ def test_arms_of_several_experiments_that_are_the_same_are_one_run():
     plan = Plan(experiments=experiments, scale=SCALES["multi30k"], seeds=1)
     runs = plan.runs(Budget(SCALES["multi30k"].tokens))
     shared = [run for run in runs if len(run.uses) == 3]
-    assert [use.label for use in shared[0].uses] == ["pre Base", "Transformer 6L", "pre 6L"]
+    assert [label for _, label in shared[0].uses] == ["pre Base", "Transformer 6L", "pre 6L"]
     assert len(runs) < sum(len(SCALES["multi30k"].arms(e)) for e in experiments.values())
 
 
@@ -168,6 +168,15 @@ def test_minutes_give_every_run_as_many_tokens_as_fit():
     expected = sum(estimate(run, "cuda").training + estimate(run, "cuda").aside for run in runs)
     assert 0.8 * 20 * 60 < expected < 20 * 60
     assert budget("table1", "europarl", 10_000).tokens == whole.tokens
+
+
+def test_a_cpu_with_more_cores_is_expected_to_be_faster(monkeypatch):
+    run, seconds = planned("table1", "multi30k")[0], {}
+    for cores in (1, 8):
+        monkeypatch.setattr("deepnmt.reproduction.runs.available_cores", lambda cores=cores: cores)
+        seconds[cores] = estimate(run, "cpu").training
+    assert 4 * seconds[8] < seconds[1] < 8 * seconds[8]
+    assert estimate(run, "cuda").training < seconds[8]
 
 
 def test_tokens_are_what_every_run_gets():

@@ -290,7 +290,7 @@ def test_gradients_and_curves_are_drawn(blocks):
 def test_where_it_comes_from_is_told(blocks, tmp_path):
     write_report(tmp_path, "Two <arms>", blocks([run_of("plain", 1, 40.0)]))
     for text in ((tmp_path / "report.md").read_text(), (tmp_path / "report.html").read_text()):
-        for needed in ("deepnmt reproduce two", "compound_bleu|sig", "device H200", "beam 4", "concurrent runs"):
+        for needed in ("deepnmt reproduce two", "compound_bleu|sig", "machine: H200", "beam 4", "concurrent runs"):
             assert needed in text
 
 
@@ -307,7 +307,7 @@ def test_a_report_of_speed_tells_the_machine_and_the_work():
     speed = {"workload": work, "precision": "fp32", "machine": {"device": "x86"}, "tokens_per_second": 9.0}
     run = run_of("plain", 1) | {"train": None, "speed": speed}
     built = text(report(content_of([run]), replace(two_arms.TWO, trains=False, measures=("speed",))))
-    assert "- machine: device x86" in built and "batches of 4 sentences, 8 subwords each, beam 2" in built
+    assert "- machine: x86" in built and "batches of 4 sentences, 8 subwords each, beam 2" in built
 
 
 def test_the_command_can_be_repeated_elsewhere():

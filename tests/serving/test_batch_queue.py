@@ -76,7 +76,7 @@ def test_a_batch_is_the_oldest_sentence_and_those_most_like_it():
 
 def test_memory_is_returned_once_after_work(monkeypatch):
     returned = []  # by which thread: workers of other tests may still be idling
-    monkeypatch.setattr(batch_queue, "IDLE", 0.01)
+    monkeypatch.setattr(batch_queue, "IDLE_SECONDS", 0.01)
     monkeypatch.setattr(batch_queue, "return_memory", lambda: returned.append(threading.current_thread()))
 
     async def run():

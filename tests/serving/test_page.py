@@ -407,6 +407,12 @@ def test_every_view_fits_a_phone_and_asks_nobody_else(browser, phrase_address, p
         browser.type("The house is old. " + "X" * 200)
         browser.wait(f"{TEXT}.startsWith('Das Haus ist alt.')")
     assert browser.evaluate("document.documentElement.scrollWidth") <= 360
+    if path == "/docs":
+        browser.wait("document.querySelectorAll('.scroll').length")
+        cut = (
+            "[...document.querySelectorAll('.scroll')].filter((table) => table.scrollWidth > table.clientWidth).length"
+        )
+        assert browser.evaluate(cut) == 0, "a table is cut off"
     small = """[...document.querySelectorAll('button, select')].filter((element) => element.offsetParent)
         .filter((element) => element.getBoundingClientRect().height < 36).map((element) => element.id)"""
     assert browser.evaluate(small) == [], "too small for a finger"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from corpora import corpus_of
 
 from deepnmt.config import Recipe
 from deepnmt.data.batching import BatchingConfig
@@ -54,7 +55,7 @@ def corpus(pairs: int = 120, seed: int = 0) -> Corpus:
     """Sentences and their reversals."""
     random = np.random.default_rng(seed)
     sources = [random.integers(4, VOCAB, random.integers(2, 9)).tolist() for _ in range(pairs)]
-    return Corpus.of(sources, [list(reversed(source)) for source in sources])
+    return corpus_of(sources, [list(reversed(source)) for source in sources])
 
 
 def dataset(train: Corpus | None = None, valid: Corpus | None = None) -> Dataset:

@@ -15,7 +15,6 @@ from deepnmt.errors import InputError, RunError
 from deepnmt.model.storage import fill, load_model
 from deepnmt.training.averaging import (
     average_weights,
-    best_window,
     choose_checkpoints,
     write_average,
 )
@@ -222,14 +221,6 @@ def test_choices_of_checkpoints(finished):
     assert names(choose_checkpoints(finished, last=2, kind="step")) == ["step-00000018", "step-00000020"]
     assert names(choose_checkpoints(finished, best=2)) == ["step-00000012", "step-00000008"]
     assert names(choose_checkpoints(finished, steps=[20, 12])) == ["step-00000020", "step-00000012"]
-
-
-def test_best_window_is_the_one_the_judge_likes_best(finished):
-    paths = choose_checkpoints(finished, last=3, kind="step")
-    opinions = iter([1.0, 3.0, 2.0])
-    window, scores = best_window(paths, lambda weights: next(opinions))
-    assert names(window) == ["step-00000018", "step-00000020"]
-    assert scores == [1.0, 3.0, 2.0]
 
 
 @pytest.mark.parametrize(

@@ -267,6 +267,6 @@ def test_an_error_ends_all_ranks_and_the_main_one_reports_it(ranks, error, messa
 
 def test_settings_that_no_rank_can_use_are_reported_once(tmp_path):
     results = run_ranks(2, ending, deepnmt.train, "demo", None, tmp_path / "run")
-    message = f"--data is missing, and {tmp_path / 'run'} contains no run to resume"
+    message = f"`data` is missing, and {tmp_path / 'run'} contains no run to resume"
     assert results == [("InputError", message), ("SystemExit", 2)]
     assert not (tmp_path / "run").exists()

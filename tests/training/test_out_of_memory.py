@@ -6,13 +6,14 @@ from functools import partial
 
 import pytest
 import torch
+from corpora import corpus_of
 from ranks import run_ranks
 from small import BATCHING, CPU, TRAINING, corpus, flat, losses, open_job, run_to_end, without_dropout
 
 from deepnmt.config import Recipe
 from deepnmt.data.batching import BatchStream
 from deepnmt.data.collate import PackedBatch, without_loss
-from deepnmt.data.dataset import Corpus, Dataset
+from deepnmt.data.dataset import Dataset
 from deepnmt.errors import InputError, RunError
 from deepnmt.training.assembly import plan_memory
 from deepnmt.training.distributed import World, join_world
@@ -130,7 +131,7 @@ def test_graph_is_recorded_again_for_the_smaller_shape_alone(tmp_path, monkeypat
 
 def test_room_grows_for_a_longer_sentence():
     short, long = [4] * 7, [5] * 50
-    stream = BatchStream({"train": Corpus.of([short] * 30 + [long], [short] * 30 + [long])}, PACKED, seed=1)
+    stream = BatchStream({"train": corpus_of([short] * 30 + [long], [short] * 30 + [long])}, PACKED, seed=1)
     batches = [stream.update(0, index).batches[0] for index in range(stream.updates_per_epoch(0))]
     with_long = [batch for batch in batches if max(batch.lengths()[0]) == 51]
     others = [batch for batch in batches if max(batch.lengths()[0]) == 8]

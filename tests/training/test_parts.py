@@ -240,7 +240,7 @@ def test_folders_that_must_not_be_overwritten_are_refused(tmp_path):
         check_folder(tmp_path, resume=True)
     write_text(tmp_path / "recipe.toml", to_toml(RECIPE))
     assert check_folder(tmp_path, resume=True)
-    with pytest.raises(InputError, match="already contains a run; resume it with --resume"):
+    with pytest.raises(InputError, match="already contains a run; resume it with `resume=True`"):
         check_folder(tmp_path, resume=False)
     with pytest.raises(InputError, match="is a file"):
         check_folder(tmp_path / "thesis.txt", resume=False)

@@ -146,7 +146,10 @@ def test_resuming_with_changed_data_is_refused(tmp_path, unchanged):
     other = dataset()
     other.tokenizers.target.subwords.pieces[7] = "other"
     try:
-        with unchanged(tmp_path), pytest.raises(InputError, match=r"has other subwords than .*; prepare it with --tok"):
+        with (
+            unchanged(tmp_path),
+            pytest.raises(InputError, match=r"has other subwords than .*; use `deepnmt"),
+        ):
             run_to_end(tmp_path, SHORT, data=other)
     finally:
         other.tokenizers.target.subwords.pieces[7] = "d"

@@ -12,6 +12,7 @@ import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import small  # one thread, here as in the processes that are started: the number of threads decides the last bit
@@ -180,7 +181,11 @@ def test_a_model_that_does_not_fit_is_not_trained_further(place, capsys, unchang
     for more, data, message in [
         (["model.encoder.num_layers=3"], "joint", f"{model} has model.encoder.num_layers = 2, but the recipe has 3"),
         (["model.encoder.connection=residual"], "joint", "connection.kind = dlcl, but the recipe has residual"),
-        (["model.share_embeddings=false"], "separate", f"has other subwords than {model}; prepare it with --tokenizer"),
+        (
+            ["model.share_embeddings=false"],
+            "separate",
+            f"has other subwords than {model}; use `deepnmt",
+        ),
     ]:
         with unchanged(place):
             assert main([*arguments(place, "unfit", *more, data=data), "--from", str(model)]) == 2
@@ -202,7 +207,7 @@ def test_signals_save_and_end_with_one_sentence(place, number, status):
         process.send(number)
         assert process.wait() == status
         last = process.output.strip().splitlines()[-1]
-    assert last.startswith("deepnmt: stopped after step ") and "--resume continues from there" in last
+    assert last.startswith("deepnmt: stopped after step ") and "from which the run can be resumed" in last
     step = int(last.split()[4].replace(",", ""))
     newest = place / run / json.loads((place / run / "last.json").read_text())["checkpoint"]  # of the step or its epoch
     assert json.loads((newest / "state.json").read_text())["run"]["step"] == step
@@ -293,15 +298,19 @@ def test_averaging_a_run(place, capsys, unchanged):
         assert message in capsys.readouterr().err
 
 
-def test_average_by_validation_bleu_tries_every_window(place, capsys, monkeypatch):
-    decoded = []
+@pytest.mark.parametrize(("opinions", "best"), [([3.0, 1.0], 1), ([1.0, 3.0], 2)])
+def test_average_by_validation_bleu_tries_every_window(place, capsys, monkeypatch, opinions, best):
+    decoded, values = [], iter(opinions)
+    scored = "deepnmt.api.average.quick_scores"
+    monkeypatch.setattr(scored, lambda *_: {"bleu": SimpleNamespace(value=next(values))})
     translate = Translator.translate
     monkeypatch.setattr(Translator, "translate", lambda self, *a, **s: decoded.append(s) or translate(self, *a, **s))
     given = ["average", str(place / "run"), "--last", "2", "--of", "steps", "--best-on-valid"]
-    assert main([*given, "--out", str(place / "chosen")]) == 0
+    assert main([*given, "--out", str(place / f"chosen-{best}")]) == 0
     told = capsys.readouterr().err
-    assert "average of the last 1: BLEU" in told and "average of the last 2: BLEU" in told
-    assert "valid_bleu" in json.loads((place / "chosen" / "meta.json").read_text())
+    assert told.count("average of the last ") == 2 and f"average of the last {best}: BLEU 3.00  (chosen)" in told
+    meta = json.loads((place / f"chosen-{best}" / "meta.json").read_text())
+    assert meta["valid_bleu"] == 3.0 and len(meta["averaged"]) == best
     assert [(given["beam"], given["length_penalty"]) for given in decoded] == [(2, 0.3)] * 2, "as the recipe decodes"
 
 
@@ -404,7 +413,7 @@ def test_a_rank_that_loses_another_ends_with_one_sentence(place, victim):
         left = ranks[1 - victim]
         assert left.wait(60) == 1
         last = left.output.strip().splitlines()[-1]
-    sentence = "lost another rank, which was killed or has crashed; --resume continues from the last checkpoint"
+    sentence = "lost another rank, which was killed or has crashed; the run can be resumed from its last checkpoint"
     assert last == f"deepnmt: {'' if victim else 'rank 1: '}{sentence}"
 
 

@@ -18,12 +18,12 @@ from deepnmt.data.conversion.text import (
     read_numbered,
     read_optional,
     read_pieces,
-    read_vocabulary,
 )
 from deepnmt.data.dataset import SIDES
 from deepnmt.data.sentence_pieces import ListedPieces
 from deepnmt.data.tokenizer import AS_IT_IS, LanguageTags, Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.errors import InputError
+from deepnmt.files import read_json
 from deepnmt.flat_yaml import read_flat_yaml
 
 _END, _UNKNOWN, _PADDING = "</s>", "<unk>", "<pad>"
@@ -37,14 +37,12 @@ def read(folder: Path, source_lang: str | None, target_lang: str | None) -> Fore
         if (folder / name).is_file():
             raise InputError(f"{folder / name}: a Marian model with subword-nmt codes is not supported")
     files, languages = _described(folder, source_lang, target_lang)
-    if (folder / "config.json").is_file():
-        vocabularies = [(read_vocabulary(vocabulary), model) for vocabulary, model in files]
-        decoding = decoding_defaults(folder)
-    else:
-        vocabularies, decoding = _of_marian(folder)
+    decoding = decoding_defaults(folder)
+    if not (folder / "config.json").is_file():
+        files, decoding = _of_marian(folder)
     sides, numbering = [], []
-    for side, (vocabulary, model), language in zip(SIDES, vocabularies, languages, strict=True):
-        pieces, tags, rows = _numbered(vocabulary, folder)
+    for side, (vocabulary, model), language in zip(SIDES, files, languages, strict=True):
+        pieces, tags, rows = _numbered(_vocabulary(vocabulary), folder)
         preprocessor = Preprocessor(language, normalization=AS_IT_IS)
         announced = LanguageTags("target", {tag[2:-2]: tag for tag in tags}) if tags and side == "source" else None
         sides.append(Tokenizer(ListedPieces.read(model, pieces), preprocessor, tags, announced))
@@ -90,8 +88,11 @@ def _numbered(vocabulary: dict[str, int], folder: Path) -> tuple[list[str], list
     return pieces, tags, special + [vocabulary[piece] for piece in (*pieces, *tags)]
 
 
-def _of_marian(folder: Path) -> tuple[list[tuple[dict[str, int], Path]], dict[str, Any]]:
-    """The vocabularies named in decoder.yml, or those found; a vocabulary may be a SentencePiece model."""
+def _of_marian(folder: Path) -> tuple[list[tuple[Path, Path]], dict[str, Any]]:
+    """The same in Marian's format, as named in decoder.yml or found, and the decoding settings.
+
+    A vocabulary may be a SentencePiece model.
+    """
     found = [folder / "decoder.yml", *sorted(folder.glob("*decoder.yml"))]
     path = next((path for path in found if path.is_file()), None)
     config: dict[str, Any] = read_flat_yaml(path.read_text(encoding="utf-8"), str(path)) if path else {}
@@ -106,15 +107,17 @@ def _of_marian(folder: Path) -> tuple[list[tuple[dict[str, int], Path]], dict[st
         if theirs in config
     }
     sides = (("source.spm", folder / names[0]), ("target.spm", folder / names[-1]))
-    return [(_vocabulary(path), path if path.suffix == ".spm" else folder / spm) for spm, path in sides], decoding
+    return [(path, path if path.suffix == ".spm" else folder / spm) for spm, path in sides], decoding
 
 
 def _vocabulary(path: Path) -> dict[str, int]:
-    """Read a .yml table of symbols and numbers, or a SentencePiece model."""
+    """Read a .json or .yml table of symbols and numbers, or a SentencePiece model."""
     if not path.is_file():
         raise InputError(f"{path} does not exist")
     if path.suffix == ".spm":
         return {piece: number for number, piece in enumerate(read_pieces(path))}
+    if path.suffix == ".json":
+        return checked_vocabulary(read_json(path), path)
     table = read_flat_yaml(path.read_text(encoding="utf-8"), str(path))
     numbers = {symbol: int(number) for symbol, number in table.items() if str(number).isdecimal()}  # type: ignore[arg-type]
     if len(numbers) < len(table):

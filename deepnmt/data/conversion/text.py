@@ -30,17 +30,13 @@ def chosen_languages(folder: Path, named: Sequence[str | None], *asked: str | No
     return source, target
 
 
-def read_vocabulary(path: Path) -> dict[str, int]:
-    return checked_vocabulary(read_json(path), path)
-
-
 def has_our_symbols(vocabulary: Mapping[str, int]) -> bool:
     return [vocabulary.get(symbol) for symbol in SPECIAL_PIECES] == [*range(len(SPECIAL_PIECES))]
 
 
 def read_numbered(path: Path) -> list[str]:
     """The symbols of a vocabulary that begins with our special ones, in order, without those."""
-    vocabulary = read_vocabulary(path)
+    vocabulary = checked_vocabulary(read_json(path), path)
     symbols = sorted(vocabulary, key=vocabulary.__getitem__)
     if not has_our_symbols(vocabulary) or vocabulary[symbols[-1]] != len(symbols) - 1:
         raise InputError(f"{path} must number its symbols from 0, beginning with {' '.join(SPECIAL_PIECES)}")

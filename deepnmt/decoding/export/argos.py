@@ -50,6 +50,6 @@ def check_package(path: Path, overwrite: bool) -> None:
     """Raise if the file exists, unless it may be overwritten and is a zip."""
     if path.exists():
         if not overwrite:
-            raise InputError(f"{path} already exists; choose another --out or pass --overwrite")
+            raise InputError(f"{path} already exists; choose another `out` or pass `overwrite=True`")
         if not (path.is_file() and zipfile.is_zipfile(path)):
-            raise InputError(f"{path} is not a package and will not be overwritten; choose another --out")
+            raise InputError(f"{path} is not a package and will not be overwritten; choose another `out`")

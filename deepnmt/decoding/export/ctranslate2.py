@@ -64,7 +64,7 @@ def write(model: Transformer, tokenizers: TokenizerPair, folder: Path, tell: Tel
     }
     tokens = {f"{name}_token": tokenizers.target.pieces[number] for name, number in special.items()}
     write_json(folder / "config.json", tokens | settings)
-    for side, tokenizer in (("source", tokenizers.source), ("target", tokenizers.target)):
+    for side, tokenizer in tokenizers.sides.items():
         if isinstance(tokenizer.subwords, SENTENCEPIECE):
             (folder / f"{side}.spm").write_bytes(normalising_model(tokenizer))
     return {}

@@ -66,7 +66,7 @@ def odd_sublayers(config: ModelConfig) -> Iterator[str]:
 
 def unlike_sentencepiece(tokenizers: TokenizerPair) -> Iterator[str]:
     """An obstacle for each kind of text processing that SentencePiece alone cannot do."""
-    for side, tokenizer in (("source", tokenizers.source), ("target", tokenizers.target)):
+    for side, tokenizer in tokenizers.sides.items():
         if tokenizer.preprocessor.pretokenizer != "none":
             yield (
                 f"it has no pretokenizer, and the {side} has {tokenizer.preprocessor.pretokenizer} (export --to onnx "

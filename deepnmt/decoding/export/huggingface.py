@@ -263,7 +263,7 @@ def _renamed(name: str) -> str:
 
 
 def _write_tokenizers(tokenizers: TokenizerPair, folder: Path) -> None:
-    for side, tokenizer in (("source", tokenizers.source), ("target", tokenizers.target)):
+    for side, tokenizer in tokenizers.sides.items():
         (folder / f"{side}.spm").write_bytes(normalising_model(tokenizer))
     write_json(folder / "vocab.json", _ids(tokenizers.source))
     if not tokenizers.shared:

@@ -40,7 +40,7 @@ def write(model: Transformer, tokenizers: TokenizerPair, folder: Path, tell: Tel
     num_layers = model.config.encoder.num_layers + model.config.decoder.num_layers
     tell(f"tracing {num_layers} layers, some seconds each")
     write_graphs(model, folder)
-    for side, tokenizer in (("source", tokenizers.source), ("target", tokenizers.target)):
+    for side, tokenizer in tokenizers.sides.items():
         _write_tokenizer(folder, side, tokenizer)
     return _description(model, tokenizers)
 
@@ -194,13 +194,12 @@ def _write_tokenizer(folder: Path, side: str, tokenizer: Tokenizer) -> None:
 
 def _description(model: Transformer, tokenizers: TokenizerPair) -> dict[str, Any]:
     config, stack = model.config, model.config.decoder
-    sides = {side: getattr(tokenizers, side) for side in ("source", "target")}
     return {
         "ids": {"bos": BOS, "pad": config.pad_id, "eos": EOS, "unk": UNK},
         "past": {"layers": stack.num_layers, "heads": stack.num_heads, "head_dim": stack.head_dim},
         "max_positions": config.position_limit,
         "tokenizers": {
             side: {"subwords": tokenizer.subwords.kind, "tags": list(tokenizer.tags)} | asdict(tokenizer.preprocessor)
-            for side, tokenizer in sides.items()
+            for side, tokenizer in tokenizers.sides.items()
         },
     }

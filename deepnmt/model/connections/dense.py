@@ -1,15 +1,11 @@
 """Dense residual connection: the input of a layer is the sum of all outputs below it."""
 
+from typing import ClassVar
+
+import torch
 from torch import Tensor, nn
 
-from deepnmt.model.connections.connection import (
-    Connection,
-    ConnectionConfig,
-    History,
-    Mixture,
-    StackShape,
-    lower_triangle,
-)
+from deepnmt.model.connections.connection import Connection, ConnectionConfig, History, Mixture, StackShape
 from deepnmt.model.kernels.mixture import mix
 
 
@@ -23,16 +19,22 @@ class Dense(Connection):
     y_k already contains its own input, so under pre-norm the scale doubles with every layer.
     """
 
-    Config = DenseConfig
+    Config: ClassVar[type[ConnectionConfig]] = DenseConfig
     grows = True
     is_mixture = True
 
-    def __init__(self, config: DenseConfig, shape: StackShape) -> None:
+    def __init__(self, config: ConnectionConfig, shape: StackShape) -> None:
         super().__init__(config, shape)
         self.count = shape.num_layers + 1
 
+    def share(self, count: int) -> float:
+        """The weight of each of the `count` outputs so far."""
+        return 1.0
+
     def mixture(self) -> Mixture:
-        return Mixture(lower_triangle(self.count).float().unsqueeze(2), [nn.Identity()] * self.count)
+        shares = torch.tensor([[self.share(row)] * self.count for row in range(1, self.count + 1)])
+        return Mixture(shares.tril().unsqueeze(2), [nn.Identity()] * self.count)
 
     def read(self, history: History) -> Tensor:
-        return mix(history, history[0].new_ones(len(history), 1).float())
+        count, device = len(history), history[0].device
+        return mix(history, torch.full((count, 1), self.share(count), device=device))

@@ -104,8 +104,9 @@ class Dlcl(Connection):
         for k, norm in enumerate(self.norms):
             norm.load_state_dict(shallow.norms[k if k < count else k - added].state_dict())
 
-    def matrix(self) -> Tensor:
-        return self.effective().detach().float().mean(2).cpu()
+    def matrix(self) -> Tensor | None:
+        mixture = self.mixture()
+        return None if mixture is None or mixture.matrix is None else mixture.matrix.detach().float().mean(2).cpu()
 
     def mixture(self) -> Mixture | None:
         return Mixture(self.effective(), list(self.norms))

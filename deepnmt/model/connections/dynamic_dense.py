@@ -1,6 +1,5 @@
 """Dynamic dense connections: a weighted sum of all outputs so far, with weights that depend on the position."""
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -8,19 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepnmt.model.connections.connection import Connection, ConnectionConfig, History, StackShape
+from deepnmt.model.connections.denseformer import DenseFormerConfig
 from deepnmt.model.kernels.mixture import PositionTape, open_position_tape
 from deepnmt.model.norms import inverse_rms
-from deepnmt.settings import check_bounds
 
 
-@dataclass(frozen=True, kw_only=True)
-class DynamicDenseConfig(ConnectionConfig):
+class DynamicDenseConfig(DenseFormerConfig):
     kind = "dynamic-dense"
-    dilation: int = 1  # a row reads every dilation-th output, counted back from the last
-    period: int = 1  # mix after every period-th layer and after the last; elsewhere the stack is residual
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "connection.dilation connection.period", least=1)
 
 
 class TapedHistory(History):

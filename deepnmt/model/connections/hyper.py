@@ -13,13 +13,17 @@ from deepnmt.settings import check_bounds
 
 
 @dataclass(frozen=True, kw_only=True)
-class HyperConfig(ConnectionConfig):
-    kind = "hyper"
+class StreamsConfig(ConnectionConfig):
     streams: int = 4
-    dynamic: bool = True  # add weights that depend on the streams
 
     def __post_init__(self) -> None:
         check_bounds(self, "connection.streams", least=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyperConfig(StreamsConfig):
+    kind = "hyper"
+    dynamic: bool = True  # add weights that depend on the streams
 
 
 @dataclass(frozen=True)

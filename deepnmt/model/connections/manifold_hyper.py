@@ -1,27 +1,20 @@
 """Manifold-constrained hyper-connections: the streams are mixed by doubly stochastic matrices, so none can explode."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from deepnmt.model.connections.connection import ConnectionConfig, StackShape
-from deepnmt.model.connections.hyper import Streams, StreamWeights
+from deepnmt.model.connections.connection import StackShape
+from deepnmt.model.connections.hyper import Streams, StreamsConfig, StreamWeights
 from deepnmt.model.norms import inverse_rms
-from deepnmt.settings import check_bounds
 
 ROUNDS = 20
 FAR = -8.0  # the logit of another stream at the start: its share is about exp(FAR)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ManifoldHyperConfig(ConnectionConfig):
+class ManifoldHyperConfig(StreamsConfig):
     kind = "manifold-hyper"
-    streams: int = 4
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "connection.streams", least=2)
 
 
 class ManifoldHyper(Streams):

@@ -60,16 +60,10 @@ class SparseDlcl(Dlcl):
     def read(self, history: SparseHistory) -> Tensor:
         return super().read(history) if history.inside is None else history.inside
 
-    def matrix(self) -> Tensor:
-        return self._whole().detach().cpu()
-
     def mixture(self) -> Mixture:
-        norms, depths = dict(zip(self.ends, self.norms, strict=True)), range(self.ends[-1] + 1)
-        return Mixture(self._whole().unsqueeze(2), [norms.get(depth, nn.Identity()) for depth in depths])
-
-    def _whole(self) -> Tensor:
         """With a row and a column for every layer."""
-        whole = torch.eye(self.ends[-1] + 1, device=self.weight.device)
+        norms, depths = dict(zip(self.ends, self.norms, strict=True)), range(self.ends[-1] + 1)
+        whole = torch.eye(len(depths), device=self.weight.device)
         ends = torch.tensor(self.ends, device=self.weight.device)
         whole[ends[:, None], ends] = self.effective()[:, :, 0]
-        return whole
+        return Mixture(whole.unsqueeze(2), [norms.get(depth, nn.Identity()) for depth in depths])

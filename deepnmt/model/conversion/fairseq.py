@@ -5,8 +5,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from deepnmt.errors import InputError
-from deepnmt.model.conversion.reading import ForeignModel, read_torch
+from deepnmt.model.conversion.reading import ForeignModel, read_torch, unsupported
 
 _NORMS = {
     ("encoder", "0"): "self_attn",
@@ -21,7 +20,7 @@ def read(path: Path) -> ForeignModel:
     foreign = read_torch(path)
     for name in ("no_token_positional_embeddings", "cross_self_attention", "no_cross_attention"):
         if foreign.settings.get(name):
-            raise InputError(f"{path} uses {name}, which deepnmt does not support")
+            raise unsupported(path, name)
     scaled = not foreign.settings.get("no_scale_embedding")
     return ForeignModel(path, with_names_of_today(foreign.state), foreign.settings, {"scale_embeddings": scaled})
 

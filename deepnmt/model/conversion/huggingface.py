@@ -59,20 +59,18 @@ def read_exported(folder: Path) -> ForeignModel:
     for positions, first in ((OURS, 2), (MARIANS, 0), (OURS, 0)):
         if are_sinusoids(table, positions == OURS, first):
             changes |= {"positions": positions, "first_position": first}
-            return _read(folder, config, "marian", changes, first)
+            return _read(folder, config, "marian", changes)
     raise InputError(f"{path}: embed_positions are not sinusoids")
 
 
-def _read(
-    folder: Path, config: Mapping[str, Any], model_type: str, changes: dict[str, Any], first_position: int = 0
-) -> ForeignModel:
+def _read(folder: Path, config: Mapping[str, Any], model_type: str, changes: dict[str, Any]) -> ForeignModel:
     if config.get("model_type") != model_type:
         raise InputError(f"{folder / CONFIG}: model_type is {config.get('model_type')!r}, not {model_type!r}")
     _check_settings(folder, config, IMPLIED)
     settings = {**config, "activation_fn": config.get("activation_function", "relu"), "pad": 1}
     path, state = _weights(folder)
     state = {name.removeprefix("model."): tensor for name, tensor in state.items()}
-    reaches_last = changes.get("positions", OURS) == OURS
+    reaches_last, first_position = changes.get("positions", OURS) == OURS, changes.get("first_position", 0)
     for name, table in state.items():
         if ".embed_positions." in name and not are_sinusoids(table, reaches_last, first_position):
             raise InputError(f"{path}: {name} are not the sinusoids of its class")

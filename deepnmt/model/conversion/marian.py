@@ -15,23 +15,23 @@ from torch import Tensor
 from deepnmt.errors import InputError
 from deepnmt.flat_yaml import read_flat_yaml
 from deepnmt.model.conversion import huggingface
-from deepnmt.model.conversion.reading import ForeignModel, read_arrays
+from deepnmt.model.conversion.reading import ForeignModel, check_settings, read_arrays, unsupported
 
 SETTINGS = "special:model.yml"
 # Settings that the names and shapes do not show, with what deepnmt computes.
 KNOWN = {
-    "type": {"transformer"},
-    "transformer-decoder-autoreg": {"self-attention"},
-    "transformer-train-position-embeddings": {"false"},
-    "transformer-no-affine": {"false"},
-    "transformer-flat-attention": {"false"},
-    "transformer-disable-position-embeddings": {"false"},
-    "transformer-attention-mask": {"default"},
-    "transformer-pool": {"false"},
-    "transformer-postprocess-emb": {"d", ""},
-    "right-left": {"false"},
-    "ulr": {"false"},
-    "factors-combine": {"sum"},
+    "type": ("transformer",),
+    "transformer-decoder-autoreg": ("self-attention",),
+    "transformer-train-position-embeddings": ("false",),
+    "transformer-no-affine": ("false",),
+    "transformer-flat-attention": ("false",),
+    "transformer-disable-position-embeddings": ("false",),
+    "transformer-attention-mask": ("default",),
+    "transformer-pool": ("false",),
+    "transformer-postprocess-emb": ("d", ""),
+    "right-left": ("false",),
+    "ulr": ("false",),
+    "factors-combine": ("sum",),
 }
 # The operations before a sub-layer, after it and on top (n: norm, a: add; d, dropout, is left out): post- and pre-norm.
 PLACEMENTS = (("", "an", ""), ("n", "a", "n"))
@@ -80,9 +80,7 @@ def _read_npz(path: Path) -> ForeignModel:
         raise InputError(f"{path} is not a Marian model: it has no {SETTINGS}")
     text = arrays.pop(SETTINGS).astype(np.uint8).tobytes().rstrip(b"\0").decode("utf-8", "replace")
     settings = read_flat_yaml(text, f"{path}, {SETTINGS}")
-    for name, values in KNOWN.items():
-        if name in settings and settings[name] not in values:
-            raise InputError(f"{path} uses {name} = {settings[name]}, which deepnmt does not support")
+    check_settings(path, settings, KNOWN)
     placement = tuple(str(settings.get(f"transformer-{name}", "")).replace("d", "") for name in PROCESSES)
     if placement not in PLACEMENTS:
         made = ", ".join(f"transformer-{name} = {settings.get(f'transformer-{name}', '')!r}" for name in PROCESSES)
@@ -115,4 +113,4 @@ def _renamed(path: Path, name: str, array: npt.NDArray[Any]) -> dict[str, Tensor
         if match := re.fullmatch(pattern, layer[3] if layer else name):
             parts = [{"o": "out", "scale": "weight"}.get(part, part) for part in match.groups()]
             return {prefix + theirs.format(*parts): tensor}
-    raise InputError(f"{path} has the parameter {name}, which deepnmt does not support")
+    raise unsupported(path, f"the parameter {name}")

@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 
 from deepnmt.errors import InputError
-from deepnmt.model.conversion.reading import ForeignModel, Placeholder, read_checkpoint, tensors_of
+from deepnmt.model.conversion.reading import (
+    ForeignModel,
+    Placeholder,
+    check_settings,
+    read_checkpoint,
+    tensors_of,
+    unsupported,
+)
 from deepnmt.model.storage import read_tensors
 
 # Classes and functions of version 2 in the pickle of its vocabularies.
@@ -82,15 +89,13 @@ def read(path: Path) -> ForeignModel:
     if not isinstance(opt, argparse.Namespace) or not isinstance(vocab, dict):
         raise InputError(f"{path} is not a checkpoint of OpenNMT-py 2 or 3: it needs opt and vocab")
     settings = vars(opt)
-    for name, values in KNOWN.items():
-        if (value := settings.get(name)) is not None and value not in values:
-            raise _unsupported(path, f"{name} = {value}")
+    check_settings(path, settings, KNOWN)
     start = str(vocab.get("decoder_start_token", "<s>"))
     if start not in STARTS:
-        raise _unsupported(path, f"decoder_start_token = {start}")
+        raise unsupported(path, f"decoder_start_token = {start}")
     foreign = ForeignModel(path, _renamed(path, _weights(path, stored)), settings)
     if settings.get("layer_norm") == "rms" and "encoder.layer_norm.bias" in foreign.state:
-        raise _unsupported(path, "RMSNorm in the layers but not after them, as in version 3.1")
+        raise unsupported(path, "RMSNorm in the layers but not after them, as in version 3.1")
     config = _positions(foreign) | {
         "norm_kind": "rms" if settings.get("layer_norm") == "rms" else "layer",
         "activation": ACTIVATIONS[settings.get("pos_ffn_activation_fn") or "relu"],
@@ -106,7 +111,7 @@ def read(path: Path) -> ForeignModel:
         elif config["positions"] == "rotary" and settings.get("rotary_interleave", True):
             state = _in_heads(state, _halves(dim // heads))
     except (IndexError, KeyError, RuntimeError, TypeError, ZeroDivisionError) as error:
-        raise InputError(f"{path}: the shapes of its weights do not belong together ({error})") from error
+        raise InputError(f"{path}: the shapes of its weights do not match ({error})") from error
     dropout = _first(settings.get("dropout", 0.1))
     shape = {
         "encoder_attention_heads": heads,
@@ -118,10 +123,6 @@ def read(path: Path) -> ForeignModel:
     }
     vocabularies = _symbols(path, vocab, "src"), _symbols(path, vocab, "tgt")
     return ForeignModel(path, state, shape, config, vocabularies, source_ends=False)
-
-
-def _unsupported(path: Path, what: str) -> InputError:
-    return InputError(f"{path} uses {what}, which deepnmt does not support")
 
 
 def _weights(path: Path, stored: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -143,7 +144,7 @@ def _renamed(path: Path, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     renamed = {}
     for name, tensor in state.items():
         if ".emb_luts.1." in name:
-            raise _unsupported(path, "source features")
+            raise unsupported(path, "source features")
         if not name.endswith(SINUSOIDS):
             for theirs, ours in NAMES.items():
                 name = re.sub(theirs, ours, name)
@@ -156,12 +157,12 @@ def _positions(foreign: ForeignModel) -> dict[str, Any]:
     distance = int(foreign.number("max_relative_positions", 0))
     if foreign.settings.get("position_encoding"):
         if distance:
-            raise _unsupported(foreign.path, f"position_encoding with max_relative_positions = {distance}")
+            raise unsupported(foreign.path, f"position_encoding with max_relative_positions = {distance}")
         interleaved = foreign.settings.get("position_encoding_type") != "SinusoidalConcat"
         return {"positions": "sinusoidal-hf" if interleaved else "sinusoidal", "first_position": 0}
     if distance < -1 or distance == 0:
         kind = "no positions" if distance == 0 else "ALiBi"
-        raise _unsupported(foreign.path, f"{kind} (max_relative_positions = {distance} without position_encoding)")
+        raise unsupported(foreign.path, f"{kind} (max_relative_positions = {distance} without position_encoding)")
     if distance == -1:
         return {"positions": "rotary", "scale_embeddings": False}
     return {"positions": "relative", "max_distance": distance, "scale_embeddings": False}

@@ -3,7 +3,7 @@
 import argparse
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,17 @@ class ForeignModel:
             return float(value)
         except (TypeError, ValueError) as error:
             raise InputError(f"{self.path}: {name} = {value!r} is not a number") from error
+
+
+def unsupported(path: Path, what: str) -> InputError:
+    return InputError(f"{path} uses {what}, which deepnmt does not support")
+
+
+def check_settings(path: Path, settings: Mapping[str, Any], known: Mapping[str, Sequence[Any]]) -> None:
+    """Refuse settings with other values than the `known` ones; None in the file means the default."""
+    for name, values in known.items():
+        if (value := settings.get(name)) is not None and value not in values:
+            raise unsupported(path, f"{name} = {value}")
 
 
 def read_npz(path: Path) -> ForeignModel:

@@ -12,7 +12,7 @@ from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections import ConnectionConfig
 from deepnmt.model.connections.dlcl import DlclConfig
 from deepnmt.model.connections.residual import ResidualConfig
-from deepnmt.model.conversion.reading import ForeignModel
+from deepnmt.model.conversion.reading import ForeignModel, unsupported
 from deepnmt.model.storage import fill, weights
 from deepnmt.model.transformer import Transformer
 
@@ -74,9 +74,10 @@ def _config(foreign: ForeignModel) -> ModelConfig:
     shared = source.shape == target.shape and torch.equal(source, target)
     norms = {side: f"{side}.layer_norm.weight" in state for side in ("encoder", "decoder")}
     if norms["encoder"] != norms["decoder"]:
-        raise InputError(
-            f"{foreign.path} has pre-norm in one stack and post-norm in the other, which deepnmt does not support"
-        )
+        raise unsupported(foreign.path, "pre-norm in one stack and post-norm in the other")
+    activation = str(foreign.settings.get("activation_fn", "relu"))
+    if activation not in ACTIVATIONS:
+        raise unsupported(foreign.path, f"activation_fn = {activation}")
     pad_id = int(foreign.number("pad", 1))
     settings: dict[str, Any] = {
         "source_vocab_size": source.shape[0],
@@ -86,7 +87,7 @@ def _config(foreign: ForeignModel) -> ModelConfig:
         "decoder": _stack_config(foreign, "decoder"),
         "share_embeddings": shared,
         "tie_output": OUTPUT not in state or torch.equal(state[OUTPUT], target),
-        "activation": _activation(foreign),
+        "activation": ACTIVATIONS[activation],
         "output_bias": "decoder.output_bias" in state,
         "dropout": foreign.number("dropout", 0.1),
         "attention_dropout": foreign.number("attention_dropout", 0),
@@ -96,13 +97,6 @@ def _config(foreign: ForeignModel) -> ModelConfig:
     if (table := state.get("encoder.embed_positions.weight")) is not None:
         settings |= {"positions": "learned", "max_positions": len(table) - pad_id - 1}
     return ModelConfig(**settings | foreign.config)
-
-
-def _activation(foreign: ForeignModel) -> Any:
-    name = str(foreign.settings.get("activation_fn", "relu"))
-    if name not in ACTIVATIONS:
-        raise InputError(f"{foreign.path} uses activation_fn = {name}, which deepnmt does not support")
-    return ACTIVATIONS[name]
 
 
 def _stack_config(foreign: ForeignModel, side: str) -> StackConfig:
@@ -186,4 +180,4 @@ def _our_name(foreign: ForeignModel, name: str) -> str:
         renamed, count = re.subn(rf"^{theirs}(?=(?:weight|bias|keys|values)$)", ours, name)
         if count:
             return renamed
-    raise InputError(f"{foreign.path} has the parameter {name}, which deepnmt does not support")
+    raise unsupported(foreign.path, f"the parameter {name}")

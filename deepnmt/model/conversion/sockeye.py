@@ -13,7 +13,7 @@ from torch import Tensor
 from deepnmt.errors import InputError
 from deepnmt.files import read_json
 from deepnmt.model.conversion.huggingface import are_sinusoids
-from deepnmt.model.conversion.reading import ForeignModel, read_state_dict
+from deepnmt.model.conversion.reading import ForeignModel, check_settings, read_state_dict, unsupported
 from deepnmt.text import read_lines
 
 CONFIG, PARAMETERS, VERSION = "config", "params.best", "version"
@@ -21,12 +21,12 @@ STACKS = ("config_encoder", "config_decoder")
 NORM_EPS = 1e-6
 # Settings that the names and shapes do not show, with what deepnmt computes.
 KNOWN = {
-    "config_data.num_source_factors": "1",
-    "config_data.num_target_factors": "1",
-    "config_decoder.decoder_type": "transformer",
-    "config_decoder.block_prepended_cross_attention": "false",
-    "config_encoder.use_lhuc": "false",
-    "config_decoder.use_lhuc": "false",
+    "config_data.num_source_factors": ("1",),
+    "config_data.num_target_factors": ("1",),
+    "config_decoder.decoder_type": ("transformer",),
+    "config_decoder.block_prepended_cross_attention": ("false",),
+    "config_encoder.use_lhuc": ("false",),
+    "config_decoder.use_lhuc": ("false",),
 }
 DEFAULTS = {f"{stack}.use_glu": "false" for stack in STACKS}
 # Settings that must be the same in both stacks.
@@ -121,10 +121,8 @@ def _read_settings(folder: Path) -> dict[str, str]:
     if (version := _version(folder)) and not version.startswith("3."):
         raise InputError(f"{folder} is a model of Sockeye {version}; deepnmt supports those of Sockeye 3")
     path = folder / CONFIG
-    settings = KNOWN | DEFAULTS | _read_tables(path)
-    for name, value in KNOWN.items():
-        if settings[name] != value:
-            raise InputError(f"{path} has {name} = {settings[name]}, which deepnmt does not support")
+    settings = DEFAULTS | _read_tables(path)
+    check_settings(path, settings, KNOWN)
     for stack in STACKS:
         for name in (*ALIKE, "attention_heads"):
             if f"{stack}.{name}" not in settings:
@@ -141,9 +139,9 @@ def _read_settings(folder: Path) -> dict[str, str]:
         made = f"preprocess_sequence = {before!r} and postprocess_sequence = {after!r}"
         raise InputError(f"{path} has {made}, which is neither pre-norm nor post-norm")
     if (activation, gated) not in ACTIVATIONS:
-        raise InputError(f"{path} has act_type = {activation} and use_glu = {gated}, which deepnmt does not support")
+        raise unsupported(path, f"act_type = {activation} and use_glu = {gated}")
     if positions not in ("fixed", "learned"):
-        raise InputError(f"{path} has positional_embedding_type = {positions}, which deepnmt does not support")
+        raise unsupported(path, f"positional_embedding_type = {positions}")
     return settings
 
 
@@ -182,7 +180,7 @@ def _renamed(path: Path, name: str, tensor: Tensor, settings: dict[str, str]) ->
     for pattern, theirs in NAMES.items():
         if match := re.fullmatch(pattern, name):
             return {theirs.format(*match.groups()): tensor}
-    raise InputError(f"{path} has the parameter {name}, which deepnmt does not support")
+    raise unsupported(path, f"the parameter {name}")
 
 
 def _pack_gates(path: Path, stored: dict[str, Tensor]) -> None:

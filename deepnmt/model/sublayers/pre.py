@@ -1,5 +1,7 @@
 """Pre-norm: the norm is on the function's input, and the residual path is unnormalised."""
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from deepnmt.model.norms import beside
@@ -13,7 +15,7 @@ class PreNormConfig(SublayerConfig):
 class PreNorm(Sublayer):
     """x + F(LN(x)), equation 4 of the paper."""
 
-    Config = PreNormConfig
+    Config: ClassVar[type[SublayerConfig]] = PreNormConfig
     placement = "pre"
     grows = True
 

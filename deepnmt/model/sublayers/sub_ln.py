@@ -2,17 +2,15 @@
 
 import math
 
-from torch import Tensor
-
-from deepnmt.model.norms import beside
-from deepnmt.model.sublayers.sublayer import Branch, Function, Place, Sublayer, SublayerConfig, scale_branch
+from deepnmt.model.sublayers.pre import PreNorm
+from deepnmt.model.sublayers.sublayer import Function, Place, SublayerConfig, scale_branch
 
 
 class SubLnConfig(SublayerConfig):
     kind = "sub-ln"
 
 
-class SubLn(Sublayer):
+class SubLn(PreNorm):
     """x + W_o LN(heads(LN(x))) and x + W_2 LN(f(W_1 LN(x))) (Wang et al. 2022, https://arxiv.org/abs/2210.06423).
 
     With N encoder and M decoder layers, all matrices but those of queries and keys are initialised larger by sqrt(log
@@ -21,7 +19,7 @@ class SubLn(Sublayer):
     """
 
     Config = SubLnConfig
-    placement = "pre"
+    grows = False
     norms_inside = True
 
     def __init__(self, config: SubLnConfig, place: Place) -> None:
@@ -30,10 +28,6 @@ class SubLn(Sublayer):
         self.gain = math.sqrt(decoder if place.is_decoder else decoder * encoder)
         if place.is_cross_attention:
             self.gain = 1.0
-
-    def forward(self, x: Tensor, function: Branch, layer_input: Tensor) -> Tensor:
-        x, normed = beside(x, self.norm)
-        return x + self.branch(function, normed)
 
     def initialize(self, function: Function) -> None:
         scale_branch(function, self.gain)

@@ -195,4 +195,4 @@ def test_an_argos_package_needs_plain_sentencepiece(tmp_path, unchanged, capsys)
         assert main(["export", str(model), "--to", "onnx", "--argos"]) == 2
     refused, wrong = capsys.readouterr().err.splitlines()
     assert "cannot be exported to Argos Translate: it has no pretokenizer, and the source has moses" in refused
-    assert wrong == "deepnmt: --argos packs an export --to ctranslate2, not --to onnx"
+    assert wrong == "deepnmt: --argos packs an export to ctranslate2, not to onnx"
