@@ -299,22 +299,41 @@ def _flanks(text: str, match: re.Match[str]) -> str:
     return "(" * is_left + ")" * is_right
 
 
+@dataclass
+class _Opener:
+    """An open run of delimiters: which token it is, and how many of its delimiters have no end yet."""
+
+    place: int
+    mark: str
+    size: int
+
+    def suits(self, mark: str, size: int) -> bool:
+        """Equal runs, or three of which one or two end here: ***a** b*."""
+        return self.mark == mark and (self.size == size or {self.size, size} in ({1, 3}, {2, 3}))
+
+
 def _with_emphasis(tokens: list[Token]) -> list[Token]:
-    """Each closing run of delimiters ends the last open run that is equal; those that remain are text."""
-    result = [text_token(token.raw) if token.kind == "delimiter" else token for token in tokens]
-    levels: list[dict[str, list[int]]] = [{}]  # open runs, outside of links and inside
+    """Each closing run of delimiters ends the last open run that suits; those that remain are text."""
+    inside: list[list[Token]] = [[] if token.kind == "delimiter" else [token] for token in tokens]
+    levels: list[list[_Opener]] = [[]]  # open runs, outside of links and inside
     for i, token in enumerate(tokens):
-        openers = levels[-1]
         if token.name.startswith("["):
-            levels = levels[:-1] if token.is_end else [*levels, {}]
-        elif token.kind == "delimiter" and ")" in token.name and openers.get(token.raw):
-            start = openers[token.raw][-1]
-            openers[token.raw].clear()  # nested in its like, a run could end up beside it, as a longer one
-            for others in openers.values():
-                while others and others[-1] > start:
-                    others.pop()
-            result[start] = Token("open", token.raw, f"*{start}", may_vanish=True)
-            result[i] = Token("close", token.raw, f"*{start}", is_end=True)
-        elif token.kind == "delimiter" and "(" in token.name:
-            openers.setdefault(token.raw, []).append(i)
-    return result
+            levels = levels[:-1] if token.is_end else [*levels, []]
+        if token.kind != "delimiter":
+            continue
+        openers, mark, left = levels[-1], token.raw[0], len(token.raw)
+        while ")" in token.name and (suiting := [opener for opener in openers if left and opener.suits(mark, left)]):
+            opener = suiting[-1]
+            size, name = min(opener.size, left), f"*{opener.place} {opener.size}"
+            inside[opener.place].insert(0, Token("open", mark * size, name, may_vanish=True))
+            inside[i].append(Token("close", mark * size, name, is_end=True))
+            opener.size, left = opener.size - size, left - size
+            del openers[openers.index(opener) + (opener.size > 0) :]
+            # Nested in its like, a run could end up beside it, as a longer one.
+            openers[:] = [other for other in openers if (other.mark, other.size) != (mark, size)]
+        if "(" in token.name and left == len(token.raw):
+            openers.append(_Opener(i, mark, left))
+    for token, tags in zip(tokens, inside, strict=True):
+        if rest := token.raw[sum(len(tag.raw) for tag in tags) :] if token.kind == "delimiter" else "":
+            tags.insert(len(tags) if tags and tags[0].is_end else 0, text_token(rest))
+    return [token for tags in inside for token in tags]

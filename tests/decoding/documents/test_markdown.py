@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 from pytest import mark
 from translations import TRANSLATIONS, backwards, doubled, hypothesis, same, written
 
-from deepnmt.decoding.documents.markdown import read_markdown
+from deepnmt.decoding.documents.markdown import _inline, read_markdown
 
 ROOT = Path(__file__).parents[3]
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
@@ -137,6 +137,33 @@ def test_blocks_links_images_and_code_stay_whatever_the_translation(text):
     for translate in (shout, backwards, doubled):
         result = translated(text, translate)
         assert kept(result) == kept(text)
+
+
+@given(st.one_of(INLINE, NOISE))
+def test_the_tokens_of_a_text_are_the_text(text):
+    assert "".join(token.raw for token in _inline(text, frozenset())) == text
+
+
+@mark.parametrize(
+    "text",
+    [
+        "***a** b* c",
+        "*a **b*** c",
+        "***a* b** c",
+        "**a *b*** c",
+        "***a b*** c",
+        "__a *b*__ c",
+        "___a__ b_ c",
+        "one *two **three*** four ***five** six*",
+    ],
+)
+def test_emphasis_stays_where_its_delimiters_are_mixed(text):
+    def emphasis(text):
+        tokens = PARSER.parseInline(text)[0].children
+        return Counter(token.type for token in tokens if token.nesting), "*" in "".join(t.content for t in tokens)
+
+    for translate in (shout, backwards):
+        assert emphasis(translated(text, translate)) == emphasis(text)
 
 
 @given(NOISE)
