@@ -106,7 +106,10 @@ def _edits(text: str, language: str) -> Iterator[Edit]:
     tags = list(_tags(text))
     if tags[0].name != "xliff":
         raise InputError(f"the document is not XLIFF: it begins with <{tags[0].name}>")
-    is_old = _attribute(tags[0].raw, "version").startswith("1.")
+    version = _attribute(tags[0].raw, "version")
+    if not version.startswith(("1.", "2.")):
+        raise InputError(f"the document is XLIFF of version {version!r}, not 1.x or 2.x")
+    is_old = version.startswith("1.")
     unit, declaring, name = ("trans-unit", "file", "target-language") if is_old else ("segment", "xliff", "trgLang")
     segment: Segment | None = None
     opened = tags[0]

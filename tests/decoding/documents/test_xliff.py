@@ -144,6 +144,7 @@ def test_the_target_language_is_that_of_the_model():
     [
         ("", "line 1: not well-formed XML: no element found"),
         ("<xliff>\n<a></b></xliff>", "line 2: not well-formed XML: mismatched tag"),
+        ("<xliff/>", "XLIFF of version '', not 1.x or 2.x"),
         ("<tmx/>", "not XLIFF: it begins with <tmx>"),
         ('<!DOCTYPE x [<!ENTITY a "b">]><xliff/>', "line 1: a document type"),
         ('<?xml version="1.0" encoding="latin1"?><xliff/>', "line 1: the document is in latin1"),
