@@ -106,8 +106,8 @@ def settings(kind: type, prefix: str = "") -> set[str]:
         found.add(name)
         if variants := field.metadata.get("variants"):
             found |= {f"{name}.kind"}.union(*(settings(variant, f"{name}.") for variant in variants.values()))
-        elif dataclasses.is_dataclass(hints[field.name]):
-            found |= settings(hints[field.name], f"{name}.")
+        for hint in (hints[field.name], *typing.get_args(hints[field.name])):  # a section may be absent
+            found |= settings(hint, f"{name}.") if dataclasses.is_dataclass(hint) else set()
     return found
 
 

@@ -11,7 +11,9 @@ EXAMPLE = """deepnmt train en-de-pre-dlcl-30l training.seed=2 --data DATASET --o
   # resume an interrupted run
   deepnmt train --resume --out RUN
   # fine-tune a model
-  deepnmt train --from MODEL training.max_steps=500 --data DATASET --out RUN"""
+  deepnmt train --from MODEL training.max_steps=500 --data DATASET --out RUN
+  # fine-tune a large model by low-rank updates; try training.lr=5e-4
+  deepnmt train --from MODEL training.lora.rank=16 --data DATASET --out RUN"""
 OPTIONS = {
     "--data DATASET": "folder written by `deepnmt prepare`; optional with --resume",
     "--out RUN": "run folder to write",

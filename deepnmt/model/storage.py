@@ -15,13 +15,15 @@ from torch.overrides import TorchFunctionMode
 from deepnmt import __version__
 from deepnmt.errors import InputError, RunError
 from deepnmt.files import read_json, write_json
+from deepnmt.model.adapters import merge_all
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.transformer import Transformer
 from deepnmt.settings import from_table, to_table
 
 FORMAT = 1
 CONFIG, WEIGHTS, META = "config.json", "model.safetensors", "meta.json"
-EMA = "ema.safetensors"  # in a checkpoint: the moving average of its weights
+EMA = "ema.safetensors"  # in a checkpoint: the moving average of the weights that are trained
+ADAPTER = "adapter.safetensors"  # low-rank adapters that are not merged into the weights
 
 
 def save_model(folder: Path, model: Transformer, meta: dict[str, Any] | None = None) -> None:
@@ -56,8 +58,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """The weights to translate with: in a checkpoint, the moving average if there is one."""
-    return read_tensors(folder / EMA if (folder / EMA).exists() else folder / WEIGHTS)
+    """The weights to translate with: with adapters merged, and in a checkpoint, the moving average if there is one."""
+    tensors = read_tensors(folder / WEIGHTS)
+    for name in (ADAPTER, EMA):
+        if (folder / name).exists():
+            tensors |= read_tensors(folder / name)
+    return merge_all(tensors, folder / ADAPTER)
 
 
 def load_model(folder: str | Path, device: str | torch.device = "cpu") -> Transformer:

@@ -22,11 +22,13 @@ from deepnmt.data.vocabulary import UNK
 from deepnmt.devices import device_name, multiplies_bf16
 from deepnmt.errors import InputError, RunError
 from deepnmt.files import read_json
+from deepnmt.model.adapters import add_adapters
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.connections import CONNECTIONS
 from deepnmt.model.growing import with_encoder_depth
 from deepnmt.model.initialization import branch_variances, start_from, starts_from_data
 from deepnmt.model.kernels.compilers import start_compilers
+from deepnmt.model.parts import freeze
 from deepnmt.model.storage import WEIGHTS, fill, load_config, load_meta, read_weights, weights
 from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.model.transformer import Transformer
@@ -127,8 +129,8 @@ def resolve_settings(
         folder.check_tokenizers(run, dataset)
         folder.check_recipe(run, stored, recipe)
         start = folder.initial_model(run, start)
-    elif start is not None:
-        check_start(start, first_model(recipe), dataset)
+    else:
+        check_start(start, recipe, dataset)
     return recipe, start
 
 
@@ -151,11 +153,16 @@ def first_model(recipe: Recipe) -> ModelConfig:
     return recipe.model if depth is None else with_encoder_depth(recipe.model, depth)
 
 
-def check_start(start: Path, model: ModelConfig, dataset: Dataset) -> None:
-    """Refuse to start from a model of another shape or with other subwords than the dataset has."""
+def check_start(start: Path | None, recipe: Recipe, dataset: Dataset) -> None:
+    """Refuse a model of another shape or with other subwords than the dataset has, and none if weights are frozen."""
+    if start is None:
+        if recipe.training.freeze or recipe.training.lora:
+            setting = "freeze" if recipe.training.freeze else "lora"
+            raise InputError(f"training.{setting} is for fine-tuning a trained model; name it with --from MODEL")
+        return
     load_meta(start)
     folder.check_tokenizers(start, dataset)
-    stored, wanted = folder.flatten(to_table(load_config(start))), folder.flatten(to_table(model))
+    stored, wanted = (folder.flatten(to_table(model)) for model in (load_config(start), first_model(recipe)))
     for name in [name for name in stored if not name.endswith("dropout")]:
         if stored[name] != wanted.get(name):
             raise InputError(
@@ -174,11 +181,12 @@ def announce(
 ) -> None:
     """Say what is trained, on what and for how long, and whatever is unusual about it."""
     config, device = recipe.training, engine.world.device
-    size = sum(parameter.numel() for parameter in engine.parameters)
+    size, trained = (sum(p.numel() for p in group) for group in (state.model.parameters(), engine.parameters))
     start = f"resuming from step {state.step:,}" if state.step else "training"
     ranks = f"{engine.world.size} x " if engine.world.size > 1 else ""
     length = f"{config.max_steps:,} steps of {config.tokens_per_update:,} target tokens"
-    say(f"{start}: {size:,} parameters, {length}, on {ranks}{device_name(str(device))}")
+    of = f"{trained:,} of {size:,}" if trained < size else f"{size:,}"
+    say(f"{start}: {of} parameters, {length}, on {ranks}{device_name(str(device))}")
     if not dataset.valid:
         best = "the last checkpoint will count as the best (`deepnmt prepare --hold-out N` makes a validation set)"
         say(f"{dataset.folder} has no validation set: {best}")
@@ -233,6 +241,9 @@ def build_training(
     if start is not None:
         fill(weights(model), read_weights(start), start / WEIGHTS)
     model.to(world.device)
+    freeze(model, config.freeze)
+    if config.lora is not None:
+        add_adapters(model, config.lora.parts, config.lora.rank, config.lora.alpha)
     model.checkpoint_activations(config.activation_checkpointing)
     objective = Objective(model, config, world.device)
     if start is None and stream is not None and starts_from_data(model):

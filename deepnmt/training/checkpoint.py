@@ -1,8 +1,9 @@
 """Checkpoints of a run: complete or absent, verified before use, and only as many as the recipe keeps.
 
-RUN/checkpoints/step-00001000 and epoch-00003 are MODEL folders (config.json, model.safetensors, meta.json) that also
-hold what resuming needs: optimizer.safetensors, ema.safetensors, state.json, and manifest.json with the checksum of
-every file. A sharded model writes the same files. A folder is renamed from a temporary name once complete.
+RUN/checkpoints/step-00001000 and epoch-00003 are MODEL folders (config.json, model.safetensors, adapter.safetensors if
+there are adapters, meta.json) that also hold what resuming needs: optimizer.safetensors, ema.safetensors, state.json,
+and manifest.json with the checksum of every file. A sharded model writes the same files. A folder is renamed from a
+temporary name once complete.
 Training waits only until its tensors are copied; a thread writes them and removes old checkpoints.
 """
 
@@ -20,8 +21,9 @@ from torch import Tensor
 from deepnmt.config import Recipe
 from deepnmt.errors import InputError
 from deepnmt.files import read_json, replacing, sha256, write_json
+from deepnmt.model.adapters import MARK
 from deepnmt.model.config import ModelConfig
-from deepnmt.model.storage import EMA, WEIGHTS, fill, read_tensors, read_weights, weights, write_model, write_tensors
+from deepnmt.model.storage import ADAPTER, EMA, WEIGHTS, fill, read_tensors, weights, write_model, write_tensors
 from deepnmt.progress import say
 from deepnmt.settings import to_table
 from deepnmt.training.distributed import World
@@ -46,6 +48,8 @@ class Checkpoints:
         self.wait()
         path = self.folder / (f"step-{state.step:08d}" if epoch is None else f"epoch-{epoch:05d}")
         tensors = {WEIGHTS: weights(state.model), OPTIMIZER: optimizer_tensors(state.model, state.optimizer)}
+        if adapters := {name: tensors[WEIGHTS].pop(name) for name in list(tensors[WEIGHTS]) if MARK in name}:
+            tensors[ADAPTER] = adapters
         if state.ema:
             tensors[EMA] = state.ema.shadow
         copies = {name: self._copy(group) for name, group in tensors.items()}
@@ -102,9 +106,11 @@ class Checkpoints:
 
     def load(self, path: Path, state: TrainingState) -> None:
         """Restore a checkpoint, written by any number of ranks, sharded or not."""
-        fill(weights(state.model), read_tensors(path / WEIGHTS), path / WEIGHTS)
+        adapters = read_tensors(path / ADAPTER) if (path / ADAPTER).exists() else {}
+        fill(weights(state.model), read_tensors(path / WEIGHTS) | adapters, path / WEIGHTS)
         if state.ema:
-            fill(state.ema.shadow, read_weights(path), path / EMA)
+            averages = read_tensors(path / EMA)
+            fill(state.ema.shadow, {name: averages[name] for name in averages.keys() & state.ema.shadow}, path / EMA)
         fill(optimizer_tensors(state.model, state.optimizer), read_tensors(path / OPTIMIZER), path / OPTIMIZER)
         stored = read_json(path / STATE)
         state.restore(stored["run"], stored["data"])

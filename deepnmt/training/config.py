@@ -13,6 +13,21 @@ Metric = Literal["bleu", "chrf", "loss"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """Low-rank adapters of the projections in these parts of the model; all other weights are frozen."""
+
+    rank: int = 16
+    alpha: float = 32.0  # the update of a matrix is alpha / rank * B A
+    parts: tuple[str, ...] = ("encoder", "decoder")
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "lora.rank", least=1)
+        check_bounds(self, "lora.alpha", above=0, below=math.inf)
+        if not self.parts:
+            raise ValueError("lora.parts = [] leaves nothing to train")
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
     """A step is one optimiser update, over `tokens_per_update` tokens; intervals (`_every`) are in steps."""
 
@@ -41,6 +56,10 @@ class TrainingConfig:
     warmup_start_lr: float = 1e-7
     min_lr: float = 0.0
     decay_steps: int | None = None
+
+    # Fine-tuning only some weights.
+    freeze: tuple[str, ...] = ()  # parts of the model that are not trained
+    lora: LoraConfig | None = None
 
     # Depths of the encoder, one after the other; the last is model.encoder.num_layers.
     grow: tuple[int, ...] = ()
@@ -103,6 +122,18 @@ class TrainingConfig:
             raise ValueError(f"warmup_steps = {self.warmup_steps} must be below max_steps = {self.max_steps}")
         if self.grow or self.grow_at:
             self._check_growth()
+        if self.freeze or self.lora:
+            self._check_frozen()
+
+    def _check_frozen(self) -> None:
+        if self.freeze and self.lora:
+            raise ValueError("lora freezes all other weights, so freeze must be empty")
+        if self.grow:
+            raise ValueError(f"grow adds layers to train, and does not work with {'lora' if self.lora else 'freeze'}")
+        if self.lora and self.optimizer == "muon":
+            raise ValueError('optimizer = "muon" is for whole matrices, not for the factors of lora; use "adamw"')
+        if self.lora and self.parallel == "fsdp":
+            raise ValueError('lora needs whole matrices, which parallel = "fsdp" divides; use "ddp"')
 
     def _check_growth(self) -> None:
         grow, grow_at = list(self.grow), list(self.grow_at)

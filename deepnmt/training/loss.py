@@ -73,7 +73,6 @@ def chunked_loss(
     """
     chunk = chunk or max(128, (CHUNK_ELEMENTS if weight.is_cuda else CPU_CHUNK_ELEMENTS) // weight.shape[0])
     chunk += chunk % 2 if r_drop else 0  # pairs stay together
-    differentiate = torch.is_grad_enabled() and (features.requires_grad or weight.requires_grad)
     flat, targets = features.reshape(-1, features.shape[-1]), targets.reshape(-1)
     if not flat.is_cuda:  # on a GPU the host would have to wait for their number
         real = (targets != pad_id).nonzero().squeeze(1)
@@ -86,7 +85,7 @@ def chunked_loss(
     if r_drop:
         cross_entropy = partial(_consistency_, cross_entropy=cross_entropy, weight=r_drop, pad_id=pad_id)
     apply: Callable[..., tuple[Tensor, Tensor]] = _ChunkedLoss.apply
-    return apply(flat, weight, bias, targets, chunk, cross_entropy, differentiate)
+    return apply(flat, weight, bias, targets, chunk, cross_entropy, torch.is_grad_enabled())
 
 
 # (logits, targets, lift=...) -> the sums of loss and nll; the logits are overwritten by `lift` times the gradient.
@@ -101,25 +100,27 @@ class _ChunkedLoss(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         dtype = _matmul_dtype(features)
         exact = torch.promote_types(features.dtype, torch.float32)
+        wanted = [differentiate and needed for needed in ctx.needs_input_grad[:3]]
         with torch.autocast(features.device.type, enabled=False):
             f, w = features.to(dtype), weight.to(dtype)
             b = None if bias is None else bias.to(dtype)
             loss, nll = (torch.zeros((), dtype=exact, device=f.device) for _ in range(2))
-            grad_features = torch.empty_like(f) if differentiate else None
-            grad_weight = torch.zeros_like(weight, dtype=exact) if differentiate else None
-            grad_bias = torch.zeros_like(bias, dtype=exact) if bias is not None and differentiate else None
+            grad_features = torch.empty_like(f) if wanted[0] else None
+            grad_weight = torch.zeros_like(weight, dtype=exact) if wanted[1] else None
+            grad_bias = torch.zeros_like(bias, dtype=exact) if bias is not None and wanted[2] else None
             lift = FP16_LIFT if dtype is torch.float16 else 1.0
             for start in range(0, f.shape[0], chunk):
                 rows = slice(start, start + chunk)
                 logits = f[rows] @ w.T if b is None else torch.addmm(b, f[rows], w.T)
                 chunk_loss, chunk_nll = cross_entropy(logits, targets[rows], lift=lift)
                 loss, nll = loss + chunk_loss, nll + chunk_nll
-                if grad_features is not None and grad_weight is not None:
+                if grad_features is not None:
                     grad_features[rows] = (logits @ w) / lift if lift != 1 else logits @ w
+                if grad_weight is not None:
                     _add_product_(grad_weight, logits.T, f[rows], 1 / lift)
                 if grad_bias is not None:
                     grad_bias += logits.sum(0, dtype=exact) / lift
-        if differentiate:
+        if any(wanted):
             ctx.save_for_backward(grad_features, grad_weight, grad_bias)
             ctx.dtypes = (features.dtype, weight.dtype)
         ctx.mark_non_differentiable(nll)
@@ -130,12 +131,9 @@ class _ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, grad_loss: Tensor, grad_nll: Tensor) -> tuple[Tensor | None, ...]:
         grad_features, grad_weight, grad_bias = ctx.saved_tensors
         features_dtype, weight_dtype = ctx.dtypes
-        return (
-            (grad_features * grad_loss).to(features_dtype),
-            (grad_weight * grad_loss).to(weight_dtype),
-            None if grad_bias is None else (grad_bias * grad_loss).to(weight_dtype),
-            *(None,) * 4,
-        )
+        found = (grad_features, features_dtype), (grad_weight, weight_dtype), (grad_bias, weight_dtype)
+        given = (None if gradient is None else (gradient * grad_loss).to(dtype) for gradient, dtype in found)
+        return *given, *(None,) * 4
 
 
 def _add_product_(total: Tensor, left: Tensor, right: Tensor, factor: float) -> None:

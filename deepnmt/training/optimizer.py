@@ -37,7 +37,7 @@ def build_optimizer(model: nn.Module, config: TrainingConfig, world: World) -> t
     kind = KernelAdam if world.device.type == "cuda" and not is_sharded else torch.optim.Adam
     decoupled = config.optimizer != "adam"
     adam = kind(groups, lr=config.lr, betas=config.betas, eps=config.eps, decoupled_weight_decay=decoupled, fused=True)
-    return Muon(matrices.values(), adam, config, world) if config.optimizer == "muon" else adam
+    return Muon(matrices.values(), adam, config, world) if matrices else adam
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,11 @@ def _in_fp32(number: Number) -> Number:
 
 
 class Ema:
-    """An exponential moving average of the parameters; its decay starts low and grows to `decay`."""
+    """An exponential moving average of the trained parameters; its decay starts low and grows to `decay`."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
-        self.named = dict(model.named_parameters())
+        self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.shadow = {name: p.detach().clone() for name, p in self.named.items()}
 
     def share_at(self, step: int) -> float:

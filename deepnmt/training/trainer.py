@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from deepnmt.data.batching import StreamState, Update
 from deepnmt.data.loader import Loader
+from deepnmt.model.adapters import merged
 from deepnmt.model.growing import deepened
 from deepnmt.model.storage import load_config
 from deepnmt.model.transformer import Transformer
@@ -224,7 +225,8 @@ def validate(state: TrainingState, job: Job) -> None:
     if state.ema:
         state.ema.swap()
     state.model.eval()
-    found = job.world.agree(job.validate(state.model))
+    with merged(state.model):
+        found = job.world.agree(job.validate(state.model))
     state.model.train()
     if state.ema:
         state.ema.swap()

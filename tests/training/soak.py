@@ -52,6 +52,7 @@ class Case:
     settings: tuple[str, ...] = ()
     ranks: int = 1
     fault: str = "none"
+    is_tuning: bool = False  # of the plain case's model
 
 
 CASES = {
@@ -75,6 +76,8 @@ CASES = {
         ("training.grow=[1,2]", "training.grow_at=[6]", "training.ema_decay=0.9", "training.rollbacks=3"),
         fault="diverges",
     ),
+    "frozen": Case(('training.freeze=["embeddings", "encoder.0"]', "training.ema_decay=0.9"), is_tuning=True),
+    "lora": Case(("training.lora.rank=4", "training.rollbacks=3"), fault="diverges", is_tuning=True),
     "splits": Case(("batching.tokens_per_batch=96", "training.tokens_per_update=192"), fault="shrinks"),
     "packed-splits": Case(("batching.layout=packed", "batching.tokens_per_batch=256"), fault="shrinks"),
     "early-stopping": Case(
@@ -175,6 +178,7 @@ class Setup:
         case = CASES[name]
         words = [case.fault, "train", str(self.folder / "tiny.toml"), *case.settings]
         words += ["--data", str(self.folder / "data"), "--out", str(self.folder / run), "--resume", "--device", "cpu"]
+        words += ["--from", str(self.uninterrupted("plain") / "model")] if case.is_tuning else []
         world = {"WORLD_SIZE": str(case.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} if case.ranks > 1 else {} for rank in range(case.ranks)]
         return [opened.enter_context(Process(train, words, **world, **rank)) for rank in ranks]

@@ -12,13 +12,13 @@ from small import CONFIG_MODEL, TRAINING, open_job, run_to_end
 
 import deepnmt.model.storage
 from deepnmt.errors import InputError, RunError
-from deepnmt.model.storage import fill, load_model
+from deepnmt.model.storage import fill, load_model, read_weights
 from deepnmt.training.averaging import (
     average_weights,
     choose_checkpoints,
     write_average,
 )
-from deepnmt.training.checkpoint import find_damage, read_weights
+from deepnmt.training.checkpoint import find_damage
 from deepnmt.training.curves import read_log
 from deepnmt.training.optimizer import optimizer_tensors
 from deepnmt.training.trainer import train

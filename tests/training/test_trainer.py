@@ -329,9 +329,11 @@ def test_half_precision_learns_like_full(tmp_path, precision):
     assert losses(half[0]) != losses(full[0])
 
 
-def test_activation_checkpointing_changes_nothing(tmp_path):
-    plain = run_to_end(tmp_path / "plain", replace(TRAINING, max_steps=6))
-    with open_job(tmp_path / "checkpointed", replace(TRAINING, max_steps=6)) as (run, job):
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_activation_checkpointing_changes_nothing(tmp_path, layout):
+    config, batching = replace(TRAINING, max_steps=6), replace(BATCHING, layout=layout)
+    plain = run_to_end(tmp_path / "plain", config, batching=batching)
+    with open_job(tmp_path / "checkpointed", config, batching=batching) as (run, job):
         run.model.checkpoint_activations()
         train(run, job)
     assert torch.equal(flat(run.model), flat(plain.model))

@@ -120,7 +120,8 @@ class _AttendBlocks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        parts, weights = ctx.saved_tensors[: ctx.num_parts], ctx.saved_tensors[ctx.num_parts :]
+        saved = ctx.saved_tensors  # read once: recomputed activations are handed out once
+        parts, weights = saved[: ctx.num_parts], saved[ctx.num_parts :]
         found = tuple(map(torch.empty_like, parts))
         blocks = zip(*map(ctx.views, (gradients[0], *_split(parts), *_split(found))), strict=True)
         for (gradient, q, k, v, *out), plain, noise in zip(blocks, weights[::2], weights[1::2], strict=True):

@@ -345,7 +345,8 @@ def _save(ctx, inputs, output):
 
 def _gradient(ctx, d_out, _, d_shares):
     count = ctx.num_parts
-    parts, (bias, out, lse, shares, *ranges, seed) = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+    saved = ctx.saved_tensors  # read once: recomputed activations are handed out once
+    parts, (bias, out, lse, shares, *ranges, seed) = saved[:count], saved[count:]
     saved = list(parts), bias, out, lse, shares, ranges, seed
     gradients = packed_attention_backward(d_out, d_shares, *saved, *ctx.options)
     d_bias = None if bias is None else gradients[count]

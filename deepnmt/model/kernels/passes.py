@@ -96,5 +96,8 @@ class _FeedForward(torch.autograd.Function):
 
         (d_result,), (x, w1, w2, hidden, signs) = gradients, ctx.saved_tensors
         d_hidden, d_b1 = relu_product_backward(d_result, w2, signs, ctx.dropout)
-        products = d_hidden @ w1, d_hidden.T @ x, d_b1.to(w1.dtype), d_result.T @ hidden, d_result.sum(0)
-        return *products, None, None
+        _, trains_w1, _, trains_w2, trains_b2, *_ = ctx.needs_input_grad
+        d_w1 = d_hidden.T @ x if trains_w1 else None
+        d_w2 = d_result.T @ hidden if trains_w2 else None
+        d_b2 = d_result.sum(0) if trains_b2 else None
+        return d_hidden @ w1, d_w1, d_b1.to(w1.dtype), d_w2, d_b2, None, None
