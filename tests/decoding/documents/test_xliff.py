@@ -43,6 +43,10 @@ def content(source, translate=backwards, make=old):
         ("Turn <g id='1'>it on</g> now", "NOW <g id='1'>ON IT</g> TURN"),
         ("one <x id='1'/>two", "<x id='1'/>TWO ONE"),
         ("one <bx id='1'/>two<ex id='1'/> three", "THREE <bx id='1'/>TWO<ex id='1'/> ONE"),
+        (
+            "<x id='START_B'/>a<x id='CLOSE_B'/> <x id='START_B_1'/>b<x id='CLOSE_B'/> c",
+            "C <x id='START_B_1'/>B<x id='CLOSE_B'/> <x id='START_B'/>A<x id='CLOSE_B'/>",
+        ),
         ("one <bx id='1'/>two three", "THREE <bx id='1'/>TWO ONE"),
         ("a <bpt id='1'>&lt;</bpt>b c<ept id='1'>/</ept>", "<bpt id='1'>&lt;</bpt>C B<ept id='1'>/</ept> A"),
         ("a <ph id='1'>%s and so</ph>b", "<ph id='1'>%s and so</ph>B A"),
