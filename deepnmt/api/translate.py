@@ -84,14 +84,14 @@ def translate_file(
     """Translate a file (plain, .gz, .xz, .bz2, .zst) with a MODEL or an ensemble; return the number of lines.
 
     `source` and `out` default to standard input and output, like "-". `file_format` is that of the source: `lines` of
-    text, or a document (html, markdown, po, srt, vtt, text), of which the sentences are counted; by default, the ending
-    of the file decides. An output file appears when it is complete; after an interruption the same call resumes, except
-    for documents. `prefixes` is a file of forced beginnings, one per line; `terms` a glossary, lines of a source term,
-    a tab and its translation. `scores` adds a column, `as_json` writes one object per line. `settings` are the fields
-    of `TranslationConfig`: with `nbest` the output is line number, score and text; with `alignments` the last column
-    has word links. `chunk` lines are sorted by length and translated together. `shortlist` uses the model's lexical
-    shortlist. `source_lang` and `target_lang` are for multilingual models; `device` and `precision` are those of
-    `Translator`.
+    text, or a document (html, markdown, po, srt, vtt, xliff, text), of which the sentences are counted; by default, the
+    ending of the file decides. An output file appears when it is complete; after an interruption the same call resumes,
+    except for documents. `prefixes` is a file of forced beginnings, one per line; `terms` a glossary, lines of a source
+    term, a tab and its translation. `scores` adds a column, `as_json` writes one object per line. `settings` are the
+    fields of `TranslationConfig`: with `nbest` the output is line number, score and text; with `alignments` the last
+    column has word links. `chunk` lines are sorted by length and translated together. `shortlist` uses the model's
+    lexical shortlist. `source_lang` and `target_lang` are for multilingual models; `device` and `precision` are those
+    of `Translator`.
     """
     given, target = (None if path is None or str(path) == "-" else Path(path) for path in (source, out))
     kind = format_of(given) if file_format is None else check_format(file_format)
@@ -204,7 +204,7 @@ def translate_document(
 ) -> str:
     """Translate a `document` with a `translator`; everything but its text is kept.
 
-    `file_format` is html, markdown, po, srt, vtt or text.
+    `file_format` is html, markdown, po, srt, vtt, xliff or text.
     `terms` and `settings` are those of `Translator.translate`; placeholders and URLs are kept by default.
     """
     language = translator.tokenizers[0].target.language

@@ -10,7 +10,11 @@ from torch import Tensor
 from deepnmt.data.sentence_pieces import SPACE
 from deepnmt.data.subword_nmt import SEPARATOR, SubwordNmt
 from deepnmt.data.tokenizer import Tokenizer
+from deepnmt.model.attention import KeysValues, Visibility
+from deepnmt.model.cache import attend_slots
 from deepnmt.model.transformer import Transformer
+
+MAX_WEIGHTS = 2**20  # of a head, computed at a time: memory is limited
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,18 +56,32 @@ def attention(model: Transformer, source: Tensor, targets: Sequence[Sequence[int
 
     source: (B, S) -> for each target a matrix (len(target) + 1, S): the last row belongs to the end; rows sum to one.
     """
-    cache = model.start(model.encode(source), need_attention=True)
     length = max(map(len, targets)) + 1
-    inputs = torch.full((len(targets), length), eos, device=source.device)
-    for row, target in zip(inputs, targets, strict=True):
-        row[1 : len(target) + 1] = torch.tensor(target, dtype=torch.long)
-    rows = []
-    for symbols in inputs.T:
-        _, cache = model.step(symbols, cache)
-        assert cache.attention is not None
-        rows.append(cache.attention.float())
-    weights = torch.stack(rows, dim=1).cpu()
+    inputs = torch.tensor([[eos, *target, *[eos] * (length - len(target) - 1)] for target in targets])
+    most = max(MAX_WEIGHTS // (length * source.shape[1]), 1)
+    weights: list[Tensor] = []
+    for ids, symbols in zip(source.split(most), inputs.to(source.device).split(most), strict=True):
+        seen = _WeighedVisibility(ids == model.config.pad_id)
+        model.decode(symbols, model.encode(ids), seen)
+        weights += seen.weights.cpu()
     return [matrix[: len(target) + 1] for matrix, target in zip(weights, targets, strict=True)]
+
+
+class _WeighedVisibility(Visibility):
+    """Sees the whole source, and keeps the weights (B, T, S) of the last layer that attended, averaged over heads."""
+
+    weights: Tensor
+
+    def __init__(self, padding: Tensor) -> None:
+        """padding: (B, S)"""
+        self.mask = torch.zeros(padding.shape, device=padding.device).masked_fill(padding, -torch.inf)[:, None, None]
+
+    def attend(self, query: Tensor, seen: KeysValues, dropout: float) -> Tensor:
+        """query: (B, T, heads, head_dim), seen: (B, S, heads, head_dim)"""
+        block = KeysValues(*(part.transpose(1, 2).float() for part in seen))
+        attended, weights = attend_slots(query.transpose(1, 2), [block], self.mask)
+        self.weights = weights.mean(1)
+        return attended.to(query.dtype)
 
 
 def align_words(

@@ -13,6 +13,7 @@ from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.data.vocabulary import EOS, PAD
 from deepnmt.decoding.alignment import Alignment, align_words, attention
 from deepnmt.decoding.config import TranslationConfig
+from deepnmt.decoding.glossary import Rendering
 from deepnmt.decoding.lines import Warn
 from deepnmt.decoding.placeholders import lacks_placeholders, restore_placeholders
 from deepnmt.decoding.search import Found, penalty_table
@@ -45,7 +46,8 @@ class Piece:
     sources: list[list[int]]  # ids for each model, with the end if it expects one
     prefix: list[int]
     is_first: bool
-    terms: list[Term] = field(default_factory=list)  # for a second search
+    renderings: list[Rendering] = field(default_factory=list)  # if one is missing: all that it needs
+    terms: list[Term] = field(default_factory=list)  # the same for a second search
     symbols: list[int] = field(default_factory=list)  # of the best hypothesis
     hypotheses: list[Hypothesis] = field(default_factory=list)
     is_done: bool = False
@@ -96,13 +98,15 @@ def cut_texts(
     return pieces
 
 
-def batched(items: Iterable[T], length: Callable[[T], int], budget: int, most: float = math.inf) -> Iterator[list[T]]:
-    """Neighbours among items sorted by length, at most `most`, which have at most `budget` symbols when padded."""
+def batched(items: Iterable[T], size: Callable[[T], float], budget: float, most: float = math.inf) -> Iterator[list[T]]:
+    """Neighbours, at most `most`, whose largest size times their number is within the budget."""
     batch: list[T] = []
+    largest = 0.0
     for item in items:
-        if batch and (len(batch) == most or (len(batch) + 1) * max(map(length, (batch[0], item))) > budget):
+        largest = max(largest, size(item))
+        if batch and (len(batch) == most or (len(batch) + 1) * largest > budget):
             yield batch
-            batch = []
+            batch, largest = [], size(item)
         batch.append(item)
     if batch:
         yield batch

@@ -30,7 +30,7 @@ from deepnmt.decoding.rules import Rules, prefix_table
 from deepnmt.decoding.sampling import Paths, random_numbers
 from deepnmt.decoding.search import Beams, EnsembleState, Found, Growing, ensemble_step, search
 from deepnmt.decoding.shortlist import Shortlist
-from deepnmt.decoding.term_search import Term, TermBeams
+from deepnmt.decoding.term_search import Term, TermBeams, beam_width
 from deepnmt.devices import choose_device
 from deepnmt.errors import InputError
 from deepnmt.model.config import ModelConfig
@@ -153,9 +153,10 @@ class Translator:
             pairwise(config.mbr, self.tokenizers[0].target.language)  # refuses a language that it cannot split
         pieces = cut_texts(texts, prefixes, self.tokenizers, self.max_positions, config.max_source_length, warn)
         glossary = terms if isinstance(terms, Glossary) else self.glossary(terms) if terms else None
-        for batch in self._translated(pieces, config):
-            for piece in self._use_terms(glossary, batch, config) if glossary else []:
-                warn(piece.text, "has no translation with all its terms that the settings allow; it is without them")
+        batches = self._translated(pieces, config)
+        if glossary:
+            batches = self._translated_with_terms(glossary, pieces, config, warn)
+        for batch in batches:
             if done is not None:
                 done(sum(piece.is_first for piece in batch))
         for piece in pieces:
@@ -187,43 +188,64 @@ class Translator:
             yield from self._translated_in_slots(self.continuous, pieces, config)
             pieces = [piece for piece in pieces if not piece.is_done]
         # The longest first, so that running out of memory shows at once.
-        budget, most, rows = (_of_device(of, self.device) for of in (BATCH_TOKENS, BATCH_SENTENCES, ROWS))
+        budget, rows = (_of_device(of, self.device) for of in (BATCH_TOKENS, ROWS))
+        most = self._most_sentences(len(pieces))
         if config.draws:
             most = max(min(most, rows // config.draws), 1)
-        if self.device.type == "cpu":
-            most = min(most, share_of_core(len(pieces), torch.get_num_threads(), self._forks is not None))
         longest_first = sorted(pieces, key=lambda piece: -piece.length)
         batches = batched(longest_first, lambda piece: piece.length, config.batch_tokens or budget, most)
         yield from self._translated_in_batches(list(batches), config)
 
-    def _use_terms(self, glossary: Glossary, batch: list[Piece], config: TranslationConfig) -> list[Piece]:
-        """Translate pieces again whose best hypothesis lacks the rendering of a term: with it near the symbols that are
-        aligned with the term, or, if the rules forbid that, anywhere. Returns those for which the rules forbid both."""
-        found = [(piece, glossary.in_text(piece.source)) for piece in batch if piece.hypotheses]
-        found = [(piece, terms) for piece, terms in found if lacks_terms(piece.hypotheses[0].text, terms)]
-        if not found:
-            return []
+    def _translated_with_terms(
+        self, glossary: Glossary, pieces: list[Piece], config: TranslationConfig, warn: Warn
+    ) -> Iterator[list[Piece]]:
+        """Translate the pieces, and then those again whose best hypothesis lacks the rendering of a term."""
+        lacking: list[Piece] = []
+        for batch in self._translated(pieces, config):
+            for piece in batch:
+                terms = glossary.in_text(piece.source) if piece.hypotheses else []
+                piece.renderings = terms if terms and lacks_terms(piece.hypotheses[0].text, terms) else []
+            lacking += [piece for piece in batch if piece.renderings]
+            yield [piece for piece in batch if not piece.renderings]
+        before = [piece.hypotheses for piece in lacking]
+        yield from self._translated_again(lacking, config)
+        for piece, hypotheses in zip(lacking, before, strict=True):
+            if not piece.hypotheses:
+                piece.hypotheses = hypotheses
+                warn(piece.text, "has no translation with all its terms that the settings allow; it is without them")
+
+    def _translated_again(self, pieces: list[Piece], config: TranslationConfig) -> Iterator[list[Piece]]:
+        """With each rendering near the symbols that are aligned with its term or, if the rules forbid that, anywhere;
+        in batches of similar beam widths and lengths."""
+        budget, rows = (_of_device(of, self.device) for of in (BATCH_TOKENS, ROWS))
 
         def width(piece: Piece) -> int:
-            return config.beam + sum(len(term.symbols) for term in piece.terms)
+            return beam_width(config.beam, piece.renderings)
 
-        source = padded([piece.sources[0] for piece, _ in found], device=self.device)
-        matrices = attention(self.models[0], source, [piece.symbols for piece, _ in found], EOS)
-        for (piece, terms), matrix in zip(found, matrices, strict=True):
-            piece.terms = windows(terms, matrix)
+        def share(piece: Piece) -> float:
+            return max(width(piece) / rows, piece.length / budget)
+
         for _ in range(2):
-            again = [piece for piece, _ in found if piece.terms]
-            before = [piece.hypotheses for piece in again]
-            widest_first = sorted(again, key=lambda piece: -width(piece))
-            for rows in batched(widest_first, width, _of_device(ROWS, self.device)):
-                self._translate_batch(rows, config)
-            for piece, hypotheses in zip(again, before, strict=True):
-                piece.terms = [] if piece.hypotheses else [Term(term.symbols) for term in piece.terms]
-                piece.hypotheses = piece.hypotheses or hypotheses
-        failed = [piece for piece, _ in found if piece.terms]
-        for piece in failed:
-            piece.terms = []
-        return failed
+            widest_first = sorted(pieces, key=lambda piece: (-width(piece), -piece.length))
+            batches = batched(widest_first, share, 1, self._most_sentences(len(pieces)))
+            yield from self._translated_in_batches(list(batches), config)
+            pieces = [piece for piece in pieces if not piece.hypotheses]
+            for piece in pieces:
+                piece.terms = [Term(term.symbols) for term in piece.renderings]
+
+    def _most_sentences(self, count: int) -> int:
+        """In a batch of `count` pieces."""
+        most = _of_device(BATCH_SENTENCES, self.device)
+        if self.device.type == "cpu":
+            most = min(most, share_of_core(count, torch.get_num_threads(), self._forks is not None))
+        return most
+
+    def _place_terms(self, batch: list[Piece]) -> None:
+        """Near what the symbols of the best hypothesis are aligned with."""
+        source = padded([piece.sources[0] for piece in batch], device=self.device)
+        matrices = attention(self.models[0], source, [piece.symbols for piece in batch], EOS)
+        for piece, matrix in zip(batch, matrices, strict=True):
+            piece.terms = windows(piece.renderings, matrix)
 
     @torch.inference_mode()
     def _check_output(self, piece: Piece, folders: Sequence[Path]) -> None:
@@ -284,6 +306,8 @@ class Translator:
             torch.set_num_threads(cores)
 
     def _translate_batch(self, batch: list[Piece], config: TranslationConfig) -> list[Piece]:
+        if batch[0].renderings and not batch[0].terms:
+            self._place_terms(batch)
         try:
             found = self._search(batch, config)
         except torch.OutOfMemoryError:

@@ -42,8 +42,6 @@ class Cache:
     length: int = 0  # positions decoded
     places: Tensor | None = None  # (F, 1, slots): the position of each slot, for relative positions
     block_slots: int = 0  # how many a block may hold; 0: every position begins a new one
-    need_attention: bool = False
-    attention: Tensor | None = None  # (F * K, source length): attention of the last step, if requested
 
     @property
     def beam(self) -> int:
@@ -132,15 +130,12 @@ class PastVisibility(Visibility):
 class MemoryVisibility(Visibility):
     """The hypotheses of a sentence see its source."""
 
-    def __init__(self, source_mask: Tensor, beam: int, need_weights: bool = False) -> None:
-        self.mask, self.beam, self.need_weights = source_mask, beam, need_weights
-        self.weights: Tensor | None = None
+    def __init__(self, source_mask: Tensor, beam: int) -> None:
+        self.mask, self.beam = source_mask, beam
 
     def attend(self, query: Tensor, seen: KeysValues, dropout: float) -> Tensor:
         """query: (B * K, heads, head_dim)"""
-        attended, weights = attend_slots(fold(query, self.beam), [seen], self.mask)
-        if self.need_weights:
-            self.weights = weights.float().mean(1).flatten(0, 1)
+        attended, _ = attend_slots(fold(query, self.beam), [seen], self.mask)
         return attended.reshape(query.shape).to(query.dtype)
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from deepnmt.model.attention import KeysValues
+from deepnmt.model.attention import KeysValues, Visibility
 from deepnmt.model.cache import BLOCK_SLOTS, Cache, MemoryVisibility, PastVisibility, cached
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections import CONNECTIONS, Connection, StackShape
@@ -126,15 +126,18 @@ class Transformer(nn.Module):
             memories = memories * self.config.decoder.num_layers
         return Encoded(memories, sequences)
 
-    def decode(self, target_input: Tensor | Sequences, encoded: Encoded) -> Tensor:
+    def decode(
+        self, target_input: Tensor | Sequences, encoded: Encoded, over_memory: Visibility | None = None
+    ) -> Tensor:
         target = self._sequences(target_input)
-        positions, memory_visibility, visibility = target.positions(), target.translated(encoded.source), target.past()
+        positions, visibility = target.positions(), target.past()
+        over_memory = over_memory or target.translated(encoded.source)
         visibility.rotation = self._rotation(positions, self.config.decoder)
-        given = [(visibility, memory, memory_visibility) for memory in self.project_memories(encoded)]
+        given = [(visibility, memory, over_memory) for memory in self.project_memories(encoded)]
         (result,) = self.decoder(self.target_embedding(target.ids, positions), given)
         return result
 
-    def start(self, encoded: Encoded, beam: int = 1, families: int = 1, need_attention: bool = False) -> Cache:
+    def start(self, encoded: Encoded, beam: int = 1, families: int = 1) -> Cache:
         """A cache for `families` times `beam` hypotheses of each encoded (padded) sentence, nothing decoded yet."""
         source = encoded.source
         if not isinstance(source, PaddedSequences):
@@ -152,7 +155,6 @@ class Transformer(nn.Module):
             families=families,
             places=source.ids.new_empty(rows, 1, 0) if self.is_relative else None,
             block_slots=BLOCK_SLOTS.get(device.type, BLOCK_SLOTS["cpu"]),
-            need_attention=need_attention,
         )
 
     def step(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
@@ -171,20 +173,19 @@ class Transformer(nn.Module):
         if places is not None:
             places = torch.cat([places, position.expand(families, 1, beam)], dim=2)
         over_past = [PastVisibility(past, cache.block_slots, lineage, places) for past in cache.past]
-        over_memory = [MemoryVisibility(cache.source_mask, beam * cache.families) for _ in over_past]
-        over_memory[-1].need_weights = cache.need_attention
+        over_memory = MemoryVisibility(cache.source_mask, beam * cache.families)
         rotation = self._rotation(position, self.config.decoder)
         for visibility in over_past:
             visibility.rotation = rotation
         embedded = self.target_embedding(tokens, position)
-        (features,) = self.decoder(embedded, list(zip(over_past, cache.memory, over_memory, strict=True)))
+        given = [(past, memory, over_memory) for past, memory in zip(over_past, cache.memory, strict=True)]
+        (features,) = self.decoder(embedded, given)
         grown = replace(
             cache,
             past=[visibility.past for visibility in over_past],
             lineage=lineage,
             places=places,
             length=cache.length + 1,
-            attention=over_memory[-1].weights,
         )
         return features, grown
 

@@ -43,7 +43,7 @@ def plain_term_search(
 ) -> list[tuple[float, list[int]]]:
     """The n best as (score, symbols); never stops early."""
     longest = max(longest, min_length, len(prefix))
-    width = config.beam + sum(len(term.symbols) for term in terms)
+    width = config.beam + len(terms)
     live: list[tuple[list[int], float]] = [([], 0.0)]
     ended: list[tuple[list[int], float]] = []
 

@@ -18,9 +18,10 @@ import deepnmt
 from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.decoding.config import SearchConfig
 from deepnmt.decoding.glossary import Glossary, read_terms
+from deepnmt.decoding.pieces import Piece
 from deepnmt.decoding.rules import Rules, prefix_table
 from deepnmt.decoding.search import Found, search
-from deepnmt.decoding.term_search import Phrase, Progress, Term, TermBeams, Wanted
+from deepnmt.decoding.term_search import Phrase, Term, TermBeams, Wanted
 from deepnmt.decoding.translator import Translator
 from deepnmt.errors import InputError
 
@@ -53,13 +54,14 @@ def contains(symbols: list[int], terms: list[Phrase]) -> bool:
 @settings(deadline=None, max_examples=60)
 @given(terms=phrases, symbols=st.lists(words, max_size=7))
 def test_progress_is_complete_only_where_the_terms_occur(terms: list[Phrase], symbols: list[int]) -> None:
-    wanted, progress = Wanted([Term(term) for term in terms]), Progress()
+    wanted = Wanted([Term(term) for term in terms])
+    progress = wanted.start
     for symbol in symbols:
-        is_next = symbol in wanted.next_symbols(progress, 0)
-        before, progress = wanted.count(progress), wanted.after(progress, symbol)
-        assert wanted.count(progress) <= before + 1
-        assert is_next or wanted.count(progress) <= before
-    assert not wanted.is_complete(progress) or contains(symbols, terms)
+        is_next = symbol in progress.next_symbols(0)
+        before, progress = progress.count, wanted.after(progress, symbol)
+        assert progress.count <= before + 1
+        assert is_next or progress.count <= before
+    assert not progress.is_complete or contains(symbols, terms)
 
 
 @settings(deadline=None, max_examples=60)
@@ -85,10 +87,11 @@ def test_a_wide_beam_finds_the_best_translation_that_contains_them(
     ((found,),) = run(table, [terms], config, max_length=4)
 
     def complete(symbols: list[int]) -> bool:  # as the search understands it: without overlaps, greedily
-        wanted, progress = Wanted([Term(term) for term in terms]), Progress()
+        wanted = Wanted([Term(term) for term in terms])
+        progress = wanted.start
         for symbol in symbols:
             progress = wanted.after(progress, symbol)
-        return wanted.is_complete(progress)
+        return progress.is_complete
 
     best = max(
         table.log_prob(0, symbols) / (len(symbols) + 1) ** alpha for symbols in table.sequences(4) if complete(symbols)
@@ -273,6 +276,25 @@ def test_the_search_for_terms_is_cut_into_batches_of_few_rows(
     monkeypatch.setattr("deepnmt.decoding.translator.ROWS", {"cpu": 20})
     assert translator.translate(texts, terms=terms) == expected
     assert len(rows) > 1 and max(rows) <= 20
+
+
+def test_pieces_without_a_term_are_searched_once_and_the_others_twice_in_few_batches(
+    digits_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    translator, searched, done = Translator(digits_model), [], []
+    original = Translator._search
+
+    def observed(self: Translator, batch: list[Piece], config: Any) -> Any:
+        searched.append([piece.source for piece in batch])
+        return original(self, batch, config)
+
+    monkeypatch.setattr(Translator, "_search", observed)
+    texts = ["eins drei", "zwei", "vier zwei", "acht", "neun", "sechs zwei"]
+    found = translator.translate(texts, terms={"zwei": "null"}, batch_tokens=1, done=done.append)
+    assert sorted(searched[:6]) == sorted([text] for text in texts)
+    assert searched[6:] == [["vier zwei", "sechs zwei", "zwei"]]
+    assert sum(done) == 6
+    assert [found[i] for i in (0, 3, 4)] == translator.translate([texts[i] for i in (0, 3, 4)])
 
 
 def test_terms_that_the_rules_forbid_are_left_out_with_a_warning(digits_model: Path) -> None:

@@ -143,21 +143,6 @@ def test_recomputing_activations_changes_no_gradient(case):
     torch.testing.assert_close(found[True], found[False], rtol=1e-6, atol=1e-6)
 
 
-def test_attention_of_a_step_is_the_last_layers_mean_over_heads():
-    model = scrambled(tiny_config())
-    source, (target,) = padded(sentences(6, 4)), sentences(2, seed=2)
-    seen = []
-    last = model.decoder.layers[-1].cross_attention
-    last.register_forward_pre_hook(lambda module, inputs: seen.append(inputs))
-    _, cache = model.step(target, model.start(model.encode(source), need_attention=True))
-    x, memory, _ = seen[0]
-    query = last.query(x).unflatten(-1, (4, -1))
-    products = torch.einsum("bhd,bhsd->bhs", query, memory.keys) / query.shape[-1] ** 0.5
-    expected = products.masked_fill((source == 1)[:, None], -torch.inf).softmax(-1).mean(1)
-    torch.testing.assert_close(cache.attention.double(), expected, rtol=1e-5, atol=1e-6)
-    assert model.step(target, model.start(model.encode(source)))[1].attention is None
-
-
 def test_widths_heads_and_depths_of_the_stacks_are_independent():
     """The paper's "+ big encoder"."""
     config = tiny_config(share_embeddings=False, source_vocab_size=20, tie_output=False, activation="swiglu")

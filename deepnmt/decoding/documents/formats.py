@@ -18,11 +18,13 @@ READERS = {
     "srt": ("subtitles", "read_srt"),
     "text": ("prose", "read_text"),
     "vtt": ("subtitles", "read_vtt"),
+    "xliff": ("xliff", "read_xliff"),
 }
 FORMATS = (LINES, *READERS)
 ENDINGS = {
     ".htm": "html", ".html": "html", ".xhtml": "html", ".markdown": "markdown", ".md": "markdown", ".po": "po",
-    ".pot": "po", ".srt": "srt", ".vtt": "vtt",
+    ".pot": "po", ".srt": "srt", ".vtt": "vtt", ".xlf": "xliff",
+    ".xliff": "xliff",
 }  # fmt: skip
 _PACKED = (".gz", ".xz", ".bz2", ".zst")
 

@@ -5,14 +5,15 @@ the sentence around them; an OPAQUE element, or one marked as not to be translat
 """
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from html import escape, unescape
 from html.parser import HTMLParser
 from itertools import accumulate
 
-from deepnmt.decoding.documents.document import Document
-from deepnmt.decoding.documents.passages import passages
+from deepnmt.decoding.documents.document import Document, Part
+from deepnmt.decoding.documents.passages import Labelled, passages, without_labels
 from deepnmt.decoding.documents.tokens import Token, matched, text_token
 from deepnmt.errors import InputError
 from deepnmt.languages import base_language
@@ -31,7 +32,10 @@ VOID = {
     "area", "base", "br", "col", "embed", "frame", "hr", "img", "input", "link", "meta", "param", "source", "track",
     "wbr",
 }  # fmt: skip
+LABELS = {"alt", "title", "placeholder", "aria-label"}  # attributes that a reader sees or hears
+UNLABELLED = {"link", "style"}  # whose titles are names
 DECLARATIONS = 4096  # characters at the start of a page that may declare its encoding
+_ATTRIBUTE = re.compile(r"(?<=[\s/])([^\s\"'<>/=]+)\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|[^\s\"'<>]+)")
 _HTML_TAG = re.compile(r"<html\b[^<>]*>", re.IGNORECASE)
 _LANGUAGE = re.compile(r"(\s(?:xml:)?lang\s*=\s*[\"']?)([A-Za-z]{2,3}(?:[-_]\w+)*)", re.IGNORECASE)
 
@@ -74,13 +78,16 @@ class _Tokens(HTMLParser):
             for name, value in attrs
         )
         kind = "block" if tag in BLOCKS or tag in OPAQUE_BLOCKS else "mark" if tag in VOID else "open"
-        name = "" if tag in VOID else tag
-        self._add(kind, name, self.get_starttag_text(), is_kept=bool(name) and (marked or tag in OPAQUE))
+        name, raw = "" if tag in VOID else tag, self.get_starttag_text() or ""
+        self._add(kind, name, raw, is_kept=bool(name) and (marked or tag in OPAQUE))
+        self.events[-1][1].labels = [] if marked else _labels(raw, tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag in VOID or tag not in OPAQUE:
             name = "" if tag in VOID else tag
-            self._add("block" if tag in BLOCKS else "mark", name, self.get_starttag_text())
+            raw = self.get_starttag_text() or ""
+            self._add("block" if tag in BLOCKS else "mark", name, raw)
+            self.events[-1][1].labels = _labels(raw, tag)
         else:
             self.handle_starttag(tag, attrs)
 
@@ -108,12 +115,24 @@ class _Tokens(HTMLParser):
         return self.parse_bogus_comment(i)
 
 
-def tokens_of(document: str) -> list[Token]:
-    return matched(_Tokens(document).tokens)
+def _labels(tag: str, name: str) -> list[tuple[int, int]]:
+    """Where a tag has attributes to translate: their values in quotes."""
+    found = [match for match in _ATTRIBUTE.finditer(tag) if match.lastindex and match.lastindex > 1]
+    values = {match[1].lower(): match for match in reversed(found)}  # of two, the first counts
+    names = {"content"} if name == "meta" and _is_description(values) else LABELS if name not in UNLABELLED else set()
+    return sorted(match.span(match.lastindex or 0) for key, match in values.items() if key in names)
+
+
+def _is_description(values: Mapping[str, re.Match[str]]) -> bool:
+    return "name" in values and (values["name"][2] or values["name"][3] or "").lower() == "description"
 
 
 def read_html(document: str, language: str) -> Document:
-    return Document(passages(tokens_of(document), language, partial(escape, quote=False)))
+    def label(value: str) -> Iterator[str | Part]:
+        return passages([text_token(value, unescape(value))], language, escape)
+
+    tokens, labels = without_labels(matched(_Tokens(document).tokens), label)
+    return Labelled(passages(tokens, language, partial(escape, quote=False)), labels)
 
 
 def read_page(document: str, language: str) -> Document:

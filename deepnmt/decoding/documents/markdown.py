@@ -14,7 +14,7 @@ from markdown_it.common.utils import normalizeReference
 from deepnmt.decoding.documents.document import Document, Part
 from deepnmt.decoding.documents.html import BLOCKS, read_html
 from deepnmt.decoding.documents.layout import width_of, wrapped
-from deepnmt.decoding.documents.passages import passages
+from deepnmt.decoding.documents.passages import Labelled, passages, without_labels
 from deepnmt.decoding.documents.tagged import MARKUP, markup_token, with_lone
 from deepnmt.decoding.documents.tokens import Token, kept_token, matched, text_token
 from deepnmt.decoding.translator import Hypothesis
@@ -46,10 +46,12 @@ _INLINE = re.compile(
 )
 _TARGET = re.compile(
     r"\(\s*(?:<[^<>\n]*>|(?:[^\s()<\\]|\\.|\((?:[^\s()\\]|\\.)*\))*)"
-    r"(?:\s+(?:\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|\((?:[^()\\]|\\.)*\)))?\s*\)",
+    r"(?:\s+(?:\"((?:[^\"\\]|\\.)*)\"|'((?:[^'\\]|\\.)*)'|\(((?:[^()\\]|\\.)*)\)))?\s*\)",
     re.DOTALL,
 )
 _BRACKET = re.compile(r"\\.|(?<!`)(?P<ticks>`+)(?!`).+?(?<!`)(?P=ticks)(?!`)|!?\[|\]", re.DOTALL)
+_MARKUP = re.compile(r"[\[\]*_`<]")
+_ESCAPED = re.compile(r"\\([!-/:-@\[-`{-~])")
 MIN_WIDTH = 72  # of a paragraph in several lines
 # Until a paragraph is written: a space at which no line is broken, the start of a link, an edge of code or emphasis.
 HELD, LINK, EDGE = "\x00", "\x01[", "\x02"
@@ -72,7 +74,7 @@ def _parts(text: str, language: str) -> Iterator[str | Part]:
         first, last = block.map or (-1, 0)
         if block.type == "html_block" and block.level == 0 and first >= line and _is_whole(block.content):
             yield _between(lines, (line, column), (first, 0))
-            yield from read_html("".join(lines[first:last]), language).parts
+            yield read_html("".join(lines[first:last]), language)
             line, column = last, 0
         elif block.type == "inline" and first >= line:
             rows = block.content.split("\n")
@@ -126,9 +128,14 @@ class Paragraph(Part):
         self.raw = "".join(row + joint for row, joint in zip(rows, [*self.joints, ""], strict=True))
         self.width, self.is_paragraph = max(MIN_WIDTH, *map(width_of, rows)), parent == "paragraph_open"
         tokens = matched(with_lone(_inline("\n".join(rows), labels), "mark"))
-        tokens = [_guarded(token) for token in tokens]
-        self.plain = "".join(token.raw for token in tokens)
-        self.inside = Document(passages(tokens, language, _cell_escaped if parent in CELLS else _escaped))
+        escape = _cell_escaped if parent in CELLS else _escaped
+
+        def label(value: str) -> Iterator[str | Part]:
+            return passages([text_token(value, unescape(_ESCAPED.sub(r"\1", value)))], language, _label_escaped)
+
+        tokens, texts = without_labels(tokens, label)
+        self.inside = Labelled(passages(map(_guarded, tokens), language, escape), texts)
+        self.plain = self.inside.written(Hypothesis(text, 0.0, 0.0, []) for text, _ in self.inside.sentences)
 
     @property
     def sentences(self) -> list[tuple[str, bool]]:
@@ -171,6 +178,10 @@ def _escaped(text: str) -> str:
     return _SPECIAL.sub(r"\\\g<0>", text)
 
 
+def _label_escaped(text: str) -> str:
+    return re.sub(r"[\"'()|]", r"\\\g<0>", _escaped(text))
+
+
 def _cell_escaped(text: str) -> str:
     return _escaped(text).replace("|", "\\|")
 
@@ -187,14 +198,14 @@ def _inline(text: str, labels: frozenset[str]) -> list[Token]:
         at = match.end()
         if (link := links.get(start)) and link.is_image:
             at = link.end
-            tokens.append(Token("mark", text[start:at]))
+            tokens.append(Token("mark", text[start:at], labels=link.labels(text)))
         elif link:
             inside = f"[{start}"
             tokens.append(Token("open", "[", inside))
         elif link := closes.get(start):
             at = link.end
             inside = ""
-            tokens.append(Token("close", link.close, f"[{link.start}", is_end=True))
+            tokens.append(Token("close", link.close, f"[{link.start}", is_end=True, labels=link.labels(text)))
         elif match["delimiter"]:
             tokens.append(Token("delimiter", match.group(), _flanks(text, match)))
         else:
@@ -231,6 +242,17 @@ class _Link:
     end: int
     close: str
     is_image: bool
+    title: tuple[int, int] | None = None
+
+    def labels(self, text: str) -> list[tuple[int, int]]:
+        """Where in its token there are texts: the title, and the alternative text of an image if it has no markup and
+        is no reference."""
+        first = self.start if self.is_image else self.content_end
+        found = [self.title] if self.title else []
+        content = self.start + 2, self.content_end
+        if self.is_image and text[self.content_end : self.end] == self.close and not _MARKUP.search(text, *content):
+            found = [content, *found]
+        return [(start - first, end - first) for start, end in found]
 
 
 def _links(text: str, labels: frozenset[str]) -> dict[int, _Link]:
@@ -254,16 +276,17 @@ def _links(text: str, labels: frozenset[str]) -> dict[int, _Link]:
 
 
 def _link(text: str, begin: re.Match[str], content_end: int, labels: frozenset[str]) -> _Link | None:
-    content, after = text[begin.end() : content_end], content_end + 1
+    content, after, title = text[begin.end() : content_end], content_end + 1, None
     if target := _TARGET.match(text, after):
         close, end = f"]{target.group()}", target.end()
+        title = target.span(target.lastindex) if target.lastindex else None
     elif (label := _LABEL.match(text, after)) and normalizeReference(label[1]) in labels:
         close, end = f"]{label.group()}", label.end()
     elif normalizeReference(content) in labels:  # it refers to its own text, which is about to change
         close, end = f"][{content}]", after + (2 if text.startswith("[]", after) else 0)
     else:
         return None
-    return _Link(begin.start(), content_end, end, close, begin.group() == "![")
+    return _Link(begin.start(), content_end, end, close, begin.group() == "![", title)
 
 
 def _flanks(text: str, match: re.Match[str]) -> str:
@@ -276,22 +299,41 @@ def _flanks(text: str, match: re.Match[str]) -> str:
     return "(" * is_left + ")" * is_right
 
 
+@dataclass
+class _Opener:
+    """An open run of delimiters: which token it is, and how many of its delimiters have no end yet."""
+
+    place: int
+    mark: str
+    size: int
+
+    def suits(self, mark: str, size: int) -> bool:
+        """Equal runs, or three of which one or two end here: ***a** b*."""
+        return self.mark == mark and (self.size == size or {self.size, size} in ({1, 3}, {2, 3}))
+
+
 def _with_emphasis(tokens: list[Token]) -> list[Token]:
-    """Each closing run of delimiters ends the last open run that is equal; those that remain are text."""
-    result = [text_token(token.raw) if token.kind == "delimiter" else token for token in tokens]
-    levels: list[dict[str, list[int]]] = [{}]  # open runs, outside of links and inside
+    """Each closing run of delimiters ends the last open run that suits; those that remain are text."""
+    inside: list[list[Token]] = [[] if token.kind == "delimiter" else [token] for token in tokens]
+    levels: list[list[_Opener]] = [[]]  # open runs, outside of links and inside
     for i, token in enumerate(tokens):
-        openers = levels[-1]
         if token.name.startswith("["):
-            levels = levels[:-1] if token.is_end else [*levels, {}]
-        elif token.kind == "delimiter" and ")" in token.name and openers.get(token.raw):
-            start = openers[token.raw][-1]
-            openers[token.raw].clear()  # nested in its like, a run could end up beside it, as a longer one
-            for others in openers.values():
-                while others and others[-1] > start:
-                    others.pop()
-            result[start] = Token("open", token.raw, f"*{start}", may_vanish=True)
-            result[i] = Token("close", token.raw, f"*{start}", is_end=True)
-        elif token.kind == "delimiter" and "(" in token.name:
-            openers.setdefault(token.raw, []).append(i)
-    return result
+            levels = levels[:-1] if token.is_end else [*levels, []]
+        if token.kind != "delimiter":
+            continue
+        openers, mark, left = levels[-1], token.raw[0], len(token.raw)
+        while ")" in token.name and (suiting := [opener for opener in openers if left and opener.suits(mark, left)]):
+            opener = suiting[-1]
+            size, name = min(opener.size, left), f"*{opener.place} {opener.size}"
+            inside[opener.place].insert(0, Token("open", mark * size, name, may_vanish=True))
+            inside[i].append(Token("close", mark * size, name, is_end=True))
+            opener.size, left = opener.size - size, left - size
+            del openers[openers.index(opener) + (opener.size > 0) :]
+            # Nested in its like, a run could end up beside it, as a longer one.
+            openers[:] = [other for other in openers if (other.mark, other.size) != (mark, size)]
+        if "(" in token.name and left == len(token.raw):
+            openers.append(_Opener(i, mark, left))
+    for token, tags in zip(tokens, inside, strict=True):
+        if rest := token.raw[sum(len(tag.raw) for tag in tags) :] if token.kind == "delimiter" else "":
+            tags.insert(len(tags) if tags and tags[0].is_end else 0, text_token(rest))
+    return [token for tags in inside for token in tags]

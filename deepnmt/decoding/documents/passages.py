@@ -1,17 +1,20 @@
 """Passages of text with inline tags: sentences without their tags, and the tags put back into the translations."""
 
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, groupby
 
-from deepnmt.decoding.documents.document import Part
+from deepnmt.decoding.documents.document import Document, Part
 from deepnmt.decoding.documents.sentences import fitted_gaps, split_sentences
 from deepnmt.decoding.documents.tags import Element, with_elements
 from deepnmt.decoding.documents.tokens import Token
 from deepnmt.decoding.translator import Hypothesis
 
 SPACE = " \t\n\r\f"
+MARK = "\x03"
+_MARKED = re.compile(f"{MARK}(\\d+){MARK}")
 MAX_DEPTH = 32  # of inline elements; the tags of deeper texts separate
 
 
@@ -135,6 +138,40 @@ class Passage(Part):
         result = "".join(parts)
         last = self.raw[len(self.raw.rstrip(SPACE)) :]
         return result[:-1] + last if last and result.endswith(" ") else result
+
+
+class Labelled(Document):
+    """Parts whose tags have texts of their own, such as the title of a link, and MARK and a number in their place."""
+
+    def __init__(self, parts: Iterable[str | Part], labels: Sequence[Part]) -> None:
+        super().__init__(parts)
+        self.labels = labels
+
+    @property
+    def sentences(self) -> list[tuple[str, bool]]:
+        return [*super().sentences, *(sentence for label in self.labels for sentence in label.sentences)]
+
+    def written(self, hypotheses: Iterator[Hypothesis]) -> str:
+        text, labels = super().written(hypotheses), [label.written(hypotheses) for label in self.labels]
+        return _MARKED.sub(lambda match: labels[int(match[1])], text) if labels else text
+
+
+def without_labels(
+    tokens: Sequence[Token], read: Callable[[str], Iterable[str | Part]]
+) -> tuple[list[Token], list[Part]]:
+    """The tokens of a `Labelled` document, and its labels, which are read by `read`."""
+    labels: list[Part] = []
+    if any(MARK in token.raw for token in tokens):
+        return list(tokens), labels
+    marked = []
+    for token in tokens:
+        parts, at = [], 0
+        for start, end in token.labels:
+            parts += [token.raw[at:start], f"{MARK}{len(labels)}{MARK}"]
+            labels.append(Document(read(token.raw[start:end])))
+            at = end
+        marked.append(replace(token, raw="".join([*parts, token.raw[at:]])) if parts else token)
+    return marked, labels
 
 
 def passages(

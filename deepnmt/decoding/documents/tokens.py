@@ -25,6 +25,7 @@ class Token:
     is_kept: bool = False  # the start of an element that is not to be translated
     text: str = ""  # of text and opaque tokens: as a reader sees it
     may_vanish: bool = False  # an open tag, if no word of the translation is inside
+    labels: Sequence[tuple[int, int]] = ()  # where there are texts to translate in the tag itself
 
 
 def text_token(raw: str, text: str | None = None) -> Token:

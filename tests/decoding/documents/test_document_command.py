@@ -23,11 +23,20 @@ DOCUMENTS = {
     "srt": (CUE + "{}\n", "a.SRT"),
     "text": ("  {}\n\nneun", "a.txt"),
     "vtt": ("WEBVTT\n\n" + CUE.replace(",", ".") + "<i>{}</i>\n", "a.vtt"),
+    "xliff": ("", "a.xlf"),
 }
 
 
 def source_and_target(kind):
     pattern, name = DOCUMENTS[kind]
+    if kind == "xliff":
+        before, after = (f'<xliff version="2.0"{more}><segment' for more in ("", ' trgLang="en"'))
+        source = f"><source>{SOURCE}</source>"
+        return (
+            f"{before}{source}</segment></xliff>",
+            f'{after} state="translated"{source}<target>{TARGET}</target></segment></xliff>',
+            name,
+        )
     if kind == "po":
         return pattern.format("", fuzzy=""), pattern.format(TARGET, fuzzy="#, fuzzy\n"), name
     return pattern.format(SOURCE), pattern.format(TARGET), name
@@ -66,7 +75,7 @@ def test_files_pipes_and_python_say_the_same(digits_model, tmp_path, feed, capsy
 @pytest.mark.parametrize("kind", DOCUMENTS)
 @pytest.mark.parametrize("text", ["", "\n", "\ufeff"])
 def test_an_empty_document_stays_empty(digits_model, feed, capsysbinary, kind, text):
-    text = "WEBVTT" if kind == "vtt" else text
+    text = {"vtt": "WEBVTT", "xliff": '<xliff version="1.2"/>'}.get(kind, text)
     feed(text.encode())
     assert run(digits_model, "--format", kind) == 0
     assert capsysbinary.readouterr().out.decode() == text

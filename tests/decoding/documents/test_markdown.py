@@ -11,7 +11,7 @@ from markdown_it import MarkdownIt
 from pytest import mark
 from translations import TRANSLATIONS, backwards, doubled, hypothesis, same, written
 
-from deepnmt.decoding.documents.markdown import read_markdown
+from deepnmt.decoding.documents.markdown import _inline, read_markdown
 
 ROOT = Path(__file__).parents[3]
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
@@ -33,12 +33,17 @@ def translated(text, translate):
         ("Two words\n=====\n", "WORDS TWO\n=====\n"),
         ("> quoted text\n> goes on\n", "> ON GOES TEXT QUOTED\n"),
         ("- an item\n- [ ] a task\n  1. a third\n", "- ITEM AN\n- [ ] TASK A\n  1. THIRD A\n"),
-        ("See [the docs](http://a.b/c_d 'x y') now", "NOW [DOCS THE](http://a.b/c_d 'x y') SEE"),
+        ("See [the docs](http://a.b/c_d 'x y') now", "NOW [DOCS THE](http://a.b/c_d 'Y X') SEE"),
         ("See [the docs][1] now\n\n[1]: http://a.b 'A title'", "NOW [DOCS THE][1] SEE\n\n[1]: http://a.b 'A title'"),
         ("See [Docs] and [not]\n\n[docs]: x", r"\[NOT\] AND [DOCS][Docs] SEE" "\n\n[docs]: x"),
         ("See [docs][] now\n\n[docs]: x", "NOW [DOCS][docs] SEE\n\n[docs]: x"),
         ("Run `make it` now", "NOW `make it` RUN"),
-        ("an image ![alt text](x.png) here", "![alt text](x.png) HERE IMAGE AN"),
+        ("an image ![alt text](x.png) here", "![TEXT ALT](x.png) HERE IMAGE AN"),
+        ('![alt *text*](x.png "it\'s (a) \\"title\\"")', '![alt *text*](x.png "\\"TITLE\\" \\(A\\) IT\\\'S")'),
+        (
+            "![the ref] ![the ref][] ![a b][the ref]\n\n[the ref]: x",
+            "![the ref] ![the ref][] ![B A][the ref]\n\n[the ref]: x",
+        ),
         ("    code here\n\n```\nmore code\n```\n", "    code here\n\n```\nmore code\n```\n"),
         ("---\ntitle: x y\n---\na b\n", "---\ntitle: x y\n---\nB A\n"),
         ("| a b | c |\n|---|---|\n| `x` d | e |\n", "| B A | C |\n|---|---|\n| D `x` | E |\n"),
@@ -86,7 +91,8 @@ def kept(text):
         if block.type == "inline":
             for token in block.children:
                 if token.type in ("link_open", "image"):
-                    found[token.type, token.attrGet("href") or token.attrGet("src"), token.attrGet("title")] += 1
+                    has_title = token.attrGet("title") is not None
+                    found[token.type, token.attrGet("href") or token.attrGet("src"), has_title] += 1
                 elif token.type in ("code_inline", "html_inline"):
                     found[token.type, token.content.replace("\n", " ")] += 1
         else:
@@ -131,6 +137,33 @@ def test_blocks_links_images_and_code_stay_whatever_the_translation(text):
     for translate in (shout, backwards, doubled):
         result = translated(text, translate)
         assert kept(result) == kept(text)
+
+
+@given(st.one_of(INLINE, NOISE))
+def test_the_tokens_of_a_text_are_the_text(text):
+    assert "".join(token.raw for token in _inline(text, frozenset())) == text
+
+
+@mark.parametrize(
+    "text",
+    [
+        "***a** b* c",
+        "*a **b*** c",
+        "***a* b** c",
+        "**a *b*** c",
+        "***a b*** c",
+        "__a *b*__ c",
+        "___a__ b_ c",
+        "one *two **three*** four ***five** six*",
+    ],
+)
+def test_emphasis_stays_where_its_delimiters_are_mixed(text):
+    def emphasis(text):
+        tokens = PARSER.parseInline(text)[0].children
+        return Counter(token.type for token in tokens if token.nesting), "*" in "".join(t.content for t in tokens)
+
+    for translate in (shout, backwards):
+        assert emphasis(translated(text, translate)) == emphasis(text)
 
 
 @given(NOISE)
