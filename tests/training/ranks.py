@@ -2,7 +2,9 @@
 
 import os
 import socket
+import time
 import traceback
+from multiprocessing.connection import wait
 
 from processes import CONTEXT, SECONDS
 
@@ -24,7 +26,7 @@ def run_ranks(size, function, *arguments):
         pipes.append(receiving)
         processes.append(process)
     try:
-        results = [_receive(pipe, rank) for rank, pipe in enumerate(pipes)]
+        results = _receive_all(pipes)
         for process in processes:
             process.join(SECONDS)
     finally:
@@ -39,13 +41,21 @@ def run_ranks(size, function, *arguments):
     return [value for _, value in results]
 
 
-def _receive(pipe, rank):
-    if not pipe.poll(SECONDS):
-        return "failed", f"rank {rank} hangs"
-    try:
-        return pipe.recv()
-    except EOFError:
-        return "failed", f"rank {rank} died"
+def _receive_all(pipes):
+    """What the ranks send. After the first failure no other is awaited: the others may wait for the one that failed."""
+    results, deadline = {}, time.monotonic() + SECONDS
+    while len(results) < len(pipes) and all(kind == "done" for kind, _ in results.values()):
+        waiting = {pipe: rank for rank, pipe in enumerate(pipes) if rank not in results}
+        ready = wait(list(waiting), max(deadline - time.monotonic(), 0))
+        if not ready:
+            raise AssertionError(f"ranks that hang: {sorted(waiting.values())}")
+        for pipe in ready:
+            rank = waiting[pipe]
+            try:
+                results[rank] = pipe.recv()
+            except EOFError:
+                results[rank] = "failed", f"rank {rank} died"
+    return [results[rank] for rank in sorted(results)]
 
 
 def _main(pipe, rank, size, port, function, arguments):
