@@ -15,7 +15,7 @@ from deepnmt.api.translate import PLAIN, LinesOf, translate_chunks
 from deepnmt.decoding.config import TranslationConfig
 from deepnmt.decoding.jobs import ResumableFile, chunk_lines, count_lines, file_chunks, fingerprint
 from deepnmt.decoding.lines import one_line
-from deepnmt.decoding.translator import Hypothesis, Translator, default_settings, in_processes
+from deepnmt.decoding.translator import Hypothesis, Translator, default_settings
 from deepnmt.devices import torchrun_ranks
 from deepnmt.errors import InputError
 from deepnmt.files import lock, replacing
@@ -141,7 +141,7 @@ def synthesise(
     digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:8]
     shards = [out.with_name(f"{out.name}.shard-{i}-of-{world_size}.{digest}") for i in range(world_size)]
     if not shards[rank].exists():
-        with ResumableFile(shards[rank], job) as shard, in_processes(translator):
+        with ResumableFile(shards[rank], job) as shard:
             if shard.lines:
                 say(f"resuming after {shard.lines:,} lines of this rank's share")
             chunks = file_chunks(text, size, shard.lines, rank, world_size)

@@ -117,10 +117,7 @@ def translate_file(
     job = {**settings, **asdict(form), "precision": precision, "shortlist": shortlist, "device": device}
     job |= {"chunk": size, "languages": [source_lang, target_lang]}
     is_resumable = given is not None and target is not None
-    with (
-        _opened(target, fingerprint(folders, files, job) if is_resumable else None) as destination,
-        in_processes(translator),
-    ):
+    with _opened(target, fingerprint(folders, files, job) if is_resumable else None) as destination:
         name, chunks, left = _chunks(given, size, destination.lines)
         return translate_chunks(
             translator, name, chunks, destination, form.lines, prefixes=prefixes, terms=glossary, total=left, **settings
@@ -260,7 +257,7 @@ def translate_chunks(
     """Translate chunks of the text `name`, each with the number of preceding lines; return the number of lines."""
     warnings, done = LineWarnings(name), destination.lines
     beginnings = None if prefixes is None else islice(iterate_lines(Path(prefixes)), done, None)
-    with progress(title, total=total, unit="lines") as shown:
+    with progress(title, total=total, unit="lines") as shown, in_processes(translator):
         for first, chunk in chunks:
             warn = warnings.after(first)
             texts = decoded(chunk, warn)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import lru_cache
 from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
 from typing import Any, TypeVar
@@ -91,24 +91,25 @@ class ForkedWorkers:
     def __init__(self, num_workers: int, function: Callable[[Any], Any]) -> None:
         context = multiprocessing.get_context("fork")
         self._pool = ProcessPoolExecutor(num_workers, context, _begin_fork, (function,))
+        self._is_started = False
         self.is_broken = False  # a worker has died
 
     def start(self) -> None:
         """Fork now, not with the first task."""
-        self._submit(int).result()
+        if not self._is_started:
+            self._is_started = True
+            with _delayed_interrupt(), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+                self._pool.submit(int)
 
     def as_done(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Any]]:
         """Each task and its result, in the order in which they are done."""
+        self.start()
         try:
-            yield from as_done(partial(self._submit, _call_inherited), tasks)
+            yield from as_done(lambda task: self._pool.submit(_call_inherited, task), tasks)
         except BrokenProcessPool as error:
             self.is_broken = True
             raise RunError("a worker process died, perhaps for lack of memory: try fewer threads") from error
-
-    def _submit(self, function: Callable[..., Any], *task: Any) -> Future[Any]:
-        with _delayed_interrupt(), warnings.catch_warnings():  # the first call starts the processes
-            warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-            return self._pool.submit(function, *task)
 
     def end(self) -> None:
         for process in list((self._pool._processes or {}).values()):
