@@ -30,6 +30,7 @@ Result = TypeVar("Result")
 # Not fork: a forked copy of a process that has threads may hang.
 _context = multiprocessing.get_context("spawn")
 IDLE_SECONDS = 5.0  # after which a fork returns unused memory to the system
+BUSY_SECONDS = 2.0  # that threads may keep a fork waiting
 CAN_FORK = sys.platform == "linux"  # elsewhere system libraries do not survive it
 _DIED = (
     "a worker process died, perhaps for lack of memory: try fewer workers; "
@@ -98,6 +99,7 @@ class ForkedWorkers:
         """Fork now, not with the first task."""
         if not self._is_started:
             self._is_started = True
+            _let_threads_rest(BUSY_SECONDS)
             with _delayed_interrupt(), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
                 self._pool.submit(int)
@@ -126,6 +128,27 @@ def as_done(submit: Callable[[Task], Future[Result]], tasks: Iterable[Task]) -> 
     finally:
         for future in futures:
             future.cancel()
+
+
+def _let_threads_rest(seconds: float) -> None:
+    """Wait until the other threads of this process sleep: a lock that one of them holds stays locked in a fork.
+
+    That includes threads that were joined but are still ending: forks made then found MKL's memory manager locked.
+    """
+    end = time.monotonic() + seconds
+    own = str(threading.get_native_id())
+    while any(_is_busy(task) for task in Path("/proc/self/task").glob("*") if task.name != own):
+        if time.monotonic() > end:
+            return
+        time.sleep(0.001)
+
+
+def _is_busy(task: Path) -> bool:
+    try:
+        state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:  # it has ended
+        return False
+    return state in "RD"
 
 
 @contextmanager

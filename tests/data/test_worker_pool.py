@@ -1,3 +1,4 @@
+import hashlib
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from deepnmt.data import worker_pool
 from deepnmt.data.worker_pool import CAN_FORK, ForkedWorkers, WorkerPool
 from deepnmt.errors import InputError, RunError
 
@@ -123,6 +125,33 @@ def test_a_fork_that_dies_is_an_error_not_a_hang(forks: ForkedWorkers) -> None:
         list(forks.as_done([1, 99, 2]))
     with pytest.raises(RunError, match="try fewer threads"):  # also if it died between two calls
         list(forks.as_done([1]))
+
+
+def test_forks_wait_for_threads_at_work(forks: ForkedWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lock that a thread holds, perhaps inside a library, would stay locked in the fork."""
+    monkeypatch.setattr(worker_pool, "BUSY_SECONDS", 60.0)
+    thread = threading.Thread(target=hashlib.pbkdf2_hmac, args=("sha256", b"", b"", 3_000_000))  # about a second
+    thread.start()
+    forks.start()
+    thread.join(0.2)
+    assert not thread.is_alive()
+
+
+def test_forks_do_not_wait_for_a_thread_that_never_rests(forks: ForkedWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_pool, "BUSY_SECONDS", 0.1)
+    is_over = threading.Event()
+
+    def work() -> None:
+        while not is_over.is_set():
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 100_000)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert list(forks.as_done([1])) == [(1, 101)]
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def test_forks_end_with_their_block_in_the_middle_of_a_task() -> None:
