@@ -18,11 +18,13 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import lru_cache
 from multiprocessing.resource_tracker import ensure_running
+from multiprocessing.synchronize import Semaphore
 from pathlib import Path
 from typing import Any, TypeVar
 
 from deepnmt.devices import return_memory
 from deepnmt.errors import RunError
+from deepnmt.progress import say
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -31,6 +33,7 @@ Result = TypeVar("Result")
 _context = multiprocessing.get_context("spawn")
 IDLE_SECONDS = 5.0  # after which a fork returns unused memory to the system
 BUSY_SECONDS = 2.0  # that threads may keep a fork waiting
+TRIAL_SECONDS = 30.0  # until every fork has shown that it works
 CAN_FORK = sys.platform == "linux"  # elsewhere system libraries do not survive it
 _DIED = (
     "a worker process died, perhaps for lack of memory: try fewer workers; "
@@ -85,32 +88,46 @@ class WorkerPool:
 
 class ForkedWorkers:
     """Processes that are forked from this one, to call a function on its memory as it is then: nothing is loaded twice,
-    and what cannot be pickled is there. The caller sees to it that the function takes no lock that another thread of
-    this process may hold, and starts no threads of torch's.
+    and what cannot be pickled is there. The function must start no threads of torch's.
+
+    A lock that another thread holds at the time of the fork stays locked in it. So forks wait until the other threads
+    sleep, and each must first complete `trial`, which uses the libraries that the function will use.
     """
 
-    def __init__(self, num_workers: int, function: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, num_workers: int, function: Callable[[Any], Any], trial: Callable[[], object] = lambda: None
+    ) -> None:
         context = multiprocessing.get_context("fork")
-        self._pool = ProcessPoolExecutor(num_workers, context, _begin_fork, (function,))
-        self._is_started = False
-        self.is_broken = False  # a worker has died
+        self._num_workers, self._num_ready = num_workers, context.Semaphore(0)
+        self._pool = ProcessPoolExecutor(num_workers, context, _begin_fork, (function, trial, self._num_ready))
+        self._starting = threading.Lock()
+        self._works: bool | None = None  # None: not started
 
-    def start(self) -> None:
-        """Fork now, not with the first task."""
-        if not self._is_started:
-            self._is_started = True
-            _let_threads_rest(BUSY_SECONDS)
-            with _delayed_interrupt(), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-                self._pool.submit(int)
+    def start(self) -> bool:
+        """Fork, the first time. False: no worker can be used: other threads never rest, or a worker has died."""
+        with self._starting:
+            if self._works is None:
+                self._works = _others_sleep(BUSY_SECONDS) and self._fork()
+                if not self._works:
+                    self.end()
+                    say("no worker processes could be forked: threads do their work, more slowly")
+            return self._works
+
+    def _fork(self) -> bool:
+        with _delayed_interrupt(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+            self._pool.submit(int)
+        end = time.monotonic() + TRIAL_SECONDS
+        return all(self._num_ready.acquire(timeout=max(end - time.monotonic(), 0)) for _ in range(self._num_workers))
 
     def as_done(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Any]]:
         """Each task and its result, in the order in which they are done."""
-        self.start()
+        if not self.start():
+            raise RunError("no worker processes: other threads of this process keep working, or a worker has died")
         try:
             yield from as_done(lambda task: self._pool.submit(_call_inherited, task), tasks)
         except BrokenProcessPool as error:
-            self.is_broken = True
+            self._works = False
             raise RunError("a worker process died, perhaps for lack of memory: try fewer threads") from error
 
     def end(self) -> None:
@@ -130,8 +147,8 @@ def as_done(submit: Callable[[Task], Future[Result]], tasks: Iterable[Task]) -> 
             future.cancel()
 
 
-def _let_threads_rest(seconds: float) -> None:
-    """Wait until the other threads of this process sleep: a lock that one of them holds stays locked in a fork.
+def _others_sleep(seconds: float) -> bool:
+    """Wait until all other threads of this process sleep, and say whether they do.
 
     That includes threads that were joined but are still ending: forks made then found MKL's memory manager locked.
     """
@@ -139,8 +156,9 @@ def _let_threads_rest(seconds: float) -> None:
     own = str(threading.get_native_id())
     while any(_is_busy(task) for task in Path("/proc/self/task").glob("*") if task.name != own):
         if time.monotonic() > end:
-            return
+            return False
         time.sleep(0.001)
+    return True
 
 
 def _is_busy(task: Path) -> bool:
@@ -170,7 +188,7 @@ _inherited: Callable[[Any], Any]  # of a fork
 _idle_since = math.inf  # math.inf: it is working, or has returned its memory
 
 
-def _begin_fork(function: Callable[[Any], Any]) -> None:
+def _begin_fork(function: Callable[[Any], Any], trial: Callable[[], object], num_ready: Semaphore) -> None:
     global _inherited
     _inherited = function
     gc.freeze()  # so that collecting garbage does not write to what is shared
@@ -179,6 +197,8 @@ def _begin_fork(function: Callable[[Any], Any]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a signal to all processes of a service: the parent decides
     _begin_worker()
     threading.Thread(target=_return_memory_when_idle, daemon=True).start()
+    trial()
+    num_ready.release()
 
 
 def _call_inherited(task: Any) -> Any:

@@ -258,6 +258,14 @@ class Translator:
                 message = f"{folder}: the model's output for {text!r} is not a number (NaN); "
                 raise InputError(message + "if the precision is fp16, use bf16 or fp32")
 
+    @torch.inference_mode()
+    def _try_step(self) -> None:
+        """Compute a little with everything that translating uses, MKL's memory manager included."""
+        torch.ones(256, 256).mm(torch.ones(256, 256))
+        end = torch.tensor([EOS])
+        for prepared in self.prepared:
+            prepared.step(end, prepared.start(end[None], 1))
+
     def _translated_in_slots(
         self, searches: ContinuousSearches, pieces: list[Piece], config: TranslationConfig
     ) -> Iterator[list[Piece]]:
@@ -290,7 +298,7 @@ class Translator:
             return
         torch.set_num_threads(1)
         try:
-            if self._forks is not None and not self._forks.is_broken:
+            if self._forks is not None and self._forks.start():
                 pair = self.tokenizers[0]
                 languages = pair.source.language, pair.target.language
                 tasks = [(self._number, languages, batch, config) for batch in batches]
@@ -403,7 +411,12 @@ def in_processes(*translators: Translator, now: bool = False) -> Iterator[None]:
         torch.set_num_threads(1)  # those of the parent are not here
         return translators[number].for_languages(*languages)._translate_batch(batch, config)
 
-    forks = ForkedWorkers(cores, translate)
+    def trial() -> None:
+        torch.set_num_threads(1)
+        for translator in translators:
+            translator._try_step()
+
+    forks = ForkedWorkers(cores, translate, trial)
     if now:
         forks.start()
     for number, translator in enumerate(translators):

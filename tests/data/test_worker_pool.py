@@ -1,4 +1,5 @@
 import hashlib
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -123,7 +124,8 @@ def test_forks_use_what_cannot_be_pickled(forks: ForkedWorkers) -> None:
 def test_a_fork_that_dies_is_an_error_not_a_hang(forks: ForkedWorkers) -> None:
     with pytest.raises(RunError, match="try fewer threads"):
         list(forks.as_done([1, 99, 2]))
-    with pytest.raises(RunError, match="try fewer threads"):  # also if it died between two calls
+    assert not forks.start()
+    with pytest.raises(RunError, match="no worker processes"):
         list(forks.as_done([1]))
 
 
@@ -137,7 +139,9 @@ def test_forks_wait_for_threads_at_work(forks: ForkedWorkers, monkeypatch: pytes
     assert not thread.is_alive()
 
 
-def test_forks_do_not_wait_for_a_thread_that_never_rests(forks: ForkedWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_forks_beside_a_thread_that_never_rests(
+    forks: ForkedWorkers, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(worker_pool, "BUSY_SECONDS", 0.1)
     is_over = threading.Event()
 
@@ -148,10 +152,26 @@ def test_forks_do_not_wait_for_a_thread_that_never_rests(forks: ForkedWorkers, m
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        assert list(forks.as_done([1])) == [(1, 101)]
+        assert not forks.start()
     finally:
         is_over.set()
         thread.join()
+    assert not forks.start()
+    assert (
+        capsys.readouterr().err == "deepnmt: no worker processes could be forked: threads do their work, more slowly\n"
+    )
+
+
+def test_forks_that_hang_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if a library were locked by a thread that sleeps."""
+    if not CAN_FORK:
+        pytest.skip("processes are not forked on this system")
+    monkeypatch.setattr(worker_pool, "TRIAL_SECONDS", 0.5)
+    lock = threading.Lock()
+    workers = ForkedWorkers(2, add, lock.acquire)
+    with lock:
+        assert not workers.start()
+    assert not multiprocessing.active_children()
 
 
 def test_forks_end_with_their_block_in_the_middle_of_a_task() -> None:
