@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from deepnmt.model.attention import KeysValues, Visibility
-from deepnmt.model.cache import BLOCK_SLOTS, Cache, MemoryVisibility, PastVisibility, cached
+from deepnmt.model.cache import Cache, MemoryVisibility, PastVisibility
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections import CONNECTIONS, Connection, StackShape
 from deepnmt.model.embedding import Embedding
@@ -139,23 +139,10 @@ class Transformer(nn.Module):
 
     def start(self, encoded: Encoded, beam: int = 1, families: int = 1) -> Cache:
         """A cache for `families` times `beam` hypotheses of each encoded (padded) sentence, nothing decoded yet."""
-        source = encoded.source
-        if not isinstance(source, PaddedSequences):
+        if not isinstance(encoded.source, PaddedSequences):
             raise TypeError("incremental decoding needs padded sources")
-        memory = [
-            KeysValues(*(cached(part.transpose(1, 2)) for part in layer)) for layer in self.project_memories(encoded)
-        ]
-        rows, dtype, device = len(source.ids) * families, memory[0].keys.dtype, source.ids.device
-        mask = torch.zeros(source.padding.shape, dtype=dtype, device=device)
-        return Cache(
-            past=[[] for _ in memory],
-            lineage=mask.new_empty(rows, beam, 0),
-            memory=memory,
-            source_mask=mask.masked_fill(source.padding, -torch.inf)[:, None, None, :],
-            families=families,
-            places=source.ids.new_empty(rows, 1, 0) if self.is_relative else None,
-            block_slots=BLOCK_SLOTS.get(device.type, BLOCK_SLOTS["cpu"]),
-        )
+        memory, padding = self.project_memories(encoded), encoded.source.padding
+        return Cache.empty(memory, padding, beam, families, has_places=self.is_relative)
 
     def step(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """tokens: (rows,), the ids at the next position -> logits (rows, V) of the one after it; the grown cache."""
@@ -165,29 +152,15 @@ class Transformer(nn.Module):
     def step_features(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """The step before the output projection: (rows, dim)."""
         self._check_length(cache.length + 1)
-        cache = cache.compact()
-        families, beam, _ = cache.lineage.shape
-        itself = torch.eye(beam, dtype=cache.lineage.dtype, device=tokens.device).log()  # 0, elsewhere -inf
-        lineage, places = torch.cat([cache.lineage, itself.expand(families, -1, -1)], dim=2), cache.places
         position = torch.tensor([cache.length], device=tokens.device)
-        if places is not None:
-            places = torch.cat([places, position.expand(families, 1, beam)], dim=2)
-        over_past = [PastVisibility(past, cache.block_slots, lineage, places) for past in cache.past]
-        over_memory = MemoryVisibility(cache.source_mask, beam * cache.families)
         rotation = self._rotation(position, self.config.decoder)
+        cache = cache.compact().with_next_slots()
+        over_past, over_memory = [PastVisibility(past, cache) for past in cache.past], MemoryVisibility(cache)
         for visibility in over_past:
             visibility.rotation = rotation
-        embedded = self.target_embedding(tokens, position)
         given = [(past, memory, over_memory) for past, memory in zip(over_past, cache.memory, strict=True)]
-        (features,) = self.decoder(embedded, given)
-        grown = replace(
-            cache,
-            past=[visibility.past for visibility in over_past],
-            lineage=lineage,
-            places=places,
-            length=cache.length + 1,
-        )
-        return features, grown
+        (features,) = self.decoder(self.target_embedding(tokens, position), given)
+        return features, replace(cache, past=[visibility.past for visibility in over_past])
 
     def checkpoint_activations(self, on: bool = True) -> None:
         """Keep only the layers' inputs for the backward pass and recompute the rest."""
