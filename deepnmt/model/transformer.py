@@ -42,8 +42,7 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.connection: Connection = CONNECTIONS[stack.connection.kind](stack.connection, shape)
         norms_result = around.placement == "pre" and around.norms_result
-        eps = {} if stack.norm_eps is None else {"eps": stack.norm_eps}
-        self.final_norm = new_norm(stack.dim, **eps) if norms_result else nn.Identity()
+        self.final_norm = new_norm(stack.dim, eps=config.eps_of(stack)) if norms_result else nn.Identity()
         self.layer_drop = LayerDrop(stack.layer_dropout)
         self.checkpoints_activations = False
 
