@@ -16,7 +16,6 @@ class PaddedSequences:
 
     def __init__(self, ids: Tensor, pad_id: int) -> None:
         self.ids = ids
-        self.max_length = ids.shape[1]
         self.padding = ids == pad_id  # True where there is nothing
 
     def positions(self) -> Tensor:
@@ -58,11 +57,8 @@ class PackedSequences:
     offsets: (M + 1,) int32; sentences may be empty, so that N and M can stay the same from batch to batch.
     """
 
-    def __init__(self, ids: Tensor, offsets: Tensor, max_length: int = 0) -> None:
-        """max_length: no sentence is longer; zero if that is not known"""
-        self.ids = ids
-        self.offsets = offsets
-        self.max_length = max_length
+    def __init__(self, ids: Tensor, offsets: Tensor) -> None:
+        self.ids, self.offsets = ids, offsets
 
     def positions(self) -> Tensor:
         """From zero in every sentence; zero in the tail, which may be longer than there are learned positions."""

@@ -174,9 +174,10 @@ class Transformer(nn.Module):
         return Rotation.at(positions, stack.head_dim) if self.rotates else None
 
     def _sequences(self, ids: Tensor | Sequences) -> Sequences:
-        sequences = PaddedSequences(ids, self.config.pad_id) if isinstance(ids, Tensor) else ids
-        self._check_length(sequences.max_length)
-        return sequences
+        if not isinstance(ids, Tensor):
+            return ids  # lengths of packed sentences are on the device; training checks them when it opens the data
+        self._check_length(ids.shape[1])
+        return PaddedSequences(ids, self.config.pad_id)
 
     def _check_length(self, length: int) -> None:
         limit = self.config.position_limit
