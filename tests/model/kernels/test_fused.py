@@ -379,17 +379,19 @@ def test_many_sums_are_the_sums_one_by_one(dtype: torch.dtype, shift: int) -> No
     torch.testing.assert_close(norms[1:].flip(0), torch.stack([total.norm() for total in totals]))
 
 
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize(("weight_decay", "betas"), [(0.0, (0.9, 0.997)), (0.1, (0.9, 0.997)), (0.1, (0.0, 0.997))])
 @pytest.mark.parametrize("decoupled", [False, True])
 @pytest.mark.parametrize("sizes", [(4, 2048, 5000, 8192), (1, 7, 2049)])
-def test_adam_equals_torchs(weight_decay: float, decoupled: bool, sizes: tuple[int, ...]) -> None:
+def test_adam_equals_torchs(
+    weight_decay: float, betas: tuple[float, float], decoupled: bool, sizes: tuple[int, ...]
+) -> None:
     """Also over a step that is skipped, and with gradients that carry a scale."""
     from deepnmt.training.adam import KernelAdam
 
     torch.manual_seed(1)
     mine = [nn.Parameter(torch.randn(size, device=DEVICE)) for size in sizes]
     theirs = [nn.Parameter(p.detach().double()) for p in mine]
-    options = {"lr": 0.01, "weight_decay": weight_decay, "decoupled_weight_decay": decoupled, "betas": (0.9, 0.997)}
+    options = {"lr": 0.01, "weight_decay": weight_decay, "decoupled_weight_decay": decoupled, "betas": betas}
     fused, plain = KernelAdam([{"params": mine}], **options), torch.optim.Adam(theirs, **options)
     fused.grad_scale = torch.tensor(8.0, device=DEVICE)
     for number in range(4):
