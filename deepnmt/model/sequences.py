@@ -24,11 +24,11 @@ class PaddedSequences:
 
     def whole(self) -> Visibility:
         """Every position sees its whole sentence."""
-        return PaddedVisibility(self.padding)
+        return PaddedVisibility(visible=~self.padding[:, None, None, :])
 
     def past(self) -> Visibility:
         """Every position sees itself and what came before it in its sentence."""
-        return PaddedVisibility(None)
+        return PaddedVisibility(causal=True)
 
     def translated(self, source: "Sequences") -> Visibility:
         """Every position sees the whole sentence of `source` that it translates."""
@@ -36,13 +36,13 @@ class PaddedSequences:
 
 
 class PaddedVisibility(Visibility):
-    """Every query of a sentence sees all its keys but the padding; without `padding`, only those up to itself.
+    """Every query of a sentence sees its `visible` keys (B, 1, 1, S), or if `causal`, those up to itself.
 
     Padding is at the end of a sentence, so no real position sees it there either.
     """
 
-    def __init__(self, padding: Tensor | None) -> None:
-        self.visible, self.causal = None if padding is None else ~padding[:, None, None, :], padding is None
+    def __init__(self, visible: Tensor | None = None, causal: bool = False) -> None:
+        self.visible, self.causal = visible, causal
 
     def attend(self, query: Tensor, seen: KeysValues, dropout: float) -> Tensor:
         return attend_padded(query, seen, dropout, self.visible, self.causal)

@@ -1,6 +1,5 @@
 """The encoder-decoder Transformer: one loop per stack for all sub-layer schemes and connections."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -50,11 +49,10 @@ class Stack(nn.Module):
         """x: the embedding y_0; arguments: what each layer is given besides its input. Returns the stack's memories."""
         connection, history = self.connection, self.connection.begin()
         connection.write(history, self.embedding_norm(x))
-        seeds: Iterable[Tensor | None] = [None] * len(self.layers)
-        if self.training and x.is_cuda:
-            seeds = draw_seeds(len(self.layers), x.device)
-        for layer, given, rows in zip(self.layers, arguments, seeds, strict=True):
-            connection.write(history, self._run(layer, connection.read(history), given, rows))
+        draws = self.training and x.is_cuda
+        drawn = draw_seeds(len(self.layers), x.device) if draws else [None] * len(self.layers)
+        for layer, given, seeds in zip(self.layers, arguments, drawn, strict=True):
+            connection.write(history, self._run(layer, connection.read(history), given, seeds))
         return [self.final_norm(memory) for memory in connection.memories(history)]
 
     def _run(self, layer: nn.Module, x: Tensor, given: tuple[Any, ...], seeds: Tensor | None) -> Tensor:
