@@ -47,14 +47,11 @@ class _Attention(nn.Module):
     """With `qk_norm`, queries and keys are divided by their RMS head by head, and have gains (after Henry et al. 2020,
     https://arxiv.org/abs/2010.04245)."""
 
-    def __init__(
-        self, dim: int, num_heads: int, dropout: float, inner_norm: nn.Module | None = None, qk_norm: bool = False
-    ) -> None:
+    def __init__(self, dim: int, num_heads: int, dropout: float, qk_norm: bool) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.dropout = dropout
         self.output = nn.Linear(dim, dim)
-        self.inner_norm = inner_norm or nn.Identity()
         new_norm = RmsNorm if qk_norm else nn.Identity
         self.query_norm, self.key_norm = new_norm(dim // num_heads), new_norm(dim // num_heads)
 
@@ -78,7 +75,8 @@ class SelfAttention(_Attention):
         relative: RelativePositions | None = None,
         qk_norm: bool = False,
     ) -> None:
-        super().__init__(dim, num_heads, dropout, inner_norm, qk_norm)
+        super().__init__(dim, num_heads, dropout, qk_norm)
+        self.inner_norm = inner_norm or nn.Identity()
         self.input = nn.Linear(dim, 3 * dim)
         self.relative = relative
 
@@ -111,7 +109,7 @@ class CrossAttention(_Attention):
     """Queries from the decoder, keys and values from the encoder's result, which may have another width."""
 
     def __init__(self, dim: int, memory_dim: int, num_heads: int, dropout: float, qk_norm: bool = False) -> None:
-        super().__init__(dim, num_heads, dropout, qk_norm=qk_norm)
+        super().__init__(dim, num_heads, dropout, qk_norm)
         self.query = nn.Linear(dim, dim)
         self.key_value = nn.Linear(memory_dim, 2 * dim)
 
@@ -127,7 +125,7 @@ class CrossAttention(_Attention):
 
     def forward(self, x: Tensor, memory: KeysValues, visibility: Visibility) -> Tensor:
         attended = visibility.attend(self.queries(x), memory, self._dropout())
-        return self.output(self.inner_norm(attended.flatten(-2)))
+        return self.output(attended.flatten(-2))
 
     def branch_weights(self) -> list[Tensor]:
         return [self.key_value.weight.chunk(2)[1], self.output.weight]

@@ -43,6 +43,23 @@ class Cache:
     places: Tensor | None = None  # (F, 1, slots): the position of each slot, for relative positions
     block_slots: int = 0  # how many a block may hold; 0: every position begins a new one
 
+    @classmethod
+    def empty(
+        cls, memory: Sequence[KeysValues], padding: Tensor, beam: int, families: int, *, has_places: bool
+    ) -> "Cache":
+        """Nothing decoded yet. memory: (B, S, heads, head_dim) for each decoder layer; padding: (B, S)"""
+        slots = [KeysValues(*(cached(part.transpose(1, 2)) for part in layer)) for layer in memory]
+        rows, mask = len(padding) * families, slots[0].keys.new_zeros(padding.shape)
+        return cls(
+            past=[[] for _ in memory],
+            lineage=mask.new_empty(rows, beam, 0),
+            memory=slots,
+            source_mask=mask.masked_fill(padding, -torch.inf)[:, None, None, :],
+            families=families,
+            places=mask.new_empty(rows, 1, 0, dtype=torch.long) if has_places else None,
+            block_slots=BLOCK_SLOTS.get(padding.device.type, BLOCK_SLOTS["cpu"]),
+        )
+
     @property
     def beam(self) -> int:
         return self.lineage.shape[1]
@@ -71,6 +88,15 @@ class Cache:
         """With `beam` hypotheses that have the one of each sentence as their ancestor."""
         return replace(self, lineage=self.lineage.expand(-1, beam, -1).contiguous())
 
+    def with_next_slots(self) -> "Cache":
+        """With a slot for each hypothesis at the next position, which no other hypothesis sees."""
+        lineage, places = self.lineage, self.places
+        itself = torch.eye(self.beam, dtype=lineage.dtype, device=lineage.device).log()  # 0, elsewhere -inf
+        itself = itself.expand(len(lineage), -1, -1)
+        if places is not None:
+            places = torch.cat([places, places.new_full((len(places), 1, self.beam), self.length)], dim=2)
+        return replace(self, lineage=torch.cat([lineage, itself], dim=2), places=places, length=self.length + 1)
+
     def compact(self) -> "Cache":
         """Drop unused slots if there are many. This makes the host wait for the device."""
         if self.beam == 1 or self.length == 0 or self.length % COMPACT_EVERY:
@@ -94,11 +120,11 @@ class Cache:
 class PastVisibility(Visibility):
     """New positions, one of each hypothesis, see their ancestors and themselves; `past` is what the next step sees."""
 
-    def __init__(self, past: Blocks, block_slots: int, lineage: Tensor, places: Tensor | None = None) -> None:
-        """lineage: (B, K, slots) and places: (B, 1, slots), the new ones included"""
-        self.past, self.block_slots, self.beam = past, block_slots, lineage.shape[1]
-        self.mask = lineage[:, None] if self.beam > 1 else None
-        self.places = places
+    def __init__(self, past: Blocks, cache: Cache) -> None:
+        """past: of one layer; cache: with the new slots"""
+        self.past, self.block_slots, self.beam = past, cache.block_slots, cache.beam
+        self.mask = cache.lineage[:, None] if self.beam > 1 else None
+        self.places = cache.places
 
     def attend(self, query: Tensor, seen: KeysValues, dropout: float) -> Tensor:
         """query and seen: (B * K, heads, head_dim)"""
@@ -130,8 +156,8 @@ class PastVisibility(Visibility):
 class MemoryVisibility(Visibility):
     """The hypotheses of a sentence see its source."""
 
-    def __init__(self, source_mask: Tensor, beam: int) -> None:
-        self.mask, self.beam = source_mask, beam
+    def __init__(self, cache: Cache) -> None:
+        self.mask, self.beam = cache.source_mask, cache.beam * cache.families
 
     def attend(self, query: Tensor, seen: KeysValues, dropout: float) -> Tensor:
         """query: (B * K, heads, head_dim)"""

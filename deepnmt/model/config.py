@@ -5,6 +5,7 @@ from typing import Literal
 
 from deepnmt.model.connections import CONNECTIONS, ConnectionConfig
 from deepnmt.model.connections.residual import ResidualConfig
+from deepnmt.model.norms import EPS
 from deepnmt.model.sublayers import SUBLAYERS, NormPlacement, SublayerConfig
 from deepnmt.settings import check_bounds
 
@@ -22,7 +23,7 @@ class StackConfig:
     num_heads: int = 8
     connection: ConnectionConfig = field(default_factory=ResidualConfig, metadata={"variants": CONNECTION_CONFIGS})
     sublayer: SublayerConfig | None = field(default=None, metadata={"variants": SUBLAYER_CONFIGS})  # else model.norm
-    norm_eps: float | None = None  # of the norms around sub-layers and of the result; None: as usual
+    norm_eps: float | None = None  # of the norms around sub-layers and of the result; None: that of norm_kind
     layer_dropout: float = 0.0  # probability of skipping a layer in training (LayerDrop)
     sublayer_dropout: float = 0.0  # the same for the top sub-layer, decreasing to zero at the bottom
 
@@ -112,6 +113,10 @@ class ModelConfig:
     def position_offset(self) -> int:
         """The number of the first position; in the authors' code the one after the padding's id."""
         return self.pad_id + 1 if self.first_position is None else self.first_position
+
+    def eps_of(self, stack: StackConfig) -> float:
+        """The epsilon of the norms around a stack's sub-layers and of its result."""
+        return stack.norm_eps or EPS[self.norm_kind]
 
     def sublayer_of(self, stack: StackConfig) -> SublayerConfig:
         """The scheme around the sub-layers of a stack."""

@@ -11,7 +11,6 @@ import torch
 from deepnmt.model.config import SUBLAYER_CONFIGS, ModelConfig, StackConfig
 from deepnmt.model.connections import CONNECTIONS
 from deepnmt.model.layers import Layer, places_of
-from deepnmt.model.norms import EPS
 from deepnmt.model.storage import undrawn_model
 from deepnmt.model.sublayers import SUBLAYERS, Sublayer
 from deepnmt.model.transformer import Stack, Transformer
@@ -23,7 +22,7 @@ def folded_config(config: ModelConfig) -> ModelConfig:
         has_shortcuts = CONNECTIONS[stack.connection.kind].has_shortcuts
         if scheme.folds_into is None or (scheme.folds_through_norms and has_shortcuts):
             return stack
-        eps = stack.norm_eps or EPS[config.norm_kind]
+        eps = config.eps_of(stack)
         folded_eps = scheme.folded_eps(eps, places_of(config, is_decoder, number=1)[0])
         return replace(
             stack,

@@ -61,7 +61,7 @@ def places_of(config: ModelConfig, is_decoder: bool, number: int) -> list[Place]
 
     The i-th sub-layer of a stack is skipped with probability i / their number * P.
     """
-    stack, new_norm = config.decoder if is_decoder else config.encoder, NORMS[config.norm_kind]
+    stack = config.decoder if is_decoder else config.encoder
     count = 3 if is_decoder else 2
     skip = stack.sublayer_dropout / (count * stack.num_layers)
     return [
@@ -75,7 +75,7 @@ def places_of(config: ModelConfig, is_decoder: bool, number: int) -> list[Place]
             is_cross_attention=is_decoder and i == 2,
             ends_layer=i == count,
             skip=skip * (count * (number - 1) + i),
-            new_norm=new_norm if stack.norm_eps is None else partial(new_norm, eps=stack.norm_eps),
+            new_norm=partial(NORMS[config.norm_kind], eps=config.eps_of(stack)),
         )
         for i in range(1, count + 1)
     ]

@@ -35,7 +35,7 @@ NORMS: dict[str, Callable[..., nn.Module]] = {"layer": LayerNorm, "rms": RmsNorm
 
 
 def beside(x: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
-    """x for the way past a branch, and norm(x) for the branch."""
+    """x for the way past a branch, and norm(x) for the branch; on a GPU the norm's kernel adds their gradients."""
     if isinstance(norm, LayerNorm) and fits_passes(x):
         return layer_norm_beside(x, norm)
     return x, norm(x)

@@ -16,7 +16,6 @@ class PaddedSequences:
 
     def __init__(self, ids: Tensor, pad_id: int) -> None:
         self.ids = ids
-        self.max_length = ids.shape[1]
         self.padding = ids == pad_id  # True where there is nothing
 
     def positions(self) -> Tensor:
@@ -25,11 +24,11 @@ class PaddedSequences:
 
     def whole(self) -> Visibility:
         """Every position sees its whole sentence."""
-        return PaddedVisibility(self.padding)
+        return PaddedVisibility(visible=~self.padding[:, None, None, :])
 
     def past(self) -> Visibility:
         """Every position sees itself and what came before it in its sentence."""
-        return PaddedVisibility(None)
+        return PaddedVisibility(causal=True)
 
     def translated(self, source: "Sequences") -> Visibility:
         """Every position sees the whole sentence of `source` that it translates."""
@@ -37,13 +36,13 @@ class PaddedSequences:
 
 
 class PaddedVisibility(Visibility):
-    """Every query of a sentence sees all its keys but the padding; without `padding`, only those up to itself.
+    """Every query of a sentence sees its `visible` keys (B, 1, 1, S), or if `causal`, those up to itself.
 
     Padding is at the end of a sentence, so no real position sees it there either.
     """
 
-    def __init__(self, padding: Tensor | None) -> None:
-        self.visible, self.causal = None if padding is None else ~padding[:, None, None, :], padding is None
+    def __init__(self, visible: Tensor | None = None, causal: bool = False) -> None:
+        self.visible, self.causal = visible, causal
 
     def attend(self, query: Tensor, seen: KeysValues, dropout: float) -> Tensor:
         return attend_padded(query, seen, dropout, self.visible, self.causal)
@@ -58,11 +57,8 @@ class PackedSequences:
     offsets: (M + 1,) int32; sentences may be empty, so that N and M can stay the same from batch to batch.
     """
 
-    def __init__(self, ids: Tensor, offsets: Tensor, max_length: int = 0) -> None:
-        """max_length: no sentence is longer; zero if that is not known"""
-        self.ids = ids
-        self.offsets = offsets
-        self.max_length = max_length
+    def __init__(self, ids: Tensor, offsets: Tensor) -> None:
+        self.ids, self.offsets = ids, offsets
 
     def positions(self) -> Tensor:
         """From zero in every sentence; zero in the tail, which may be longer than there are learned positions."""

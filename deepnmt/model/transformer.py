@@ -1,6 +1,5 @@
 """The encoder-decoder Transformer: one loop per stack for all sub-layer schemes and connections."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from deepnmt.model.attention import KeysValues, Visibility
-from deepnmt.model.cache import BLOCK_SLOTS, Cache, MemoryVisibility, PastVisibility, cached
+from deepnmt.model.cache import Cache, MemoryVisibility, PastVisibility
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.connections import CONNECTIONS, Connection, StackShape
 from deepnmt.model.embedding import Embedding
@@ -42,8 +41,7 @@ class Stack(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.connection: Connection = CONNECTIONS[stack.connection.kind](stack.connection, shape)
         norms_result = around.placement == "pre" and around.norms_result
-        eps = {} if stack.norm_eps is None else {"eps": stack.norm_eps}
-        self.final_norm = new_norm(stack.dim, **eps) if norms_result else nn.Identity()
+        self.final_norm = new_norm(stack.dim, eps=config.eps_of(stack)) if norms_result else nn.Identity()
         self.layer_drop = LayerDrop(stack.layer_dropout)
         self.checkpoints_activations = False
 
@@ -51,11 +49,10 @@ class Stack(nn.Module):
         """x: the embedding y_0; arguments: what each layer is given besides its input. Returns the stack's memories."""
         connection, history = self.connection, self.connection.begin()
         connection.write(history, self.embedding_norm(x))
-        seeds: Iterable[Tensor | None] = [None] * len(self.layers)
-        if self.training and x.is_cuda:
-            seeds = draw_seeds(len(self.layers), x.device)
-        for layer, given, rows in zip(self.layers, arguments, seeds, strict=True):
-            connection.write(history, self._run(layer, connection.read(history), given, rows))
+        draws = self.training and x.is_cuda
+        drawn = draw_seeds(len(self.layers), x.device) if draws else [None] * len(self.layers)
+        for layer, given, seeds in zip(self.layers, arguments, drawn, strict=True):
+            connection.write(history, self._run(layer, connection.read(history), given, seeds))
         return [self.final_norm(memory) for memory in connection.memories(history)]
 
     def _run(self, layer: nn.Module, x: Tensor, given: tuple[Any, ...], seeds: Tensor | None) -> Tensor:
@@ -139,23 +136,10 @@ class Transformer(nn.Module):
 
     def start(self, encoded: Encoded, beam: int = 1, families: int = 1) -> Cache:
         """A cache for `families` times `beam` hypotheses of each encoded (padded) sentence, nothing decoded yet."""
-        source = encoded.source
-        if not isinstance(source, PaddedSequences):
+        if not isinstance(encoded.source, PaddedSequences):
             raise TypeError("incremental decoding needs padded sources")
-        memory = [
-            KeysValues(*(cached(part.transpose(1, 2)) for part in layer)) for layer in self.project_memories(encoded)
-        ]
-        rows, dtype, device = len(source.ids) * families, memory[0].keys.dtype, source.ids.device
-        mask = torch.zeros(source.padding.shape, dtype=dtype, device=device)
-        return Cache(
-            past=[[] for _ in memory],
-            lineage=mask.new_empty(rows, beam, 0),
-            memory=memory,
-            source_mask=mask.masked_fill(source.padding, -torch.inf)[:, None, None, :],
-            families=families,
-            places=source.ids.new_empty(rows, 1, 0) if self.is_relative else None,
-            block_slots=BLOCK_SLOTS.get(device.type, BLOCK_SLOTS["cpu"]),
-        )
+        memory, padding = self.project_memories(encoded), encoded.source.padding
+        return Cache.empty(memory, padding, beam, families, has_places=self.is_relative)
 
     def step(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """tokens: (rows,), the ids at the next position -> logits (rows, V) of the one after it; the grown cache."""
@@ -165,29 +149,15 @@ class Transformer(nn.Module):
     def step_features(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
         """The step before the output projection: (rows, dim)."""
         self._check_length(cache.length + 1)
-        cache = cache.compact()
-        families, beam, _ = cache.lineage.shape
-        itself = torch.eye(beam, dtype=cache.lineage.dtype, device=tokens.device).log()  # 0, elsewhere -inf
-        lineage, places = torch.cat([cache.lineage, itself.expand(families, -1, -1)], dim=2), cache.places
         position = torch.tensor([cache.length], device=tokens.device)
-        if places is not None:
-            places = torch.cat([places, position.expand(families, 1, beam)], dim=2)
-        over_past = [PastVisibility(past, cache.block_slots, lineage, places) for past in cache.past]
-        over_memory = MemoryVisibility(cache.source_mask, beam * cache.families)
         rotation = self._rotation(position, self.config.decoder)
+        cache = cache.compact().with_next_slots()
+        over_past, over_memory = [PastVisibility(past, cache) for past in cache.past], MemoryVisibility(cache)
         for visibility in over_past:
             visibility.rotation = rotation
-        embedded = self.target_embedding(tokens, position)
         given = [(past, memory, over_memory) for past, memory in zip(over_past, cache.memory, strict=True)]
-        (features,) = self.decoder(embedded, given)
-        grown = replace(
-            cache,
-            past=[visibility.past for visibility in over_past],
-            lineage=lineage,
-            places=places,
-            length=cache.length + 1,
-        )
-        return features, grown
+        (features,) = self.decoder(self.target_embedding(tokens, position), given)
+        return features, replace(cache, past=[visibility.past for visibility in over_past])
 
     def checkpoint_activations(self, on: bool = True) -> None:
         """Keep only the layers' inputs for the backward pass and recompute the rest."""
@@ -202,9 +172,10 @@ class Transformer(nn.Module):
         return Rotation.at(positions, stack.head_dim) if self.rotates else None
 
     def _sequences(self, ids: Tensor | Sequences) -> Sequences:
-        sequences = PaddedSequences(ids, self.config.pad_id) if isinstance(ids, Tensor) else ids
-        self._check_length(sequences.max_length)
-        return sequences
+        if not isinstance(ids, Tensor):
+            return ids  # lengths of packed sentences are on the device; training checks them when it opens the data
+        self._check_length(ids.shape[1])
+        return PaddedSequences(ids, self.config.pad_id)
 
     def _check_length(self, length: int) -> None:
         limit = self.config.position_limit

@@ -1,6 +1,5 @@
 """From a recipe and a dataset to a run that is ready to train: the one place that puts its parts together."""
 
-import math
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -19,42 +18,37 @@ from deepnmt.data.dataset import Dataset, Side
 from deepnmt.data.epoch_plan import BatchShape
 from deepnmt.data.loader import Loader
 from deepnmt.data.vocabulary import UNK
-from deepnmt.devices import device_name, multiplies_bf16
 from deepnmt.errors import InputError, RunError
 from deepnmt.files import read_json
 from deepnmt.model.adapters import add_adapters
 from deepnmt.model.config import ModelConfig
-from deepnmt.model.connections import CONNECTIONS
 from deepnmt.model.growing import with_encoder_depth
 from deepnmt.model.initialization import branch_variances, start_from, starts_from_data
 from deepnmt.model.kernels.compilers import start_compilers
 from deepnmt.model.parts import freeze
 from deepnmt.model.storage import WEIGHTS, fill, load_config, load_meta, read_weights, weights
-from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.model.transformer import Transformer
 from deepnmt.progress import say
 from deepnmt.settings import to_table
 from deepnmt.training import folder
-from deepnmt.training.checkpoint import STATE, Checkpoints, read_state
-from deepnmt.training.config import TrainingConfig
+from deepnmt.training.announcement import announce
+from deepnmt.training.checkpoint import STATE, Checkpoints
 from deepnmt.training.curves import Curves, JsonLines, TensorBoard, WeightsAndBiases, require_wandb
-from deepnmt.training.diagnosis import Diagnosis
+from deepnmt.training.diagnosis import diagnosis_for
 from deepnmt.training.display import Display
 from deepnmt.training.distributed import World, is_sharded, shard
 from deepnmt.training.engine import EagerEngine, Noise, Objective, zero_gradients
 from deepnmt.training.graph_engine import GraphEngine
+from deepnmt.training.interruption import heed_signals
 from deepnmt.training.lock import hold_lock
 from deepnmt.training.memory import free_memory, largest_share
 from deepnmt.training.optimizer import optimizer_tensors
 from deepnmt.training.schedule import encoder_depth
 from deepnmt.training.state import TrainingState
-from deepnmt.training.trainer import Job, heed_signals, is_save_due
+from deepnmt.training.trainer import Job, is_save_due
 from deepnmt.training.validation import TextMetrics, Validator
 
-GUESSING_SAMPLE = 5_000_000
 WORK_SPACES = 2**27  # bytes that the matrix library keeps for a stream
-MANY_EPOCHS = 500
-CPU_FLOPS = 1e12  # a second, which few CPUs reach
 LOCK_WAIT_SECONDS = 60  # for ranks that are started again: the main rank before may still be ending
 
 
@@ -171,59 +165,6 @@ def check_start(start: Path | None, recipe: Recipe, dataset: Dataset) -> None:
             )
 
 
-def announce(
-    recipe: Recipe,
-    dataset: Dataset,
-    stream: BatchStream,
-    state: TrainingState,
-    engine: EagerEngine,
-    newest: Path | None,
-) -> None:
-    """Say what is trained, on what and for how long, and whatever is unusual about it."""
-    config, device = recipe.training, engine.world.device
-    size, trained = (sum(p.numel() for p in group) for group in (state.model.parameters(), engine.parameters))
-    start = f"resuming from step {state.step:,}" if state.step else "training"
-    ranks = f"{engine.world.size} x " if engine.world.size > 1 else ""
-    length = f"{config.max_steps:,} steps of {config.tokens_per_update:,} target tokens"
-    of = f"{trained:,} of {size:,}" if trained < size else f"{size:,}"
-    say(f"{start}: {of} parameters, {length}, on {ranks}{device_name(str(device))}")
-    if not dataset.valid:
-        best = "the last checkpoint will count as the best (`deepnmt prepare --hold-out N` makes a validation set)"
-        say(f"{dataset.folder} has no validation set: {best}")
-    if newest is not None:
-        if (before := read_state(newest)["measure"]) != state.measure:
-            say(f"validation has changed from {before} to {state.measure}: earlier scores no longer count")
-        return
-    if config.grow_at and config.grow_at[-1] >= config.max_steps:
-        depth = encoder_depth(config.max_steps - 1, config)
-        say(f"training.max_steps = {config.max_steps:,} ends before training.grow_at, with {depth} encoder layers")
-    kept = config.keep_epochs if config.save_epochs else 0
-    if config.export == "average" and kept < config.average_last:
-        limits = "training.keep_epochs, training.save_epochs"
-        say(f"training.average_last = {config.average_last}, but only {kept} epoch checkpoints are kept ({limits})")
-    if (batch := recipe.batching.tokens_per_batch) > 1.5 * config.tokens_per_update:
-        length = f"one batch of up to {batch:,} target tokens (batching.tokens_per_batch)"
-        say(f"training.tokens_per_update = {config.tokens_per_update:,}, but an update is at least {length}")
-    if device.type == "cpu" and config.precision == "bf16" and not multiplies_bf16():
-        say("this CPU has no bf16 instructions: training.precision=fp32 is faster")
-    for warning in excesses(config, stream, size, device):
-        say(warning)
-    if report := stream.pairs.report():
-        say(report)
-
-
-def excesses(config: TrainingConfig, stream: BatchStream, size: int, device: torch.device) -> Iterator[str]:
-    """What makes a run far too long: little text read very often, or a large model on a CPU."""
-    text = int(stream.pairs.lengths[1][stream.pairs.usable].sum())
-    epochs = min(config.max_steps * min(config.tokens_per_update / text, 1), config.max_epochs or math.inf)
-    if epochs > MANY_EPOCHS:
-        remedy = "set training.max_epochs, or choose a smaller recipe"
-        yield f"the text has only {text:,} target tokens, which training would read {epochs:,.0f} times; {remedy}"
-    days = 6 * size * epochs * text / CPU_FLOPS / 86400
-    if device.type == "cpu" and days > 1:
-        yield f"on a CPU with 1 TFLOP/s, this run takes {days:,.0f} days; `demo` is a preset for CPUs"
-
-
 def build_training(
     recipe: Recipe, world: World, shape: ModelConfig, start: Path | None = None, stream: BatchStream | None = None
 ) -> tuple[TrainingState, EagerEngine]:
@@ -297,27 +238,6 @@ def open_curves(recipe: Recipe, out: Path, state: TrainingState, world: World) -
     if config.wandb_project is not None:
         curves.append(WeightsAndBiases(out, config.wandb_project, to_table(config)))
     return Curves([*curves, Display(state.step, config.max_steps)])
-
-
-def diagnosis_for(recipe: Recipe, dataset: Dataset) -> Diagnosis:
-    encoder = recipe.model.encoder
-    return Diagnosis(
-        recipe.training,
-        guessing_nll(dataset),
-        is_post_norm=SUBLAYERS[recipe.model.sublayer_of(encoder).kind].placement == "post",
-        has_shortcuts=CONNECTIONS[encoder.connection.kind].has_shortcuts,
-    )
-
-
-def guessing_nll(dataset: Dataset) -> float:
-    """The entropy of the target's words in nats: the loss of a model that only knows their frequencies."""
-    counts = np.zeros(dataset.tokenizers.target.vocab_size, np.int64)
-    for corpus in dataset.train.values():
-        ids = corpus.target.ids[:GUESSING_SAMPLE]
-        counts += np.bincount(ids, minlength=len(counts))
-        counts[dataset.tokenizers.target.eos_id] += len(ids) // max(1, int(corpus.target.lengths.mean()))
-    shares = counts[counts > 0] / counts.sum()
-    return float(-(shares * np.log(shares)).sum()) if len(shares) else math.log(len(counts))
 
 
 def plan_memory(recipe: Recipe, dataset: Dataset, world: World) -> int:

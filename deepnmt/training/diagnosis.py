@@ -1,8 +1,15 @@
 """Recognises training that fails, and suggests a remedy: it diverges, or gradients do not reach the lowest layers."""
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
+
+from deepnmt.config import Recipe
+from deepnmt.data.dataset import Dataset
 from deepnmt.errors import RunError
+from deepnmt.model.connections import CONNECTIONS
+from deepnmt.model.sublayers import SUBLAYERS
 from deepnmt.training.config import TrainingConfig
 
 # Ratio of the lowest layer's gradient to the top layer's below which the lowest layer no longer learns. Stacks that
@@ -10,6 +17,7 @@ from deepnmt.training.config import TrainingConfig
 VANISHED = 1e-4
 # A loss this close to guessing by frequency means that the model does not use the source.
 GUESSING = 0.98
+GUESSING_SAMPLE = 5_000_000  # target ids of a corpus that are counted
 STRIKES = 5
 # Every model starts by guessing; it has twice the warm-up, and at least this many steps, to do better.
 GUESSING_STEPS = 1000
@@ -76,3 +84,24 @@ def depth_ratio(layers: dict[str, float], has_shortcuts: bool = False) -> float 
     if not encoder or not decoder or decoder[-1] == 0:
         return None
     return (max(encoder) if has_shortcuts else encoder[0]) / decoder[-1]
+
+
+def diagnosis_for(recipe: Recipe, dataset: Dataset) -> Diagnosis:
+    encoder = recipe.model.encoder
+    return Diagnosis(
+        recipe.training,
+        guessing_nll(dataset),
+        is_post_norm=SUBLAYERS[recipe.model.sublayer_of(encoder).kind].placement == "post",
+        has_shortcuts=CONNECTIONS[encoder.connection.kind].has_shortcuts,
+    )
+
+
+def guessing_nll(dataset: Dataset) -> float:
+    """The entropy of the target's words in nats: the loss of a model that only knows their frequencies."""
+    counts = np.zeros(dataset.tokenizers.target.vocab_size, np.int64)
+    for corpus in dataset.train.values():
+        ids = corpus.target.ids[:GUESSING_SAMPLE]
+        counts += np.bincount(ids, minlength=len(counts))
+        counts[dataset.tokenizers.target.eos_id] += len(ids) // max(1, int(corpus.target.lengths.mean()))
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum()) if len(shares) else math.log(len(counts))

@@ -1,15 +1,10 @@
 """The training loop: what happens at every step, and at every N steps."""
 
 import math
-import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from types import FrameType
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +21,7 @@ from deepnmt.training.curves import Curves
 from deepnmt.training.diagnosis import Diagnosis, TrainingError
 from deepnmt.training.distributed import World
 from deepnmt.training.engine import EagerEngine, Noise
+from deepnmt.training.interruption import Interruption
 from deepnmt.training.optimizer import GradientNorms, Number, apply_update
 from deepnmt.training.schedule import encoder_depth, learning_rate
 from deepnmt.training.state import TrainingState
@@ -47,40 +43,6 @@ class Speed:
         rate = self.tokens / max(now - self.since, 1e-9)
         self.tokens, self.since = 0, now
         return rate
-
-
-STANDARD_ERROR = 2
-
-
-class Interruption:
-    """The first SIGTERM or Ctrl-C takes effect after the step, a second Ctrl-C at once."""
-
-    def __init__(self, speaks: bool = True) -> None:
-        """speaks: says on standard error that it was noticed, since a step may take long"""
-        self.signal: signal.Signals | None = None  # the one that asked the process to stop
-        self.speaks = speaks
-
-    def note(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is signal.SIGINT and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        if self.speaks and self.signal is None:
-            again = "; press Ctrl-C again to stop at once" if number == signal.SIGINT else ""
-            os.write(STANDARD_ERROR, f"\ndeepnmt: stopping after this step{again}\n".encode())  # safe in a handler
-        self.signal = signal.Signals(number)
-
-
-@contextmanager
-def heed_signals(speaks: bool = True) -> Iterator[Interruption]:
-    """Python handles signals in the main thread alone; training in another thread cannot be interrupted this way."""
-    interruption = Interruption(speaks)
-    is_main = threading.current_thread() is threading.main_thread()
-    numbers = (signal.SIGTERM, signal.SIGINT) if is_main else ()
-    before = {number: signal.signal(number, interruption.note) for number in numbers}
-    try:
-        yield interruption
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @dataclass

@@ -337,6 +337,15 @@ def test_inverse_rms_and_its_gradient():
     torch.testing.assert_close(gradient.double(), exact, rtol=2**-8, atol=0)
 
 
+@mark.parametrize("config", [HyperConfig(dynamic=False), HyperConfig(), ManifoldHyperConfig()], ids=str)
+def test_the_weights_of_streams_are_not_rounded_to_half_precision(config):
+    connection = build(config).float()
+    streams = torch.randn(config.streams, POSITIONS, DIM, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        weights = connection.weights_of(1, streams)
+    assert {weights.read.dtype, weights.write.dtype, weights.carry.dtype} == {torch.float32}
+
+
 def test_sinkhorn_is_doubly_stochastic():
     torch.manual_seed(0)
     found = sinkhorn(torch.randn(7, 4, 4, dtype=torch.float64))

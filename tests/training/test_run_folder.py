@@ -18,7 +18,7 @@ from small import ALONE, BATCHING, CONFIG_MODEL, TRAINING, corpus, dataset, open
 import deepnmt.model.storage
 from deepnmt.config import Recipe
 from deepnmt.errors import InputError
-from deepnmt.training import assembly
+from deepnmt.training import announcement, assembly
 from deepnmt.training.averaging import choose_checkpoints, export_model
 from deepnmt.training.curves import read_log
 from deepnmt.training.lock import LOCK, hold_lock
@@ -245,7 +245,7 @@ def test_a_run_says_that_fewer_epochs_will_be_averaged_than_asked_for(tmp_path, 
 
 @pytest.mark.parametrize("has_bf16", [True, False])
 def test_a_run_says_what_it_trains_and_that_bf16_is_slow_here(tmp_path, capsys, monkeypatch, has_bf16):
-    monkeypatch.setattr(assembly, "multiplies_bf16", lambda: has_bf16)
+    monkeypatch.setattr(announcement, "multiplies_bf16", lambda: has_bf16)
     with open_job(tmp_path, replace(SHORT, precision="bf16")) as (state, _):
         size = sum(parameter.numel() for parameter in state.model.parameters())
     told = capsys.readouterr().err
@@ -255,7 +255,7 @@ def test_a_run_says_what_it_trains_and_that_bf16_is_slow_here(tmp_path, capsys, 
 
 
 def test_a_run_that_is_far_too_long_is_mentioned(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(assembly, "CPU_FLOPS", 1.0)
+    monkeypatch.setattr(announcement, "CPU_FLOPS", 1.0)
     with open_job(tmp_path / "short", SHORT):
         pass
     told = capsys.readouterr().err

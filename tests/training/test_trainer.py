@@ -31,8 +31,9 @@ from deepnmt.model.transformer import Transformer
 from deepnmt.training.curves import read_log
 from deepnmt.training.diagnosis import TrainingError
 from deepnmt.training.engine import Noise, Objective
+from deepnmt.training.interruption import heed_signals
 from deepnmt.training.mixed_precision import LossScale
-from deepnmt.training.trainer import INTERRUPTED, heed_signals, train
+from deepnmt.training.trainer import INTERRUPTED, train
 from deepnmt.training.validation import Validation
 
 

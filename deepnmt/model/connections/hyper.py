@@ -118,7 +118,7 @@ class Hyper(Streams):
     def weights_of(self, layer: int, streams: Tensor) -> StreamWeights:
         if not self.is_dynamic:
             shape = *streams[0].shape[:-1], *self.weight.shape[1:]
-            return _parted(self.weight[layer].to(streams[0].dtype).expand(shape))
+            return _parted(self.weight[layer].expand(shape))
         found = F.linear(streams, self.projection[layer]) * inverse_rms(streams)
         dynamic = found.movedim(0, -2).tanh()  # (..., n, 2 + n)
         others, write = self.scale[layer].to(dynamic.dtype).unbind()

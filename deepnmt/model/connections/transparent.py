@@ -6,13 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from deepnmt.model.connections.connection import (
-    Connection,
-    ConnectionConfig,
-    History,
-    LearnedWeights,
-    StackShape,
-)
+from deepnmt.model.connections.connection import Connection, ConnectionConfig, History, LearnedWeights, StackShape
 from deepnmt.model.kernels.mixture import mix
 from deepnmt.settings import check_bounds
 

@@ -2,13 +2,7 @@
 
 from torch import Tensor, nn
 
-from deepnmt.model.connections.connection import (
-    ConnectionConfig,
-    LearnedWeights,
-    Mixture,
-    StackShape,
-    lower_triangle,
-)
+from deepnmt.model.connections.connection import ConnectionConfig, LearnedWeights, Mixture, StackShape, lower_triangle
 from deepnmt.model.connections.dlcl import Dlcl, DlclConfig, DlclHistory
 from deepnmt.model.kernels.mixture import mix
 

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 2048
+TINY = 1e-30  # in place of a beta of zero, which has no logarithm
 
 
 @triton.jit
@@ -62,10 +63,10 @@ class ManyTensors:
 
     def launch(self, steps: Tensor, rate: Tensor, divisor: Tensor, is_bad: Tensor, group: dict[str, Any]) -> None:
         """steps: (tensors,), this one included; rate, divisor and is_bad: () in fp32"""
-        beta1, beta2 = group["betas"]
+        logs = (math.log(beta or TINY) for beta in group["betas"])
         _adam[(len(self.chunks),)](
             self.chunks, self.addresses, self.sizes, steps, rate, divisor, is_bad, len(self.sizes),
-            beta1, beta2, math.log(beta1), math.log(beta2), float(group["eps"]), float(group["weight_decay"]),
+            *group["betas"], *logs, float(group["eps"]), float(group["weight_decay"]),
             DECOUPLED=group["decoupled_weight_decay"], DECAYS=group["weight_decay"] != 0, IN_FOURS=self.in_fours,
             BLOCK=BLOCK,
         )  # fmt: skip

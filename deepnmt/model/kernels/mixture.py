@@ -1,10 +1,13 @@
 """The weighted sum of layer outputs, in plain torch: what autograd keeps grows linearly with depth."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from deepnmt.model.kernels.mixture_triton import FusedMixtureTape
 
 
 def mix(outputs: Sequence[Tensor], weights: Tensor) -> Tensor:
@@ -60,39 +63,13 @@ class _Mixture(torch.autograd.Function):
         return to_weights, *to_outputs
 
 
-class Tape(Protocol):
-    """One pass of a stack whose row l is `sum_k matrix[l, k] * norms[k](y_k)`: `enter` y_l, then `mix` row l."""
+def fused_tape(matrix: Tensor, norms: Sequence[nn.Module]) -> "FusedMixtureTape | None":
+    """On a GPU, for one weight per pair of layers; `DlclHistory` is the plain twin. matrix: (rows, rows, groups)"""
+    if not matrix.is_cuda or matrix.shape[2] > 1:
+        return None
+    from deepnmt.model.kernels.mixture_triton import FusedMixtureTape
 
-    def enter(self, output: Tensor) -> Tensor: ...
-
-    def mix(self, history: Sequence[Tensor], row: int) -> Tensor: ...
-
-
-def open_tape(matrix: Tensor, norms: Sequence[nn.Module], window: int | None = None) -> Tape:
-    """The fused tape on a GPU, for one weight per pair of layers; else the plain one. matrix: (rows, rows, groups)."""
-    if matrix.is_cuda and matrix.shape[2] == 1:
-        from deepnmt.model.kernels.mixture_triton import FusedMixtureTape
-
-        return FusedMixtureTape(matrix[:, :, 0], norms)
-    return MixtureTape(matrix, norms, window)
-
-
-class MixtureTape:
-    """The plain twin: autograd does the bookkeeping."""
-
-    def __init__(self, matrix: Tensor, norms: Sequence[nn.Module], window: int | None = None) -> None:
-        """matrix: (rows, rows, groups) in fp32."""
-        self.matrix, self.window = matrix, window
-        self.norms = iter(norms)
-
-    def enter(self, output: Tensor) -> Tensor:
-        """Add the next output; return what the history keeps for it."""
-        normed: Tensor = next(self.norms)(output)
-        return normed
-
-    def mix(self, history: Sequence[Tensor], row: int) -> Tensor:
-        first = 0 if self.window is None else max(0, row + 1 - self.window)
-        return mix(history[first:], self.matrix[row, first : row + 1])
+    return FusedMixtureTape(matrix[:, :, 0], norms)
 
 
 class PositionTape:

@@ -11,8 +11,8 @@ from one_by_one import attend_one_by_one
 from torch import Tensor, nn
 
 from deepnmt.model.attention import attend_padded_relatively
+from deepnmt.model.connections.dlcl import DlclHistory
 from deepnmt.model.kernels.dropout import dealing, scattered_dropout
-from deepnmt.model.kernels.mixture import MixtureTape
 from deepnmt.model.norms import LayerNorm, RmsNorm
 from deepnmt.model.positions import RelativePositions
 from deepnmt.model.sequences import PackedSequences, PackedVisibility, plain_bounds
@@ -202,11 +202,12 @@ def test_mixture_equals_its_twin(
         x = start.to(dtype).requires_grad_()
         moved = [deepcopy(layer).to(dtype) for layer in layers]
         norms = [deepcopy(norm).to(torch.promote_types(dtype, torch.float32)) for norm in plain_norms]
-        tape = FusedMixtureTape(weights, norms) if fused else MixtureTape(weights.unsqueeze(2), norms)
-        history = [tape.enter(x)]
-        for row, layer in enumerate(moved):
-            history.append(tape.enter(torch.tanh(layer(tape.mix(history, row)))))
-        out = tape.mix(history, depth)
+        history = DlclHistory(weights.unsqueeze(2), norms)
+        history.tape = FusedMixtureTape(weights, norms) if fused else None
+        history.enter(x)
+        for layer in moved:
+            history.enter(torch.tanh(layer(history.mixed())))
+        out = history.mixed()
         leaves = [weights, x, *(p for module in (*moved, *norms) for p in module.parameters())]
         return [out, *torch.autograd.grad(out, leaves, torch.ones_like(out))]
 
@@ -224,19 +225,19 @@ def test_mixture_of_fewer_rows_than_the_matrix_has_and_of_a_row_read_twice(rows:
     start, matrix = torch.randn(5, 16, device=DEVICE), torch.randn(rows + 2, rows + 2, device=DEVICE).tril()
     norms = [LayerNorm(16).to(DEVICE) for _ in matrix]
 
-    def run(new_tape: Callable[[Tensor], MixtureTape | FusedMixtureTape]) -> tuple[Tensor, ...]:
+    def run(fused: bool) -> tuple[Tensor, ...]:
         weights, x = matrix.clone().requires_grad_(), start.clone().requires_grad_()
-        tape, history, results = new_tape(weights), [], []
+        history, results = DlclHistory(weights.unsqueeze(2), norms), []
+        history.tape = FusedMixtureTape(weights, norms) if fused else None
         output = torch.cat([x.flatten()[:1], x.flatten()])[1:].view_as(x)  # not aligned for vectors
-        for row in range(rows):
-            history.append(tape.enter(output))
-            output = torch.tanh(tape.mix(history, row)) - tape.mix(history, row)
+        for _ in range(rows):
+            history.enter(output)
+            output = torch.tanh(history.mixed()) - history.mixed()
             results.append(output.sum())
         leaves = [weights, x, *(p for norm in norms[:rows] for p in norm.parameters())]
         return torch.autograd.grad(torch.stack(results).sum(), leaves)
 
-    found = run(lambda weights: FusedMixtureTape(weights, norms))
-    for fused, plain in zip(found, run(lambda weights: MixtureTape(weights.unsqueeze(2), norms)), strict=True):
+    for fused, plain in zip(run(True), run(False), strict=True):
         assert distance(fused, plain) < 1e-4
 
 
@@ -378,17 +379,19 @@ def test_many_sums_are_the_sums_one_by_one(dtype: torch.dtype, shift: int) -> No
     torch.testing.assert_close(norms[1:].flip(0), torch.stack([total.norm() for total in totals]))
 
 
-@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize(("weight_decay", "betas"), [(0.0, (0.9, 0.997)), (0.1, (0.9, 0.997)), (0.1, (0.0, 0.997))])
 @pytest.mark.parametrize("decoupled", [False, True])
 @pytest.mark.parametrize("sizes", [(4, 2048, 5000, 8192), (1, 7, 2049)])
-def test_adam_equals_torchs(weight_decay: float, decoupled: bool, sizes: tuple[int, ...]) -> None:
+def test_adam_equals_torchs(
+    weight_decay: float, betas: tuple[float, float], decoupled: bool, sizes: tuple[int, ...]
+) -> None:
     """Also over a step that is skipped, and with gradients that carry a scale."""
     from deepnmt.training.adam import KernelAdam
 
     torch.manual_seed(1)
     mine = [nn.Parameter(torch.randn(size, device=DEVICE)) for size in sizes]
     theirs = [nn.Parameter(p.detach().double()) for p in mine]
-    options = {"lr": 0.01, "weight_decay": weight_decay, "decoupled_weight_decay": decoupled, "betas": (0.9, 0.997)}
+    options = {"lr": 0.01, "weight_decay": weight_decay, "decoupled_weight_decay": decoupled, "betas": betas}
     fused, plain = KernelAdam([{"params": mine}], **options), torch.optim.Adam(theirs, **options)
     fused.grad_scale = torch.tensor(8.0, device=DEVICE)
     for number in range(4):
