@@ -57,6 +57,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16_384)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--at-once", type=int, default=8, help="processes that compile side by side")
+    parser.add_argument("--torch-weights", action="store_true", help="torch computes the weights of dynamic mixtures")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end after this time")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", nargs="+", metavar="LABEL", help=argparse.SUPPRESS)
@@ -137,7 +138,7 @@ class Child:
 
     def __init__(self, labels: list[str], arguments: argparse.Namespace) -> None:
         self.labels = labels
-        command = [sys.executable, __file__]
+        command = [sys.executable, __file__, *["--torch-weights"] * arguments.torch_weights]
         for name in ("depth", "dim", "tokens", "steps"):
             command += [f"--{name}", str(getattr(arguments, name))]
         environment = {"TORCHINDUCTOR_COMPILE_THREADS": "4", "OMP_NUM_THREADS": "1", **os.environ}
@@ -188,6 +189,10 @@ def measure(labels: list[str], arguments: argparse.Namespace) -> None:
     torch.set_float32_matmul_precision("high")
     share_compiled_layers()
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if arguments.torch_weights:
+        from deepnmt.model.kernels import position_mixture_triton
+
+        position_mixture_triton.FUSES_NETWORKS = False
     is_ready = False
 
     def wait_for_turn() -> None:

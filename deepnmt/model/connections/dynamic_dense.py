@@ -3,13 +3,11 @@
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from deepnmt.model.connections.connection import Connection, ConnectionConfig, History, StackShape
 from deepnmt.model.connections.denseformer import DenseFormerConfig
-from deepnmt.model.kernels.mixture import PositionTape, open_position_tape
-from deepnmt.model.norms import inverse_rms
+from deepnmt.model.kernels.mixture import Networks, PositionTape, open_position_tape
 
 
 class DynamicDenseConfig(DenseFormerConfig):
@@ -17,17 +15,18 @@ class DynamicDenseConfig(DenseFormerConfig):
 
 
 class TapedHistory(History):
-    """The last output, and those that rows read, with the tapes that mix them.
+    """The last output, and those that rows read, with the tapes that mix them and the networks of the weights.
 
     A row reads outputs of its own depth modulo the dilation. These are a group, which has its own tape.
     """
 
     last: Tensor
 
-    def __init__(self, tapes: list[PositionTape]) -> None:
+    def __init__(self, tapes: list[PositionTape], networks: list[Networks]) -> None:
         super().__init__()
         self.depth = -1
         self.groups: list[tuple[PositionTape, list[Tensor]]] = [(tape, []) for tape in tapes]
+        self.networks = networks
 
     @property
     def group(self) -> tuple[PositionTape, list[Tensor]]:
@@ -51,10 +50,7 @@ class DynamicDense(Connection):
         depth, self.dilation = shape.num_layers, config.dilation
         self.rows = [row for row in range(1, depth + 1) if row % config.period == 0 or row == depth]
         self.kept = {output for row in self.rows for output in range(depth + 1)[self._sources(row)]}
-        self.tape_sizes = [  # outputs and rows of each group
-            (sum(k % self.dilation == group for k in self.kept), sum(row % self.dilation == group for row in self.rows))
-            for group in range(self.dilation)
-        ]
+        self.rows_of = [[row for row in self.rows if row % self.dilation == group] for group in range(self.dilation)]
         self.weight = nn.Parameter(self.start(depth + 1)[[0, *self.rows]])
         counts = [row // self.dilation + 1 for row in self.rows]
         self.inner = nn.ParameterList(torch.empty(count + 1, shape.dim) for count in counts)
@@ -67,7 +63,15 @@ class DynamicDense(Connection):
         return torch.eye(count)
 
     def begin(self) -> TapedHistory:
-        return TapedHistory([open_position_tape(*size, on_gpu=self.weight.is_cuda) for size in self.tape_sizes])
+        tapes, networks = [], []
+        weights = dict(zip(self.rows, self.weight.unbind()[1:], strict=True))
+        inner, outer = (dict(zip(self.rows, matrices, strict=True)) for matrices in (self.inner, self.outer))
+        for group, rows in enumerate(self.rows_of):
+            count = sum(k % self.dilation == group for k in self.kept)
+            tapes.append(open_position_tape(count, len(rows), on_gpu=self.weight.is_cuda))
+            base = torch.stack([weights[row] for row in rows])[:, self._sources(rows[-1])] if rows else self.weight
+            networks.append(Networks(base, [inner[row] for row in rows], [outer[row] for row in rows]))
+        return TapedHistory(tapes, networks)
 
     def write(self, history: TapedHistory, output: Tensor) -> None:
         history.depth += 1
@@ -81,13 +85,9 @@ class DynamicDense(Connection):
         return self.mix(history) if history.depth in self.rows else history.last
 
     def mix(self, history: TapedHistory) -> Tensor:
-        row, last = history.depth, history.last
-        tape, outputs = history.group
-        number = self.rows.index(row)
-        inner, outer = self.inner[number], self.outer[number]
-        hidden = F.gelu(F.linear(last, inner) * inverse_rms(last))
-        dynamic = F.linear(hidden.to(outer.dtype), outer)
-        return tape.mix(outputs, self.weight[number + 1, self._sources(row)].to(hidden.dtype) + dynamic)
+        group = history.depth % self.dilation
+        tape, outputs = history.groups[group]
+        return tape.mix_by(history.networks[group], self.rows_of[group].index(history.depth), outputs)
 
     def matrix(self) -> Tensor:
         """The part that is the same for every position."""

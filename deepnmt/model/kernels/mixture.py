@@ -1,10 +1,14 @@
 """The weighted sum of layer outputs, in plain torch: what autograd keeps grows linearly with depth."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+
+from deepnmt.model.norms import inverse_rms
 
 if TYPE_CHECKING:
     from deepnmt.model.kernels.mixture_triton import FusedMixtureTape
@@ -72,6 +76,21 @@ def fused_tape(matrix: Tensor, norms: Sequence[nn.Module]) -> "FusedMixtureTape 
     return FusedMixtureTape(matrix[:, :, 0], norms)
 
 
+@dataclass
+class Networks:
+    """Those of one pass: row l has the weights base[l] + U_l gelu(V_l rms(y)) at each position, y the newest output."""
+
+    base: Tensor  # (rows, outputs), of which a row uses the first
+    inner: Sequence[Tensor]  # V: (outputs of the row + 1, dim)
+    outer: Sequence[Tensor]  # U: (outputs of the row, outputs of the row + 1)
+    token: Tensor | None = None  # stands for all of these in the graph of the fused tape
+
+    def weights(self, row: int, y: Tensor) -> Tensor:
+        inner, outer = self.inner[row], self.outer[row]
+        hidden = F.gelu(F.linear(y, inner) * inverse_rms(y))
+        return self.base[row, : len(outer)].to(hidden.dtype) + F.linear(hidden.to(outer.dtype), outer)
+
+
 class PositionTape:
     """One pass of a stack in which every position has its own mixing weights: autograd does the bookkeeping."""
 
@@ -82,6 +101,10 @@ class PositionTape:
     def mix(self, history: Sequence[Tensor], weights: Tensor) -> Tensor:
         """sum_k weights[..., k] * history[k] over all outputs so far. weights: (..., len(history)) in fp32"""
         return mix_by_position(history, weights)
+
+    def mix_by(self, networks: Networks, row: int, history: Sequence[Tensor]) -> Tensor:
+        """The same with the weights that the networks give this row."""
+        return self.mix(history, networks.weights(row, history[-1]))
 
 
 def open_position_tape(num_outputs: int, num_rows: int, *, on_gpu: bool) -> PositionTape:
