@@ -68,7 +68,7 @@ def layer_of(parameter: str) -> str:
 
 def gradient_norms(model: nn.Module, scale: Tensor) -> GradientNorms:
     named = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
-    norms = torch._foreach_norm([gradient for _, gradient in named], dtype=torch.float32)
+    norms = torch._foreach_norm([gradient for _, gradient in named])
     return GradientNorms([name for name, _ in named], torch.stack([whole(norm) for norm in norms]) / scale)
 
 
