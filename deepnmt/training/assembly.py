@@ -143,7 +143,7 @@ def fit_to_device(recipe: Recipe, dataset: Dataset, world: World, stored: Recipe
         tokens = stored.batching.tokens_per_batch if stored else plan_memory(recipe, dataset, world)
         recipe = replace(recipe, batching=replace(recipe.batching, tokens_per_batch=tokens))
         if world.is_main:
-            say(f"batching.tokens_per_batch = {tokens:,} by the memory plan")
+            say(f"training.plan_memory: batching.tokens_per_batch = {tokens:,}")
     return recipe
 
 
@@ -221,7 +221,7 @@ def excesses(config: TrainingConfig, stream: BatchStream, size: int, device: tor
         yield f"the text has only {text:,} target tokens, which training would read {epochs:,.0f} times; {remedy}"
     days = 6 * size * epochs * text / CPU_FLOPS / 86400
     if device.type == "cpu" and days > 1:
-        yield f"on a CPU with 1 TFLOP/s, this run takes {days:,.0f} days; `demo` is a preset for CPUs"
+        yield f"a CPU with 1 TFLOP/s needs {days:,.0f} days for this run; `demo` is a preset for CPUs"
 
 
 def build_training(
