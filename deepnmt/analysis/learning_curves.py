@@ -83,9 +83,9 @@ def read_curves(folders: Sequence[Path]) -> LearningCurves:
     found = {str(name): read_points(folder) for name, folder in zip(names, folders, strict=True)}
     without = ", ".join(name for name, points in found.items() if not points)
     if not any(found.values()):
-        raise InputError(f"no validation in the log of {without}; did the run have a validation set, and time for one?")
+        raise InputError(f"no validation in the log of {without}; the run had no validation set or was too short")
     if without:
-        say(f"left out, because there is no validation in the log: {without}")
+        say(f"left out, for lack of a validation in the log: {without}")
     return LearningCurves({name: points for name, points in found.items() if points})
 
 

@@ -50,7 +50,9 @@ def bench_generation(
     """
     config, chosen = _load(recipe, overrides).model, choose_device(device)
     if workload.workers > 1 and chosen != "cpu":
-        raise InputError(f"workers = {workload.workers} is for the CPU, where each has a core; on {chosen} use one")
+        raise InputError(
+            f"workers = {workload.workers} is for the CPU, where each worker has a core; use one on {chosen}"
+        )
     try:
         variants = depth_variants(config, encoder_layers, decoder_layers)
     except ValueError as error:

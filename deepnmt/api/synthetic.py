@@ -180,7 +180,7 @@ def _merge_if_last(text: Path, shards: list[Path], finals: tuple[Path, Path], si
             path.unlink(missing_ok=True)
             return None
         if missing:
-            say(f"this rank is done; {missing} of {len(shards)} are not finished yet")
+            say(f"this rank is done; {missing} of {len(shards)} ranks are still translating")
             return None
         pairs, left_out = _merge(text, shards, finals, size)
         for done in (*shards, path):

@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> None:
         if options.keys() - {"checkpoint", "out", "overwrite"}:
             raise InputError("--fold converts a MODEL folder and takes no options but --out and --overwrite")
         model, difference = fold(arguments.checkpoint, arguments.out, overwrite="overwrite" in options)
-        print(f"logits equal those of {arguments.checkpoint} to {difference:.0e} of the largest")
+        print(f"logits agree with those of {arguments.checkpoint} to {difference:.0e} of the largest")
     else:
         model = convert(**options)
     parameters = sum(parameter.numel() for parameter in model.parameters())

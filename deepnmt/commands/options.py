@@ -51,7 +51,7 @@ SEARCH = {
 }
 SAMPLING = {
     "sampling": "sample translations instead of searching",
-    "mbr": "minimum Bayes risk: of several samples, the one most like the others by this score",
+    "mbr": "minimum Bayes risk decoding: write the sample that is most like the others by this score",
     "samples": "number of samples per sentence for --mbr",
     "temperature": "softmax temperature; below 1 is sharper, above 1 flatter",
     "top_k": "sample from the N most probable subwords; 0: all",

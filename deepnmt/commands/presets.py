@@ -8,8 +8,8 @@ EXAMPLE = """deepnmt presets
   deepnmt presets en-de-pre-dlcl-30l model.encoder.num_layers=25 > mine.toml"""
 GROUPS = {  # by the beginning of the name
     "demo": "The demo",
-    "deep": "A deep model, as the evidence suggests today",
-    "student": "A fast model that learns from a deep one",
+    "deep": "The deep model that we recommend today",
+    "student": "A fast model, for distillation",
     "en-de": "The paper's English-German systems",
     "zh-en": "The paper's Chinese-English systems",
     "beyond": "Depth methods published since, with 18 encoder layers",

@@ -30,7 +30,6 @@ SCORES = {
     "--confidence": "add 95 %% confidence intervals by bootstrap resampling",
 }
 OPTIONS = {
-    "--samples N": "number of bootstrap resamples or randomisation trials",
     "--comet": "add COMET, if it is installed; needs --source",
     "--source FILE": "source text, for --comet",
     "--comet-scores FILE+": "output of comet-score, one file per hypothesis",
@@ -43,10 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from deepnmt.evaluation.scores import TESTS
 
     add_options(parser, FILES, "--hypothesis", "--reference")
-    add_options(parser, metric_options() | OPTIONS, absent=None)
-    add_options(parser, {"--comet-model NAME": f"COMET model (default: {DEFAULT_MODEL})"}, absent=None)
+    samples = " or ".join(f"{test.samples:,}" for test in TESTS.values())
+    add_options(parser, metric_options(), absent=None)
     text = "significance test between the baseline and each other file (default: %(default)s)"
     parser.add_argument("--test", choices=[*TESTS, "none"], default="bootstrap", help=text)
+    text = f"number of bootstrap resamples or randomisation trials (default: {samples})"
+    add_options(parser, {"--samples N": text} | OPTIONS, absent=None)
+    add_options(parser, {"--comet-model NAME": f"COMET model (default: {DEFAULT_MODEL})"}, absent=None)
 
 
 def metric_options() -> dict[str, str]:

@@ -43,7 +43,8 @@ def run(arguments: argparse.Namespace) -> None:
         arguments.overrides.append(f"training.tokens_per_update={options.pop('tokens_per_update')}")
     finished = train(**options)
     if finished.is_finished and torchrun_ranks()[0] == 0:
-        model, files = str(finished.model), "--source test.SOURCE --reference test.TARGET"
-        if TokenizerPair.load(finished.model).is_multilingual:
+        model, pair = str(finished.model), TokenizerPair.load(finished.model)
+        files = f"--source test.{pair.source.language} --reference test.{pair.target.language}"
+        if pair.is_multilingual:
             model = f"{model} --source-lang CODE --target-lang CODE"
         print(f"next:\n  deepnmt translate {model} < input.txt\n  deepnmt evaluate {model} {files}", file=sys.stderr)

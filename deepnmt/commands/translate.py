@@ -16,9 +16,9 @@ OPTIONS = {
     "model MODEL+": "model folder; several form an ensemble",
     "--input FILE": "raw text, one sentence per line, or a document (default: standard input)",
     "--output FILE": "file to write (default: standard output)",
-    f"--format {{{','.join(FORMATS)}}}": "format of the input (default: by its ending; if that is unknown, lines)",
+    f"--format {{{','.join(FORMATS)}}}": "format of the input (default: by file name extension, else lines)",
     "--prefixes FILE": "forced beginnings of the translations, one per line",
-    "--terms FILE": "glossary: lines of a source term, a tab and the translation it must get",
+    "--terms FILE": "glossary: lines of a source term, a tab and its required translation",
 }
 OUTPUT = {
     "--scores": "write the score and a tab before each translation",

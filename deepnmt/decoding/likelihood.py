@@ -53,7 +53,7 @@ def forced_batches(
     encoded = dict(zip(texts, sides, strict=True))
     for number, (source, target) in encoded.items():
         if not source:
-            raise InputError(f"line {number + 1:,} has no source, and this model has not seen an empty one")
+            raise InputError(f"line {number + 1:,} has an empty source, on which this model was not trained")
         if (length := max(len(source), len(target) - 1)) > max_positions:
             subwords = f"line {number + 1:,} has {length:,} subwords"
             raise InputError(f"{subwords}, but the model has {max_positions:,} positions")

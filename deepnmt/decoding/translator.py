@@ -212,7 +212,7 @@ class Translator:
         for piece, hypotheses in zip(lacking, before, strict=True):
             if not piece.hypotheses:
                 piece.hypotheses = hypotheses
-                warn(piece.text, "has no translation with all its terms that the settings allow; it is without them")
+                warn(piece.text, "cannot get all its terms with these settings; it is translated without them")
 
     def _translated_again(self, pieces: list[Piece], config: TranslationConfig) -> Iterator[list[Piece]]:
         """With each rendering near the symbols that are aligned with its term or, if the rules forbid that, anywhere;

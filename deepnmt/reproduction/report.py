@@ -190,16 +190,17 @@ def _notes(arms: Arms, experiment: Experiment) -> Iterator[Block]:
     ]
     compared = [arm for arm in arms if arm.p_value is not None and not arm.has_failed]
     if not compared and "scores" in experiment.measures and _differ_in_seeds(arms):
-        yield paragraph("Δ is about the seeds that both arms have.")
+        yield paragraph("Δ compares the seeds that both arms have.")
     if compared:
         kept = [arm.arm.label for arm in compared if arm.arm.label in _surviving(arms)]
         yield paragraph(
-            "Δ, `ahead` (the seeds in which an arm scores higher) and p are about the seeds that both arms have. p is "
-            f"sacreBLEU's of a paired bootstrap with {SAMPLES:,} resamples of the sentences of every test set, on the "
-            "means over seeds: one-sided for a clear difference, and about the choice of sentences, not of seeds. "
+            "Δ, `ahead` (the number of seeds in which an arm scores higher) and p compare the seeds that both arms "
+            f"have. p is from sacreBLEU's paired bootstrap with {SAMPLES:,} resamples of the sentences of every test "
+            "set, on the means over seeds. It is one-sided for a clear difference, and covers the choice of sentences, "
+            "not of seeds. "
             + (
-                f"With {len(compared)} comparisons some are below 0.05 by chance; a star marks those that "
-                f"Holm-Bonferroni leaves at 0.05: {', '.join(kept) or 'none'}."
+                f"With {len(compared)} comparisons, some are below 0.05 by chance; a star marks those that are "
+                f"significant at 0.05 after the Holm-Bonferroni correction: {', '.join(kept) or 'none'}."
                 if len(compared) > 1
                 else "A star marks p below 0.05."
             )
@@ -207,10 +208,10 @@ def _notes(arms: Arms, experiment: Experiment) -> Iterator[Block]:
     parallel = max((trained["parallel"] for arm in arms for trained in arm.trained), default=1)
     if parallel > 1 and experiment.trains:
         yield paragraph(
-            f"Minutes and tokens/s are those of up to {parallel} concurrent runs per device: no comparison of models."
+            f"There were up to {parallel} concurrent runs per device, so minutes and tokens/s do not compare models."
         )
     if any(arm.cost for arm in arms):
-        yield paragraph("Costs alone are those of a model twice as wide on an idle GPU (`benchmarks/depth.py`).")
+        yield paragraph("Costs alone were measured with a model twice as wide on an idle GPU (`benchmarks/depth.py`).")
     if "scores" in experiment.measures and any(experiment.metric not in of_test for of_test in scored):
         yield paragraph(
             f"Some scores ({experiment.metric}) are missing; "

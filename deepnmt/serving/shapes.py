@@ -26,7 +26,7 @@ class TranslateRequest(BaseModel):
         json_schema_extra={"examples": [{"text": "Hello, world!", "source": "en", "target": "de"}]},
     )
 
-    text: Texts = Field(description="the text, or several")
+    text: Texts = Field(description="one text or a list of texts")
     model: str | None = Field(None, description="name of a model; see /models")
     source: str | None = Field(None, description="the language of the text, such as en")
     target: str | None = Field(None, description="the language to translate to, such as de")
@@ -40,7 +40,7 @@ class TranslateRequest(BaseModel):
     )
     nbest: int = Field(1, ge=1, description="translations of each sentence, at most beam")
     terms: Terms = Field(
-        {}, description='terms of the text and the translations they must get, such as {"light": "Leuchte"}, or pairs'
+        {}, description='terms and their required translations, such as {"light": "Leuchte"}, or pairs'
     )
     alignments: bool = Field(False, description="also return which target word comes from which source word")
     stream: bool = Field(False, description="answer line by line (NDJSON), each sentence as soon as it is translated")
@@ -54,7 +54,7 @@ class LibreTranslateRequest(BaseModel):
         json_schema_extra={"examples": [{"q": "Hello, world!", "source": "en", "target": "de", "format": "text"}]},
     )
 
-    q: Texts = Field(description="the text, or several")
+    q: Texts = Field(description="one text or a list of texts")
     source: str = Field("auto", description="the language of the text, or auto to detect it")
     target: str = Field(description="the language to translate to")
     format: Literal["text", "html"] = Field(
@@ -74,7 +74,7 @@ class DetectRequest(BaseModel):
 
     model_config = ConfigDict(extra="ignore", json_schema_extra={"examples": [{"q": "Hello, world!"}]})
 
-    q: Texts = Field(description="the text, or several, which are taken as one")
+    q: Texts = Field(description="one text, or several, which are joined")
 
 
 class DetectionAnswer(BaseModel):
@@ -136,9 +136,9 @@ class ModelAnswer(BaseModel):
 class StackAnswer(BaseModel):
     kind: str = Field(description="the connection scheme")
     num_layers: int
-    matrix: list[list[float]] | None = Field(None, description="row: what reads it; column: the output it weights")
-    readers: list[str] = Field([], description="who reads each row: layer 3, the output, decoder layer 1")
-    shades: list[list[float]] = Field([], description="the weights over the largest, from -1 to 1: how to colour them")
+    matrix: list[list[float]] | None = Field(None, description="rows: readers; columns: the outputs they weight")
+    readers: list[str] = Field([], description="the reader of each row, such as layer 3, the output or decoder layer 1")
+    shades: list[list[float]] = Field([], description="the weights divided by the largest, from -1 to 1, for colours")
     faint: list[list[bool]] = Field([], description="whether the rule of the paper's figure 6 leaves a weight blank")
 
     @classmethod

@@ -71,4 +71,4 @@ def excesses(config: TrainingConfig, stream: BatchStream, size: int, device: tor
         yield f"the text has only {text:,} target tokens, which training would read {epochs:,.0f} times; {remedy}"
     days = 6 * size * epochs * text / CPU_FLOPS / 86400
     if device.type == "cpu" and days > 1:
-        yield f"on a CPU with 1 TFLOP/s, this run takes {days:,.0f} days; `demo` is a preset for CPUs"
+        yield f"a CPU with 1 TFLOP/s needs {days:,.0f} days for this run; `demo` is a preset for CPUs"

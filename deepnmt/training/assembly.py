@@ -137,7 +137,7 @@ def fit_to_device(recipe: Recipe, dataset: Dataset, world: World, stored: Recipe
         tokens = stored.batching.tokens_per_batch if stored else plan_memory(recipe, dataset, world)
         recipe = replace(recipe, batching=replace(recipe.batching, tokens_per_batch=tokens))
         if world.is_main:
-            say(f"batching.tokens_per_batch = {tokens:,} by the memory plan")
+            say(f"training.plan_memory: batching.tokens_per_batch = {tokens:,}")
     return recipe
 
 

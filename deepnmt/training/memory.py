@@ -61,7 +61,7 @@ class Splitter:
             where = f" on rank {world.rank}" if world.size > 1 else ""
             say(
                 f"out of memory{where}: a batch of {sum(sizes):,} tokens (both sides) does not fit; from now on "
-                f"batches are split into pieces of {pieces}, with the same updates as a result (a lower "
+                f"batches are split into pieces of {pieces}, which does not change the updates (a lower "
                 "batching.tokens_per_batch avoids splitting)"
             )
 

@@ -115,7 +115,7 @@ def test_runs_without_a_validation_are_left_out(runs, tmp_path, capsys):
     """As in a study with a run that diverged, or has just begun."""
     new = write_run(tmp_path / "new" / "training", [])
     assert list(deepnmt.inspect_curves(runs[0], new, runs[1]).runs) == ["fast", "slow"]
-    assert "left out, because there is no validation in the log: new" in capsys.readouterr().err
+    assert "left out, for lack of a validation in the log: new" in capsys.readouterr().err
 
 
 def test_refusals(runs, tmp_path):

@@ -259,7 +259,7 @@ def test_a_folded_model_is_plain_and_gives_the_same_logits(convert, tmp_path):
     save_model(tmp_path / "MODEL", Transformer(config), {"step": 7})
     status, out, _ = convert(tmp_path / "MODEL", "--fold", "--out", tmp_path / "PLAIN")
     assert status == 0
-    assert re.match(rf"logits equal those of {tmp_path / 'MODEL'} to \de-1[4-9] of the largest\n", out)
+    assert re.match(rf"logits agree with those of {tmp_path / 'MODEL'} to \de-1[4-9] of the largest\n", out)
     assert "post\nencoder  2 layers, residual, width 8" in out
     meta = load_meta(tmp_path / "PLAIN")
     assert (meta["step"], meta["folded_from"]["encoder"]["sublayer"]) == (7, {"kind": "deepnorm"})

@@ -46,5 +46,5 @@ def test_many_languages_need_tokens_that_a_plain_sentencepiece_model_lacks(tmp_p
     assert deepnmt.export(tmp_path / "MODEL", tmp_path / "OUT", to="ctranslate2").agreement.max_difference < 1e-4
     assert (tmp_path / "OUT" / DESCRIPTION).is_file()
     for to, argos in (("huggingface", False), ("ctranslate2", True)):
-        with pytest.raises(InputError, match="it does not announce languages"):
+        with pytest.raises(InputError, match="it has no language symbols"):
             deepnmt.export(tmp_path / "MODEL", tmp_path / "ELSE", to=to, argos=argos)

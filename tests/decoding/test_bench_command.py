@@ -83,7 +83,7 @@ def test_refusals_are_one_sentence(capsys, arguments, message):
 def test_workers_are_refused_on_a_gpu(monkeypatch):
     """They are forked, which CUDA does not survive."""
     monkeypatch.setattr("deepnmt.api.bench.choose_device", lambda asked: asked)
-    with pytest.raises(InputError, match="workers = 2 is for the CPU, where each has a core; on cuda use one"):
+    with pytest.raises(InputError, match="workers = 2 is for the CPU, where each worker has a core; use one on cuda"):
         bench_generation("en-de-pre-base", TINY, workload=Workload(workers=2), device="cuda")
 
 

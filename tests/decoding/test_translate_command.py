@@ -262,7 +262,7 @@ def test_backtranslation_does_not_depend_on_the_number_of_ranks(
     for side in ("en", "de"):
         assert (tmp_path / f"three.{side}").read_bytes() == (tmp_path / f"one.{side}").read_bytes()
     assert not list(tmp_path.glob("*shard*"))
-    assert "2 of 3 are not finished yet" in capsys.readouterr().err
+    assert "2 of 3 ranks are still translating" in capsys.readouterr().err
 
 
 def test_ranks_that_finish_together_leave_nothing_unmerged(tmp_path):

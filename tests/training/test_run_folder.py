@@ -260,7 +260,7 @@ def test_a_run_that_is_far_too_long_is_mentioned(tmp_path, capsys, monkeypatch):
         pass
     told = capsys.readouterr().err
     assert "which training would read" not in told
-    assert re.search(r"on a CPU with 1 TFLOP/s, this run takes [\d,]+ days; `demo` is a preset for CPUs", told)
+    assert re.search(r"a CPU with 1 TFLOP/s needs [\d,]+ days for this run; `demo` is a preset for CPUs", told)
     monkeypatch.undo()
     for number, limit in enumerate((None, 20)):
         with open_job(tmp_path / str(number), replace(SHORT, max_steps=1_000_000, max_epochs=limit)):

@@ -39,14 +39,14 @@ def format_of(path: Path | None) -> str:
 
 def check_format(name: str) -> str:
     if name not in FORMATS:
-        raise InputError(f"format {name!r} is not known{did_you_mean(name, FORMATS)} (there are {', '.join(FORMATS)})")
+        raise InputError(f"unknown format {name!r}; choose from {', '.join(FORMATS)}{did_you_mean(name, FORMATS)}")
     return name
 
 
 def read_document(text: str, name: str, language: str) -> "Document":
     """A document to translate into the language; an error says the line. A byte order mark is kept."""
     if name not in READERS:
-        raise InputError(f"format {name!r} is not one of {', '.join(READERS)}{did_you_mean(name, READERS)}")
+        raise InputError(f"unknown format {name!r}; choose from {', '.join(READERS)}{did_you_mean(name, READERS)}")
     module, reader = READERS[name]
     read = getattr(import_module(f"deepnmt.decoding.documents.{module}"), reader)
     mark = "\ufeff" if text.startswith("\ufeff") else ""

@@ -141,7 +141,7 @@ def read_page(document: str, language: str) -> Document:
     charset = re.search(r"<meta\b[^<>]*\bcharset\s*=\s*[\"']?([\w-]+)", start, re.IGNORECASE)
     if charset and charset[1].lower() not in ("utf-8", "utf8"):
         line = start.count("\n", 0, charset.start()) + 1
-        raise InputError(f"line {line:,}: the page is in {charset[1]}; convert it to UTF-8, and say so there")
+        raise InputError(f"line {line:,}: the page is in {charset[1]}; convert it to UTF-8 and correct its charset")
     page = read_html(document, language)
     for number, part in enumerate(page.parts):
         if isinstance(part, str) and (tag := _HTML_TAG.search(part)):

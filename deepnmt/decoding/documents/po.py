@@ -202,8 +202,8 @@ class Header:
         """The number of plural forms, and which of them is that of one."""
         if not self.rule:
             raise InputError(
-                f"line {first + 1:,}: the message has a plural, but the header has no Plural-Forms, and those of "
-                f"{self.language} are not known here; add them to the header"
+                f"line {first + 1:,}: the message has a plural, but the header has no Plural-Forms, and deepnmt does "
+                f"not know those of {self.language}; add them to the header"
             )
         match = re.fullmatch(r"\s*nplurals\s*=\s*(\d{1,2})\s*;\s*plural\s*=\s*([^;]+);?\s*", self.rule)
         try:

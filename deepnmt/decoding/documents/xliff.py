@@ -78,7 +78,9 @@ def _check(text: str) -> None:
 
     def declared(version: str, encoding: str | None, standalone: int) -> None:
         if encoding and encoding.lower() not in ("utf-8", "utf8", "us-ascii"):
-            raise InputError(f"line 1: the document is in {encoding}; convert it to UTF-8, and say so there")
+            raise InputError(
+                f"line 1: the document is in {encoding}; convert it to UTF-8 and correct its XML declaration"
+            )
 
     parser.StartDoctypeDeclHandler, parser.XmlDeclHandler = refuse, declared
     try:

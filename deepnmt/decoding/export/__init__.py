@@ -75,7 +75,7 @@ def export(
         described = form.write(model, tokenizers, aside, tell)
         agreement = None
         if find_spec(form.RUNS_IN) is not None:
-            tell("comparing what was written with the model")
+            tell("comparing the export with the model")
             runtime = form.opened(aside, model.config, tokenizers)
             agreement = compare(model, runtime, [*random_sources(model.config), *given], form.NAME)
         about = {"format": EXPORT_FORMAT, "to": to, "deepnmt": __version__, "torch": torch.__version__}

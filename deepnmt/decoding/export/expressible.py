@@ -35,12 +35,12 @@ def other_settings(config: ModelConfig) -> Iterator[str]:
         for setting in fields(part):
             value = getattr(part, setting.name)
             if setting.name not in KNOWN[type(part)] and value != _default(setting):
-                yield f"it has nothing for {prefix}{setting.name} = {value!r}"
+                yield f"it does not support {prefix}{setting.name} = {value!r}"
     for side, stack in config.stacks.items():
         if (stack.norm_eps or 0.0) > LARGEST_EPS * EPS[config.norm_kind]:
-            yield f"it has nothing for {side}.norm_eps = {stack.norm_eps}"
+            yield f"it does not support {side}.norm_eps = {stack.norm_eps}"
     if config.positions in ("relative", "rotary"):
-        yield f"it has nothing for positions = {config.positions!r} (export it --to onnx)"
+        yield f"it does not support positions = {config.positions!r} (export it --to onnx)"
 
 
 def mixed_layers(config: ModelConfig) -> Iterator[str]:
@@ -51,7 +51,7 @@ def mixed_layers(config: ModelConfig) -> Iterator[str]:
     others = "--to onnx or --to huggingface" if are_mixtures else "--to onnx"
     if mixed:
         yield (
-            f"it passes on the last layer's output only, and this model has {' and '.join(mixed)} (export it {others}, "
+            f"it supports only residual connections, but this model has {' and '.join(mixed)} (export it {others}, "
             "or train a model with connection = residual)"
         )
 
@@ -61,7 +61,7 @@ def odd_sublayers(config: ModelConfig) -> Iterator[str]:
     for side, stack in config.stacks.items():
         kind = config.sublayer_of(stack).kind
         if kind not in ("pre", "post"):
-            yield f"it has nothing for {side}.sublayer = {kind} (export it --to onnx, or train with pre or post)"
+            yield f"it does not support {side}.sublayer = {kind} (export it --to onnx, or train with pre or post)"
 
 
 def unlike_sentencepiece(tokenizers: TokenizerPair) -> Iterator[str]:
@@ -69,14 +69,14 @@ def unlike_sentencepiece(tokenizers: TokenizerPair) -> Iterator[str]:
     for side, tokenizer in tokenizers.sides.items():
         if tokenizer.preprocessor.pretokenizer != "none":
             yield (
-                f"it has no pretokenizer, and the {side} has {tokenizer.preprocessor.pretokenizer} (export --to onnx "
+                f"it has no pretokenizer, but the {side} has {tokenizer.preprocessor.pretokenizer} (export --to onnx "
                 "or --to ctranslate2 and split the words yourself, or prepare the text with --pretokenizer none)"
             )
         if not isinstance(tokenizer.subwords, SENTENCEPIECE):
-            yield f"it reads SentencePiece models only, and the {side} has {tokenizer.subwords.kind} codes"
+            yield f"it reads only SentencePiece models, but the {side} has {tokenizer.subwords.kind} codes"
         if tokenizer.languages:
             count, of = len(tokenizer.languages.tags), tokenizer.languages.of
-            yield f"it does not announce languages, and this model has {count} {of} languages (export --to ctranslate2)"
+            yield f"it has no language symbols, but this model has {count} {of} languages (export --to ctranslate2)"
 
 
 def _default(setting: Any) -> Any:

@@ -39,7 +39,7 @@ Tensors = dict[str, Tensor]
 
 def check(config: ModelConfig, tokenizers: TokenizerPair) -> None:
     odd_connections = (
-        f"its modelling file has nothing for {side}.connection = {stack.connection.kind} (export it --to onnx)"
+        f"its modelling file does not support {side}.connection = {stack.connection.kind} (export it --to onnx)"
         for side, stack in config.stacks.items()
         if not CONNECTIONS[stack.connection.kind].is_mixture
     )

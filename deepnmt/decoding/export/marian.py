@@ -83,17 +83,17 @@ def _obstacles(config: ModelConfig) -> Iterator[str]:
         yield "its sinusoids are not those of Hugging Face (convert the model from Marian's .npz)"
     elif config.position_offset != 0:
         found = config.position_offset
-        yield f"it counts positions from 0, and this model from {found} (train with first_position = 0)"
+        yield f"it counts positions from 0, but this model counts from {found} (train with first_position = 0)"
     if config.activation not in ("relu", "swish"):
         yield f"it has no {config.activation} that is the same in all versions (train with activation = relu or swish)"
     if config.norm_kind != "layer":
-        yield f"it has nothing for norm_kind = {config.norm_kind} (train with layer)"
+        yield f"it does not support norm_kind = {config.norm_kind} (train with layer)"
     if not config.scale_embeddings:
-        yield "it scales embeddings, and this model has scale_embeddings = false"
+        yield "it scales embeddings, but this model has scale_embeddings = false"
     for name in ("dim", "ffn_dim", "num_heads"):
         encoder, decoder = (getattr(stack, name) for stack in config.stacks.values())
         if encoder != decoder:
-            yield f"it has one {name}, and this model has {encoder} in the encoder and {decoder} in the decoder"
+            yield f"it needs one {name}, but this model has {encoder} in the encoder and {decoder} in the decoder"
 
 
 def write(model: Transformer, tokenizers: TokenizerPair, folder: Path, tell: Tell) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def write(model: Transformer, tokenizers: TokenizerPair, folder: Path, tell: Tel
     files = {"relative-paths": True, "vocabs": list(VOCABULARIES)}
     (folder / "decoder.yml").write_text(_yaml(files | {"models": ["model.npz"]} | SEARCH), encoding="utf-8")
     if config.encoder.dim % INNER or config.encoder.ffn_dim % INNER:
-        tell(f"without {BINARY}, for which dim and ffn_dim must be multiples of {INNER}")
+        tell(f"{BINARY} is not written, because it needs dim and ffn_dim that are multiples of {INNER}")
     else:
         write_binary(folder / BINARY, {name: quantised(name, array) for name, array in arrays.items()})
         (folder / "bergamot.yml").write_text(_yaml(files | {"models": [BINARY]} | BERGAMOT), encoding="utf-8")

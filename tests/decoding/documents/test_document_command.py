@@ -142,9 +142,9 @@ def test_refusals_are_one_sentence_and_write_nothing(digits_model, tmp_path, cap
 
 
 def test_python_refuses_an_unknown_format(digits_model):
-    with pytest.raises(InputError, match=r"format 'hmtl' is not one of .*; did you mean html"):
+    with pytest.raises(InputError, match=r"unknown format 'hmtl'; choose from .*; did you mean html"):
         read_document("a", "hmtl", "de")
-    with pytest.raises(InputError, match="format 'mardown' is not known; did you mean markdown"):
+    with pytest.raises(InputError, match=r"unknown format 'mardown'; choose from .*; did you mean markdown"):
         deepnmt.translate_file(digits_model, file_format="mardown")
 
 

@@ -56,7 +56,8 @@ def test_a_scheme_around_sublayers_is_folded_or_refused(kind, tmp_path, capsys):
     else:
         assert status == 2 and not (tmp_path / "OUT").exists()
         assert (
-            f"it has nothing for encoder.sublayer = {kind} (export it --to onnx, or train with pre or post)" in told.err
+            f"it does not support encoder.sublayer = {kind} (export it --to onnx, or train with pre or post)"
+            in told.err
         )
 
 
@@ -68,7 +69,7 @@ def test_a_model_that_was_folded_before_is_exported_and_another_epsilon_refused(
     config = replace(model.config, decoder=replace(model.config.decoder, norm_eps=0.01))
     save(tmp_path / "OTHER", Transformer(config))
     assert main(["export", str(tmp_path / "OTHER"), "--to", to]) == 2
-    assert "it has nothing for decoder.norm_eps = 0.01" in capsys.readouterr().err
+    assert "it does not support decoder.norm_eps = 0.01" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("to", ["ctranslate2", "huggingface"])
@@ -129,7 +130,7 @@ def test_a_mixture_of_layers_is_refused_before_anything_is_written(kind, tmp_pat
         assert main(["export", str(model), "--to", "ctranslate2"]) == 2
     others = "--to onnx or --to huggingface" if CONNECTIONS[kind].is_mixture else "--to onnx"
     assert capsys.readouterr().err == (
-        "deepnmt: this model cannot be exported to CTranslate2: it passes on the last layer's output only, and this "
+        "deepnmt: this model cannot be exported to CTranslate2: it supports only residual connections, but this "
         f"model has encoder.connection = {kind} (export it {others}, or train a model with connection = residual)\n"
     )
 
@@ -183,7 +184,7 @@ def test_positions_of_self_attention_are_refused(positions, tmp_path, unchanged,
     model = save(tmp_path / "MODEL", random_model(positions=positions))
     with unchanged(tmp_path):
         assert main(["export", str(model), "--to", "ctranslate2"]) == 2
-    assert f"it has nothing for positions = '{positions}' (export it --to onnx)" in capsys.readouterr().err
+    assert f"it does not support positions = '{positions}' (export it --to onnx)" in capsys.readouterr().err
 
 
 def test_an_argos_package_needs_plain_sentencepiece(tmp_path, unchanged, capsys):
@@ -194,5 +195,5 @@ def test_an_argos_package_needs_plain_sentencepiece(tmp_path, unchanged, capsys)
         assert main(["export", str(model), "--to", "ctranslate2", "--argos"]) == 2
         assert main(["export", str(model), "--to", "onnx", "--argos"]) == 2
     refused, wrong = capsys.readouterr().err.splitlines()
-    assert "cannot be exported to Argos Translate: it has no pretokenizer, and the source has moses" in refused
+    assert "cannot be exported to Argos Translate: it has no pretokenizer, but the source has moses" in refused
     assert wrong == "deepnmt: --argos packs an export to ctranslate2, not to onnx"

@@ -180,13 +180,13 @@ def test_one_changed_weight_is_noticed(unsure, tmp_path):
         (
             {"connections": (CONNECTIONS["transparent"].Config(), None)},
             {},
-            "its modelling file has nothing for encoder.connection = transparent (export it --to onnx)",
+            "its modelling file does not support encoder.connection = transparent (export it --to onnx)",
         ),
         (
             {},
             {"pretokenizer": "moses"},
-            "it has no pretokenizer, and the source has moses (export --to onnx or --to ctranslate2 and split the "
-            "words yourself, or prepare the text with --pretokenizer none); it has no pretokenizer, and the target",
+            "it has no pretokenizer, but the source has moses (export --to onnx or --to ctranslate2 and split the "
+            "words yourself, or prepare the text with --pretokenizer none); it has no pretokenizer, but the target",
         ),
     ],
 )

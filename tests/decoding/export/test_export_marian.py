@@ -232,16 +232,16 @@ def test_one_changed_weight_is_noticed(marians, tmp_path):
 
 REFUSALS = {
     "its pre-norm does not normalise keys and values when it translates": {"norm": "pre"},
-    "it counts positions from 0, and this model from 2": {"first_position": None},
+    "it counts positions from 0, but this model counts from 2": {"first_position": None},
     "it adds the first learned position at every step": {"positions": "learned"},
     "its sinusoids are not those of Hugging Face": {"positions": "sinusoidal-hf"},
-    "it has nothing for positions = 'rotary'": {"positions": "rotary"},
+    "it does not support positions = 'rotary'": {"positions": "rotary"},
     "it has no gelu that is the same in all versions": {"activation": "gelu"},
-    "it has nothing for norm_kind = rms": {"norm_kind": "rms"},
+    "it does not support norm_kind = rms": {"norm_kind": "rms"},
     "it scales embeddings": {"scale_embeddings": False},
-    "it has one num_heads, and this model has 4 in the encoder and 2 in the decoder": {"heads": (4, 2)},
-    "it has nothing for qk_norm = True": {"qk_norm": True},
-    "it passes on the last layer's output only": {"connections": (DlclConfig(), None)},
+    "it needs one num_heads, but this model has 4 in the encoder and 2 in the decoder": {"heads": (4, 2)},
+    "it does not support qk_norm = True": {"qk_norm": True},
+    "it supports only residual connections": {"connections": (DlclConfig(), None)},
 }
 
 

@@ -36,7 +36,7 @@ for package in onnx.NEEDS:
 import onnxruntime  # noqa: E402
 
 GRAPHS = ("encoder.onnx", "decoder_step.onnx")
-TOLD = "deepnmt: tracing 4 layers, some seconds each\ndeepnmt: comparing what was written with the model\n"
+TOLD = "deepnmt: tracing 4 layers, some seconds each\ndeepnmt: comparing the export with the model\n"
 DIGITS = ("dlcl", "residual")  # the schemes of the digits model, which is exported once for all tests
 # Tracing takes seconds per layer, so schemes made of the same operations as another are traced once.
 SAME_OPERATIONS = {
