@@ -75,8 +75,8 @@ def unlike_sentencepiece(tokenizers: TokenizerPair) -> Iterator[str]:
         if not isinstance(tokenizer.subwords, SENTENCEPIECE):
             yield f"it reads SentencePiece models only, and the {side} has {tokenizer.subwords.kind} codes"
         if tokenizer.languages:
-            count, of = len(tokenizer.languages.tags), tokenizer.languages.of
-            yield f"it does not announce languages, and this model has {count} {of} languages (export --to ctranslate2)"
+            count, of, others = len(tokenizer.languages.tags), tokenizer.languages.of, "--to onnx or --to ctranslate2"
+            yield f"it does not announce languages, and this model has {count} {of} languages (export {others})"
 
 
 def _default(setting: Any) -> Any:
