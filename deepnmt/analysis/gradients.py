@@ -120,7 +120,8 @@ def measure_gradients(
     """Train a new model and measure its gradients before each update and after the last."""
     world = World(0, 1, torch.device("cpu"))
     batching = BatchingConfig(tokens_per_batch=trial.tokens, max_length=MAX_LENGTH)
-    recipe = Recipe(model=model, training=replace(training, precision="fp32"), batching=batching)
+    training = replace(training, precision="fp32", freeze=(), lora=None)  # which are for trained models
+    recipe = Recipe(model=model, training=training, batching=batching)
     updates = BatchStream(corpora, batching, seed=training.seed, tokens_per_update=trial.tokens)
     state, engine = build_training(recipe, world, recipe.model, stream=updates)
 

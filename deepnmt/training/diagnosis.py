@@ -78,10 +78,11 @@ def depth_ratio(layers: dict[str, float], has_shortcuts: bool = False) -> float 
     """Gradient norm of the lowest encoder layer over the top decoder layer's: the gradient's whole path.
 
     With shortcuts a model may learn to bypass its lowest layer; then the encoder layer with the largest norm counts.
+    A layer whose gradient is exactly zero was skipped in this update (LayerDrop), which says nothing.
     """
-    encoder = [norm for name, norm in layers.items() if name.startswith("encoder.layers.")]
-    decoder = [norm for name, norm in layers.items() if name.startswith("decoder.layers.")]
-    if not encoder or not decoder or decoder[-1] == 0:
+    encoder = [norm for name, norm in layers.items() if name.startswith("encoder.layers.") and norm]
+    decoder = [norm for name, norm in layers.items() if name.startswith("decoder.layers.") and norm]
+    if not encoder or not decoder:
         return None
     return (max(encoder) if has_shortcuts else encoder[0]) / decoder[-1]
 

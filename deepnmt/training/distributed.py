@@ -9,6 +9,7 @@ Sharded (FSDP2): parameters, gradients and optimiser state are spread over the r
 import secrets
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -330,6 +331,8 @@ def shard(module: nn.Module, dtype: torch.dtype) -> None:
     """FSDP2: shard a module over the ranks in place, layer by layer, then the rest."""
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
+    # Keys and values are views of one product; nothing writes into them.
+    warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view tensor", UserWarning)
     policy = MixedPrecisionPolicy(param_dtype=None if dtype is torch.float32 else dtype, reduce_dtype=torch.float32)
     for part in module.modules():
         # Called on its own, outside its layer's forward pass: keys and values are projected once per source.

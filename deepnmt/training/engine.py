@@ -116,7 +116,8 @@ class EagerEngine:
             noise.seed_for(batch)
             try:
                 loss, nll = self.objective(batch.to(self.world.device, non_blocking=True))
-                (loss * factor).backward()
+                if loss.requires_grad:  # unless all layers that are trained were skipped
+                    (loss * factor).backward()
                 sums += torch.stack([loss.detach(), nll])
             except RuntimeError as error:
                 if not is_out_of_memory(error):

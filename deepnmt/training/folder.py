@@ -62,6 +62,12 @@ def check_tokenizers(folder: Path, dataset: Dataset) -> None:
     """Refuse a dataset whose subwords are not those of the RUN or MODEL folder."""
     stored, tokenizers = TokenizerPair.load(folder), dataset.tokenizers
     if (stored.source.pieces, stored.target.pieces) != (tokenizers.source.pieces, tokenizers.target.pieces):
+        new = [tag for tag in tokenizers.source.tags if tag not in stored.source.tags]
+        if new and stored.source.subwords.pieces == tokenizers.source.subwords.pieces:
+            raise InputError(
+                f"{dataset.folder} has tags that {folder} does not know ({', '.join(new)}); prepare the text without "
+                "them, or train a new model"
+            )
         raise InputError(
             f"{dataset.folder} has other subwords than {folder}; use `deepnmt prepare --tokenizer {folder}`"
         )

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from deepnmt.errors import InputError
 from deepnmt.training.adam import KernelAdam, adam_state
 from deepnmt.training.config import TrainingConfig
 from deepnmt.training.distributed import World
@@ -33,6 +34,10 @@ def build_optimizer(model: nn.Module, config: TrainingConfig, world: World) -> t
         {"params": [p for name, p in rest.items() if name not in decayed], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
+    if not groups:
+        raise InputError(
+            f'training.freeze = {list(config.freeze)} leaves only matrices to train; use optimizer = "adamw"'
+        )
     is_sharded = any(hasattr(p, "full_tensor") for p in trained.values())
     kind = KernelAdam if world.device.type == "cuda" and not is_sharded else torch.optim.Adam
     decoupled = config.optimizer != "adam"

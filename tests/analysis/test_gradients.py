@@ -16,7 +16,7 @@ from deepnmt.cli import main
 from deepnmt.config import load_recipe
 from deepnmt.model.config import ModelConfig, StackConfig
 from deepnmt.model.transformer import Transformer
-from deepnmt.training.config import TrainingConfig
+from deepnmt.training.config import LoraConfig, TrainingConfig
 from deepnmt.training.loss import label_smoothed_loss
 
 torch.set_num_threads(1)
@@ -45,6 +45,13 @@ def test_the_norms_are_those_of_a_plain_backward_pass(corpora):
         of_layer = torch.cat([p.grad.reshape(-1) for p in layer.parameters()]).norm()
         assert found.steps[0].parameters[depth] == approx(float(of_layer), rel=1e-4)
         assert found.steps[0].outputs[depth + 1] == approx(float(outputs[depth].grad.norm()), rel=1e-4)
+
+
+@mark.parametrize("frozen", [{"freeze": ("encoder",)}, {"lora": LoraConfig(rank=2)}], ids=["freeze", "lora"])
+def test_a_recipe_for_fine_tuning_is_measured_whole(corpora, frozen):
+    trial = GradientTrial(tokens=32, steps=1)
+    found = measure_gradients("tuned", MODEL, replace(TRAINING, **frozen), corpora, trial)
+    assert found.steps == measure_gradients("plain", MODEL, TRAINING, corpora, trial).steps
 
 
 def test_training_moves_the_model_between_the_steps(corpora):

@@ -4,6 +4,7 @@ import os
 import socket
 import time
 import traceback
+import warnings
 from multiprocessing.connection import wait
 
 from processes import CONTEXT, SECONDS
@@ -61,6 +62,7 @@ def _receive_all(pipes):
 def _main(pipe, rank, size, port, function, arguments):
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    warnings.simplefilter("error", UserWarning)
     try:
         pipe.send(("done", function(*arguments)))
     except BaseException:

@@ -31,6 +31,7 @@ from deepnmt.training.trainer import step, train, validate
 SHORT = replace(TRAINING, max_steps=12, save_every=4, validate_every=4, keep_last=9, log_every=1)
 LORA = replace(SHORT, lora=LoraConfig(rank=4, alpha=8.0))
 FROZEN = replace(SHORT, freeze=("embeddings", "encoder.0"))
+UNTRAINED = ("embeddings", "decoder", "encoder.0", "encoder.connection", "encoder.final_norm")
 PACKED = replace(BATCHING, layout="packed", tokens_per_batch=128)
 
 
@@ -206,6 +207,15 @@ def test_gradients_of_adapters_are_those_that_autograd_finds_through_the_sum(eng
             torch.testing.assert_close(found.grad, expected.grad, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("skipping", ["layer_dropout", "sublayer_dropout"])
+def test_an_update_that_skips_all_trained_layers_is_made(skipping):
+    model = replace(CONFIG_MODEL, encoder=replace(CONFIG_MODEL.encoder, **{skipping: 0.9}))
+    for config in (replace(SHORT, freeze=UNTRAINED), replace(LORA, lora=replace(LORA.lora, parts=("encoder.1",)))):
+        state, engine = build(config, model)
+        updates(state, engine, 4)
+        assert state.step == 4
+
+
 def through_the_sum(linear, x):
     own = linear.adapter
     return torch.nn.functional.linear(x, linear.weight + own.scale * own.up @ own.down, linear.bias)
@@ -346,8 +356,12 @@ def test_the_run_says_how_much_is_trained(tmp_path, trained, capsys):
             replace(TRAINING, lora=LoraConfig(rank=2, parts=("embeddings",))),
             "the model has no projection in embeddings",
         ),
+        (
+            replace(TRAINING, optimizer="muon", freeze=(*UNTRAINED, "encoder.*.*.norm", "encoder.*.*.*.bias")),
+            'leaves only matrices to train; use optimizer = "adamw"',
+        ),
     ],
-    ids=["all", "rank", "embeddings"],
+    ids=["all", "rank", "embeddings", "muon"],
 )
 def test_a_model_that_does_not_fit_the_settings_is_refused(tmp_path, trained, config, message):
     with pytest.raises(InputError, match=message), open_tuning(tmp_path / "run", config, trained):

@@ -208,6 +208,11 @@ def test_depth_ratio_spans_the_whole_way_of_the_gradient():
     assert depth_ratio({"source_embedding": 1.0}) is None
 
 
+@pytest.mark.parametrize("skipped", ["encoder.layers.0", "decoder.layers.1"])
+def test_a_skipped_layer_has_no_gradient_and_is_no_sign(skipped):
+    assert depth_ratio(HEALTHY | {"decoder.layers.1": 1.0, skipped: 0.0}) == 0.5
+
+
 RECIPE = {
     "model": {"source_vocab_size": 9, "target_vocab_size": 9, "encoder": {"connection": {"kind": "dlcl"}}},
     "training": {"max_steps": 5, "betas": [0.9, 0.98], "eps": 1e-8, "schedule": "cosine", "warmup_steps": 1},

@@ -242,6 +242,16 @@ def test_a_model_that_does_not_fit_in_memory_is_one_sentence(place, capsys, unch
     )
 
 
+def test_tags_that_a_model_does_not_know_are_named(place, tmp_path, capsys):
+    model, data = place / "run" / "model", shutil.copytree(place / "joint", tmp_path / "tagged")
+    for path in data.glob("tokenizer.*.json"):
+        path.write_text(path.read_text(encoding="utf-8").replace('"tags": []', '"tags": ["<bt>"]'), encoding="utf-8")
+    assert main([*arguments(place, "unfit", data=data), "--from", str(model)]) == 2
+    assert (
+        f"{data} has tags that {model} does not know (<bt>); prepare the text without them" in capsys.readouterr().err
+    )
+
+
 def test_a_damaged_dataset_is_refused(place, tmp_path, capsys):
     shutil.copytree(place / "joint", tmp_path / "damaged")
     (ids,) = (tmp_path / "damaged").glob("train.*.source.ids")

@@ -75,8 +75,8 @@ def unlike_sentencepiece(tokenizers: TokenizerPair) -> Iterator[str]:
         if not isinstance(tokenizer.subwords, SENTENCEPIECE):
             yield f"it reads only SentencePiece models, but the {side} has {tokenizer.subwords.kind} codes"
         if tokenizer.languages:
-            count, of = len(tokenizer.languages.tags), tokenizer.languages.of
-            yield f"it has no language symbols, but this model has {count} {of} languages (export --to ctranslate2)"
+            count, of, others = len(tokenizer.languages.tags), tokenizer.languages.of, "--to onnx or --to ctranslate2"
+            yield f"it has no language symbols, but this model has {count} {of} languages (export {others})"
 
 
 def _default(setting: Any) -> Any:

@@ -186,7 +186,7 @@ def _vocabulary(tokenizer: Tokenizer, size: int) -> tuple[Any, list[int]]:
         new(piece=SPECIAL_PIECES[EOS], type=new.CONTROL),
         new(piece=SPECIAL_PIECES[UNK], type=new.UNKNOWN),
         *(own.pop(symbol, None) or new(piece=symbol, type=new.UNUSED) for symbol in tokenizer.pieces[UNK + 1 :]),
-        *(new(piece=_rest(number), type=new.CONTROL) for number in rest),
+        *(new(piece=_rest(number, tokenizer), type=new.CONTROL) for number in rest),
         *(piece for piece in own.values() if piece.type not in (new.CONTROL, new.UNKNOWN)),
     ]
     del message.pieces[:]
@@ -197,8 +197,9 @@ def _vocabulary(tokenizer: Tokenizer, size: int) -> tuple[Any, list[int]]:
     return message, [EOS, *range(UNK, tokenizer.vocab_size), *rest]
 
 
-def _rest(number: int) -> str:
-    return f"<row {number}>"
+def _rest(number: int, tokenizer: Tokenizer) -> str:
+    """The size makes the name new: a model that was exported and converted has the names of that time as pieces."""
+    return f"<row {number} of {tokenizer.vocab_size}>"
 
 
 def _index(rows: list[int], size: int) -> Tensor:
@@ -265,4 +266,4 @@ def _ids(tokenizer: Tokenizer, size: int, exported: Tokenizer) -> Tensor:
     ids = {symbol: number for number, symbol in enumerate(exported.pieces)}
     listed = dict(enumerate(tokenizer.pieces))
     del listed[BOS], listed[PAD]
-    return torch.tensor([ids[listed.get(number, _rest(number))] for number in range(size)])
+    return torch.tensor([ids[listed.get(number, _rest(number, tokenizer))] for number in range(size)])

@@ -83,6 +83,7 @@ def test_a_model_of_marian_comes_back_as_it_was(tmp_path):
     first, again = (Translator(tmp_path / name).translate_nbest(texts, **options) for name in ("MODEL", "AGAIN"))
     assert [best.pieces for best, *_ in again] == [best.pieces for best, *_ in first]
     assert [best.score for best, *_ in again] == pytest.approx([best.score for best, *_ in first], abs=1e-5)
+    assert deepnmt.export(tmp_path / "AGAIN", tmp_path / "TWICE", to="marian").agreement.max_difference < 1e-5
 
 
 def test_ctranslate2_converts_the_folder_and_translates_as_we_do(marians, tmp_path):
