@@ -1,6 +1,7 @@
 """HTML in, the same HTML out, with other words in it: every tag once, balanced, attributes untouched."""
 
 import re
+import time
 from collections import Counter
 
 from hypothesis import given
@@ -80,6 +81,24 @@ def test_the_stop_after_an_element_stays_outside_of_it():
         return hypothesis(text, ["Ein", "ist", "das", "Licht."], [1, 0, 2, 3])
 
     assert translated("Turn on <b>the light</b>.", at_the_end) == "Ein ist <b>das Licht</b>."
+
+
+@mark.parametrize("words", [["हिन्दी"], ["ภาษาที่"], ["C++"], ["10", "€"], ["10", "%"]])
+def test_vowel_signs_and_symbols_at_the_end_of_an_element_stay_inside(words):
+    def last(text):
+        return hypothesis(text, ["x", *words], [0, *[1] * len(words)])
+
+    assert translated("a <b>word</b>", last) == f"x <b>{' '.join(words)}</b>"
+
+
+def test_many_copies_of_what_is_kept_take_no_time():
+    def copied(text):
+        words = text.split()
+        return hypothesis(text, [*words[:-1], "b"], range(len(words)))
+
+    started = time.monotonic()
+    assert translated("<code>a</code> a a a a " * 500, copied).count("<code>a</code>") == 500
+    assert time.monotonic() - started < 2
 
 
 WORDS = st.sampled_from(["one", "two.", "Three", "a &amp; b", "&lt;", "x!", "Und. So", "日本。語", "é", "  ", "\n"])
