@@ -163,12 +163,13 @@ class Paragraph(Part):
 
 
 def _guarded(token: Token) -> Token:
-    """A tag or code as it must be found again, so that it is not broken and does not become one with its neighbours:
-    `a``b` would be one code, ****a** no emphasis, and ![ an image."""
-    if token.kind in ("text", "block"):
+    """A tag or code as it must be found again, so that it is not broken, its lines are not escaped, and it does not
+    become one with its neighbours: `a``b` would be one code, ****a** no emphasis, and ![ an image."""
+    if token.kind == "text":
         return token
-    raw = LINK if token.raw == "[" else token.raw.replace(" ", HELD)
-    is_code = token.kind == "opaque" and raw.startswith("`")
+    raw = LINK if token.raw == "[" else re.sub(r"\n(?=\S)", f"\n{EDGE}", token.raw)
+    raw = raw if token.kind == "block" else raw.replace(" ", HELD)
+    is_code = raw.startswith("`")
     before = EDGE * (is_code or token.may_vanish)
     after = EDGE * (is_code or (token.is_end and token.name.startswith("*")))
     return replace(token, raw=before + raw + after)
@@ -226,7 +227,7 @@ def _token(match: re.Match[str]) -> Token:
         return markup_token(match)
     if match["bracket"]:
         return text_token(raw)
-    if match["syntax"] or match["break"]:
+    if match["syntax"] or match["break"] or match["comment"]:  # a line that begins with a comment is raw HTML
         return Token("block", raw)
     if match["code"] or match["math"] or match["address"]:
         return kept_token(raw, " ".join(raw.strip("`<>").split()))

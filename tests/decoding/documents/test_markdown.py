@@ -60,6 +60,9 @@ def translated(text, translate):
         ("first 1.", r"1\. FIRST"),
         ("stop! [here](x)", "[HERE](x) STOP!"),
         ("x -", "\\- X"),
+        ("`a.b = c`, d `e`", "`a.b = c` `e` D ,"),
+        ("run `-a\n--help=x` now please", "PLEASE NOW `-a\n--help=x` RUN"),
+        ("a b <!-- c --> d e", "B A <!-- c --> E D"),
         ("* a b\n\n\tc d\n", "* B A\n\n\tD C\n"),
     ],
 )
