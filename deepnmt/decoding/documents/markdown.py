@@ -212,9 +212,6 @@ def _inline(text: str, labels: frozenset[str]) -> list[Token]:
         else:
             tokens.append(_token(match))
             tokens[-1].name += inside if tokens[-1].name else ""
-        if tokens[-1].kind == "mark" and text.startswith(" ", at) and not text[max(start - 1, 0) : start].strip():
-            tokens[-1].raw += " "  # an image or an emoji among words stays apart from them
-            at += 1
     tokens += [text_token(text[at:])] if at < len(text) else []
     return _with_emphasis(tokens)
 

@@ -33,6 +33,7 @@ class Element:
     parent: int  # its number among the elements, -1 for none
     is_opaque: bool = False
     may_vanish: bool = False  # if nothing is inside
+    is_apart: bool = False  # a mark with white space on both sides
 
     @property
     def is_mark(self) -> bool:
@@ -51,6 +52,11 @@ def with_elements(
         spans = _Placement(source, elements, text, hypothesis.alignment).spans
     children = _children(elements)
 
+    def tag(element: Element, place: int) -> str:
+        if element.is_apart and not text[:place][-1:].strip():
+            return f"{element.open} "
+        return f" {element.open}" if element.is_apart and not text[place : place + 1].strip() else element.open
+
     def written(numbers: Iterable[int], start: int, end: int) -> str:
         parts = []
         at = start
@@ -59,7 +65,7 @@ def with_elements(
             inner = "" if element.is_opaque else written(children.get(number, ()), own_start, own_end)
             parts.append(escape(text[at:own_start]))
             if inner or not element.may_vanish:
-                parts += [element.open, inner, element.close]
+                parts += [tag(element, own_start), inner, element.close]
             at = own_end
         return "".join(parts) + escape(text[at:end])
 

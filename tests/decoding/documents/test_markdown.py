@@ -57,6 +57,7 @@ def translated(text, translate):
         ("a note[^1]\n\n[^1]: the note", "NOTE A[^1]\n\n[^1]: NOTE THE"),
         ("> [!NOTE]\n> read this\n", "> [!NOTE]\n> THIS READ\n"),
         (":::tip\nread this\n:::\n", ":::tip\nTHIS READ\n:::\n"),
+        ("[![a b](c)](d)\ne f", "[![B A](c)](d) F E"),
         ("first 1.", r"1\. FIRST"),
         ("stop! [here](x)", "[HERE](x) STOP!"),
         ("x -", "\\- X"),
