@@ -2,7 +2,7 @@
 but before a closing mark."""
 
 import re
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from unicodedata import east_asian_width
 
 _CLOSING = "、。，．：；！？）」』】〉》”’…ー・,.:;!?)]}"
@@ -37,16 +37,18 @@ def breaks(text: str) -> list[int]:
 def wrapped(text: str, width: int, can_start: re.Pattern[str] | None = None) -> list[str]:
     """The text in lines of at most this width, except for single words that are longer.
 
-    A line starts only with what matches `can_start`.
+    Where a line break means a space (Markdown), give `can_start`, which the text of a line must match.
     """
+    widths = [0, *accumulate(map(width_of, text.rstrip(" ")))]
     lines, start, last = [], 0, 0
-    for end in [*breaks(text), len(text)]:
-        if last > start and width_of(text[start:end].strip(" ")) > width:
+    begin = following = len(text) - len(text.lstrip(" "))  # where the line's text begins, and that after `last`
+    for end in [*breaks(text), len(widths) - 1]:
+        if last > start and widths[end] - widths[begin] > width:
             lines.append(text[start:last].strip(" "))
-            start = last
-        following = _SPACES.match(text, end)
-        if following and (can_start is None or can_start.match(text, following.end())):
-            last = end
+            start, begin = last, following
+        spaces = _SPACES.match(text, end)
+        if spaces and (can_start is None or (spaces.group() and can_start.match(text, spaces.end()))):
+            last, following = end, spaces.end()
     return [*lines, text[start:].strip(" ")]
 
 

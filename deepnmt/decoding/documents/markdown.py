@@ -163,12 +163,13 @@ class Paragraph(Part):
 
 
 def _guarded(token: Token) -> Token:
-    """A tag or code as it must be found again, so that it is not broken and does not become one with its neighbours:
-    `a``b` would be one code, ****a** no emphasis, and ![ an image."""
-    if token.kind in ("text", "block"):
+    """A tag or code as it must be found again, so that it is not broken, its lines are not escaped, and it does not
+    become one with its neighbours: `a``b` would be one code, ****a** no emphasis, and ![ an image."""
+    if token.kind == "text":
         return token
-    raw = LINK if token.raw == "[" else token.raw.replace(" ", HELD)
-    is_code = token.kind == "opaque" and raw.startswith("`")
+    raw = LINK if token.raw == "[" else re.sub(r"\n(?=\S)", f"\n{EDGE}", token.raw)
+    raw = raw if token.kind == "block" else raw.replace(" ", HELD)
+    is_code = raw.startswith("`")
     before = EDGE * (is_code or token.may_vanish)
     after = EDGE * (is_code or (token.is_end and token.name.startswith("*")))
     return replace(token, raw=before + raw + after)
@@ -211,9 +212,6 @@ def _inline(text: str, labels: frozenset[str]) -> list[Token]:
         else:
             tokens.append(_token(match))
             tokens[-1].name += inside if tokens[-1].name else ""
-        if tokens[-1].kind == "mark" and text.startswith(" ", at) and not text[max(start - 1, 0) : start].strip():
-            tokens[-1].raw += " "  # an image or an emoji among words stays apart from them
-            at += 1
     tokens += [text_token(text[at:])] if at < len(text) else []
     return _with_emphasis(tokens)
 
@@ -226,7 +224,7 @@ def _token(match: re.Match[str]) -> Token:
         return markup_token(match)
     if match["bracket"]:
         return text_token(raw)
-    if match["syntax"] or match["break"]:
+    if match["syntax"] or match["break"] or match["comment"]:  # a line that begins with a comment is raw HTML
         return Token("block", raw)
     if match["code"] or match["math"] or match["address"]:
         return kept_token(raw, " ".join(raw.strip("`<>").split()))

@@ -49,6 +49,10 @@ class Passage(Part):
             parent = open_elements[-1][0]
             if token.kind in ("text", "opaque"):
                 content = token.text.removeprefix(" ") if space else token.text
+                place, number, tag = self._tags[-1] if self._tags else (-1, 0, "")
+                if content != token.text and place == length and self.elements[number].is_mark:
+                    self._tags[-1] = place, number, f"{tag} "
+                    self.elements[number] = replace(self.elements[number], is_apart=True)
                 if token.kind == "opaque":
                     self._add(i, Element(length, length + len(content), token.raw, "", parent, is_opaque=True))
                 pieces.append(content)

@@ -3,8 +3,11 @@
 Every tag comes out exactly once, with elements nested as before; they may change their order, as words do.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
+from unicodedata import category
 
 import numpy as np
 
@@ -30,6 +33,7 @@ class Element:
     parent: int  # its number among the elements, -1 for none
     is_opaque: bool = False
     may_vanish: bool = False  # if nothing is inside
+    is_apart: bool = False  # a mark with white space on both sides
 
     @property
     def is_mark(self) -> bool:
@@ -48,6 +52,11 @@ def with_elements(
         spans = _Placement(source, elements, text, hypothesis.alignment).spans
     children = _children(elements)
 
+    def tag(element: Element, place: int) -> str:
+        if element.is_apart and not text[:place][-1:].strip():
+            return f"{element.open} "
+        return f" {element.open}" if element.is_apart and not text[place : place + 1].strip() else element.open
+
     def written(numbers: Iterable[int], start: int, end: int) -> str:
         parts = []
         at = start
@@ -56,7 +65,7 @@ def with_elements(
             inner = "" if element.is_opaque else written(children.get(number, ()), own_start, own_end)
             parts.append(escape(text[at:own_start]))
             if inner or not element.may_vanish:
-                parts += [element.open, inner, element.close]
+                parts += [tag(element, own_start), inner, element.close]
             at = own_end
         return "".join(parts) + escape(text[at:end])
 
@@ -115,9 +124,10 @@ class _Placement:
         content = self.source[element.start : element.end]
         at = self.text.find(content) if content else -1
         while at >= 0:
-            touched = [i for i, word in enumerate(self.words) if _overlap((at, at + len(content)), word) > 0]
-            if touched and is_free[touched].all():
-                return touched[0], touched[-1] + 1
+            first = bisect_right(self.words, at, key=itemgetter(1))
+            last = bisect_left(self.words, at + len(content), key=itemgetter(0))
+            if first < last and is_free[first:last].all():
+                return first, last
             at = self.text.find(content, at + len(content))
         return None
 
@@ -147,9 +157,9 @@ class _Placement:
             is_part = element.is_opaque or self._is_inside_word(element)
             at = self.text.find(content, start, end) if content and is_part else -1
             start, end = (start, end) if at < 0 else (at, at + len(content))
-            while content and content[-1].isalnum() and end - start > 1 and not self.text[end - 1].isalnum():
+            while content and not _is_edge(content[-1]) and end - start > 1 and _is_edge(self.text[end - 1]):
                 end -= 1
-            while content and content[0].isalnum() and end - start > 1 and not self.text[start].isalnum():
+            while content and not _is_edge(content[0]) and end - start > 1 and _is_edge(self.text[start]):
                 start += 1
         start = min(max(start, inside[0]), inside[1])
         return start, min(max(end, start), inside[1])
@@ -157,6 +167,11 @@ class _Placement:
     def _is_inside_word(self, element: Element) -> bool:
         ends = (self.source[max(at - 1, 0) : at + 1] for at in (element.start, element.end))
         return any(len(pair) == 2 and pair.isalnum() for pair in ends)
+
+
+def _is_edge(char: str) -> bool:
+    """Punctuation or space: not the vowel sign at the end of a word of Hindi or Thai, nor that of 10 % or C++."""
+    return char.isspace() or (category(char)[0] == "P" and char not in "%‰#@&*")
 
 
 def _overlap(span: Span, other: Span) -> float:

@@ -34,7 +34,9 @@ def text_token(raw: str, text: str | None = None) -> Token:
 
 
 def kept_token(raw: str, text: str) -> Token:
-    """What is not to be translated is part of a sentence, unless it is long or ends one."""
+    """What is not to be translated is part of a sentence, unless it is empty or long or ends one."""
+    if not text:
+        return Token("mark", raw)
     separates = len(text) > MAX_OPAQUE or _SENTENCE_END.search(text) is not None
     return Token("block" if separates else "opaque", raw, text=text)
 

@@ -57,9 +57,13 @@ def translated(text, translate):
         ("a note[^1]\n\n[^1]: the note", "NOTE A[^1]\n\n[^1]: NOTE THE"),
         ("> [!NOTE]\n> read this\n", "> [!NOTE]\n> THIS READ\n"),
         (":::tip\nread this\n:::\n", ":::tip\nTHIS READ\n:::\n"),
+        ("[![a b](c)](d)\ne f", "[![B A](c)](d) F E"),
         ("first 1.", r"1\. FIRST"),
         ("stop! [here](x)", "[HERE](x) STOP!"),
         ("x -", "\\- X"),
+        ("`a.b = c`, d `e`", "`a.b = c` `e` D ,"),
+        ("run `-a\n--help=x` now please", "PLEASE NOW `-a\n--help=x` RUN"),
+        ("a b <!-- c --> d e", "B A <!-- c --> E D"),
         ("* a b\n\n\tc d\n", "* B A\n\n\tD C\n"),
     ],
 )
@@ -74,6 +78,11 @@ def test_paragraphs_are_wrapped_again_with_their_prefix():
         f"1. SIX. FIVE FOUR THREE {'ONE ' * 12}ONE\n   ONE ONE\n\n"
         f"> TEN NINE EIGHT {'SEVEN ' * 11}SEVEN\n> SEVEN SEVEN\n"
     )
+
+
+def test_lines_are_not_broken_inside_of_code_or_between_characters_of_chinese():
+    text = "one `'例'` " * 20 + "two\n" + "三四五六七八" * 20
+    assert translated(text, backwards).replace("\n", " ") == " ".join(["三四五六七八" * 20, "TWO", *["`'例'` ONE"] * 20])
 
 
 def test_no_line_begins_a_block_by_accident():

@@ -42,6 +42,7 @@ def content(source, translate=backwards, make=old):
         ("Turn on", "ON TURN"),
         ("Turn <g id='1'>it on</g> now", "NOW <g id='1'>ON IT</g> TURN"),
         ("one <x id='1'/>two", "<x id='1'/>TWO ONE"),
+        ("from <x id='1'/> to <x id='2'/> now", "<x id='2'/> NOW <x id='1'/> TO FROM"),
         ("one <bx id='1'/>two<ex id='1'/> three", "THREE <bx id='1'/>TWO<ex id='1'/> ONE"),
         (
             "<x id='START_B'/>a<x id='CLOSE_B'/> <x id='START_B_1'/>b<x id='CLOSE_B'/> c",
@@ -57,7 +58,7 @@ def content(source, translate=backwards, make=old):
         ("one <g id='1'>two\nthree</g> four", "FOUR <g id='1'>THREE TWO</g> ONE"),
         ("<g\n id='1'>one two</g>", "<g\n id='1'>TWO ONE</g>"),
         ("<g id='1'>a <bx id='2'/>b</g> c<ex id='2'/> d", "<g id='1'>A <bx id='2'/>B</g> C<ex id='2'/> D"),
-        ("x <!-- no --> y", "<!-- no -->Y X"),
+        ("x <!-- no --> y", "<!-- no --> Y X"),
     ],
 )
 def test_inline_tags_follow_their_words(source, expected):
