@@ -37,7 +37,7 @@ def breaks(text: str) -> list[int]:
 def wrapped(text: str, width: int, can_start: re.Pattern[str] | None = None) -> list[str]:
     """The text in lines of at most this width, except for single words that are longer.
 
-    A line starts only with what matches `can_start`.
+    Where a line break means a space (Markdown), give `can_start`, which the text of a line must match.
     """
     widths = [0, *accumulate(map(width_of, text.rstrip(" ")))]
     lines, start, last = [], 0, 0
@@ -47,7 +47,7 @@ def wrapped(text: str, width: int, can_start: re.Pattern[str] | None = None) -> 
             lines.append(text[start:last].strip(" "))
             start, begin = last, following
         spaces = _SPACES.match(text, end)
-        if spaces and (can_start is None or can_start.match(text, spaces.end())):
+        if spaces and (can_start is None or (spaces.group() and can_start.match(text, spaces.end()))):
             last, following = end, spaces.end()
     return [*lines, text[start:].strip(" ")]
 
