@@ -49,7 +49,8 @@ class Cache:
     ) -> "Cache":
         """Nothing decoded yet. memory: (B, S, heads, head_dim) for each decoder layer; padding: (B, S)"""
         slots = [KeysValues(*(cached(part.transpose(1, 2)) for part in layer)) for layer in memory]
-        rows, mask = len(padding) * families, slots[0].keys.new_zeros(padding.shape)
+        # Numbers of rows come from `shape`: `len` would fix them in an ONNX graph.
+        rows, mask = padding.shape[0] * families, slots[0].keys.new_zeros(padding.shape)
         return cls(
             past=[[] for _ in memory],
             lineage=mask.new_empty(rows, beam, 0),
@@ -92,9 +93,9 @@ class Cache:
         """With a slot for each hypothesis at the next position, which no other hypothesis sees."""
         lineage, places = self.lineage, self.places
         itself = torch.eye(self.beam, dtype=lineage.dtype, device=lineage.device).log()  # 0, elsewhere -inf
-        itself = itself.expand(len(lineage), -1, -1)
+        itself = itself.expand(lineage.shape[0], -1, -1)
         if places is not None:
-            places = torch.cat([places, places.new_full((len(places), 1, self.beam), self.length)], dim=2)
+            places = torch.cat([places, places.new_full((places.shape[0], 1, self.beam), self.length)], dim=2)
         return replace(self, lineage=torch.cat([lineage, itself], dim=2), places=places, length=self.length + 1)
 
     def compact(self) -> "Cache":

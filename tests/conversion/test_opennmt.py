@@ -96,7 +96,7 @@ def test_sources_end_in_new_data_and_hence_in_fine_tuning(models):
     assert (of_model.source.ending, of_model.target.ending) == ([], [2])
     preprocessors = of_model.source.preprocessor, of_model.target.preprocessor
     assert given([models / "v2"], preprocessors, ()).source.ending == [2]
-    with pytest.raises(InputError, match="line 2 has no source"):
+    with pytest.raises(InputError, match="line 2 has an empty source"):
         deepnmt.Translator(models / "v2").likelihoods(["house", ""], ["DOG", "DOG"])
 
 
