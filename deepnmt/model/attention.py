@@ -57,7 +57,7 @@ class _Attention(nn.Module):
 
     def _split(self, x: Tensor, parts: int) -> Tensor:
         """(..., parts * dim) -> (..., parts, heads, head_dim)"""
-        return x.unflatten(-1, (parts, self.num_heads, -1))
+        return x.view(*x.shape[:-1], parts, self.num_heads, -1)
 
     def _dropout(self) -> float:
         return self.dropout if self.training else 0.0

@@ -202,4 +202,4 @@ def cached(part: Tensor) -> Tensor:
 
 def fold(rows: Tensor, beam: int) -> Tensor:
     """(B * K, heads, head_dim) -> (B, heads, K, head_dim)"""
-    return rows.unflatten(0, (-1, beam)).transpose(1, 2)
+    return rows.view(-1, beam, *rows.shape[1:]).transpose(1, 2)

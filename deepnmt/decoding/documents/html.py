@@ -36,7 +36,7 @@ LABELS = {"alt", "title", "placeholder", "aria-label"}  # attributes that a read
 UNLABELLED = {"link", "style"}  # whose titles are names
 DECLARATIONS = 4096  # characters at the start of a page that may declare its encoding
 _ATTRIBUTE = re.compile(r"(?<=[\s/])([^\s\"'<>/=]+)\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|[^\s\"'<>]+)")
-_HTML_TAG = re.compile(r"<html\b[^<>]*>", re.IGNORECASE)
+_HTML_TAG = re.compile(r"<!--.*?-->|(<html\b[^<>]*>)", re.IGNORECASE | re.DOTALL)  # comments may have such tags too
 _LANGUAGE = re.compile(r"(\s(?:xml:)?lang\s*=\s*[\"']?)([A-Za-z]{2,3}(?:[-_]\w+)*)", re.IGNORECASE)
 
 
@@ -144,7 +144,8 @@ def read_page(document: str, language: str) -> Document:
         raise InputError(f"line {line:,}: the page is in {charset[1]}; convert it to UTF-8 and correct its charset")
     page = read_html(document, language)
     for number, part in enumerate(page.parts):
-        if isinstance(part, str) and (tag := _HTML_TAG.search(part)):
+        found = _HTML_TAG.finditer(part) if isinstance(part, str) else ()
+        if tag := next((match for match in found if match[1]), None):
             page.parts[number] = part[: tag.start()] + _in_language(tag.group(), language) + part[tag.end() :]
             break
     return page

@@ -207,6 +207,10 @@ def test_word_spans_are_in_order_and_say_the_words(text, words):
         ("<HTML class=x lang=en-GB>", "<HTML class=x lang=de>"),
         ('<html xml:lang="en" lang="en">', '<html xml:lang="de" lang="de">'),
         ('<html lang="de-AT">', '<html lang="de-AT">'),
+        (
+            '<!--[if IE 8]><html lang="en"><![endif]--><html lang="en">',
+            '<!--[if IE 8]><html lang="en"><![endif]--><html lang="de">',
+        ),
         ("<html>", "<html>"),
     ],
 )
