@@ -144,9 +144,9 @@ def read_page(document: str, language: str) -> Document:
         raise InputError(f"line {line:,}: the page is in {charset[1]}; convert it to UTF-8 and correct its charset")
     page = read_html(document, language)
     for number, part in enumerate(page.parts):
-        found = _HTML_TAG.finditer(part) if isinstance(part, str) else ()
-        if tag := next((match for match in found if match[1]), None):
-            page.parts[number] = part[: tag.start()] + _in_language(tag.group(), language) + part[tag.end() :]
+        text = part if isinstance(part, str) else ""
+        if tag := next((found for found in _HTML_TAG.finditer(text) if found[1]), None):
+            page.parts[number] = text[: tag.start()] + _in_language(tag.group(), language) + text[tag.end() :]
             break
     return page
 
