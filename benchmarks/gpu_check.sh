@@ -31,7 +31,8 @@ missing=$($python -c 'import importlib.util as u
 print(*(name for name in "pytest hypothesis safetensors sentencepiece sacrebleu sacremoses rich".split() if not u.find_spec(name)))')
 [ -z "$missing" ] || note "packages that are not installed here: $missing"
 
-options=(-m gpu --tb=short -rfE -W ignore::pytest.PytestConfigWarning) # settings of plugins that are not installed are no error
+# Settings of plugins that are not installed are no error; pytest-benchmark warns where it meets xdist, which would be one.
+options=(-p no:benchmark -m gpu --tb=short -rfE -W ignore::pytest.PytestConfigWarning)
 $python -c 'import xdist' 2> /dev/null && options+=(-n 3)
 check() { # NAME PATH...: the GPU tests of these paths
     local name=$1 files
