@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from deepnmt.analysis.config import TrainingTrial
 from deepnmt.analysis.training_speed import Lengths, measure_training, typical_lengths
 from deepnmt.config import load_recipe
+from deepnmt.training import loss
 from deepnmt.training.memory import free_memory
 
 VOCABULARY = ["model.source_vocab_size=32768", "model.target_vocab_size=32768"]
@@ -54,6 +55,8 @@ HALF = [
       {"dim": 256, "ffn_dim": 1024, "num_heads": 4}.items()),
 ]  # fmt: skip
 
+ODD = [*HALF, "model.source_vocab_size=15845", "model.target_vocab_size=15845"]
+
 # name -> preset, overrides, tokens per batch, whether the GPU's engine is used
 CASES: dict[str, tuple[str, list[str], int, bool]] = {
     "dlcl-30l 32k": ("en-de-pre-dlcl-30l", VOCABULARY, 32768, True),
@@ -63,6 +66,7 @@ CASES: dict[str, tuple[str, list[str], int, bool]] = {
     "base-6l 4k": ("en-de-pre-base", VOCABULARY, 4096, True),
     "d256 dlcl-30l 16k": ("en-de-pre-dlcl-30l", HALF, 16384, True),
     "d256 base-6l 16k": ("en-de-pre-base", HALF, 16384, True),
+    "d256 base-6l 16k V 15,845": ("en-de-pre-base", ODD, 16384, True),
     "4+4 d128 4k": ("en-de-pre-base", SMALL, 4096, True),
     "4+4 d128 4k eager": ("en-de-pre-base", SMALL, 4096, False),
     "18+4 d96 dlcl 4k": ("en-de-pre-base", NARROW, 4096, True),
@@ -96,7 +100,7 @@ TINY = [
 ]  # fmt: skip
 WHAT = (
     "target tokens/s of whole training steps (forward, backward, fused Adam), bf16, V 32,768 (d256 16,384, smaller "
-    "models 10,000), padding not counted; Marian: sentences of 32 tokens"
+    "models 10,000; others are named), padding not counted; Marian: sentences of 32 tokens"
 )
 
 
@@ -108,6 +112,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no row after this time")
     parser.add_argument("--peer-seconds", type=float, default=90, help="time limit for a compiled peer")
+    parser.add_argument("--unaligned", action="store_true", help="the loss's products are as wide as the vocabulary")
     parser.add_argument("--warm", action="store_true", help="only compile, all rows side by side")
     parser.add_argument("--tiny", action="store_true", help="tiny models and batches, on any device: to try this file")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
@@ -122,6 +127,8 @@ def main() -> None:
         warm(arguments)
         return
     torch.set_float32_matmul_precision("high")
+    if arguments.unaligned:
+        loss.GPU_ROWS = 1
     rows: dict[str, object] = {}
     run = {"command": " ".join(["python", *sys.argv]), "lengths": str(arguments.lengths), "rows": rows}
     results = {"machine": describe_machine(), "what": WHAT, "runs": [run]}

@@ -10,6 +10,7 @@ from deepnmt.decoding.int8 import Int8Linear
 from deepnmt.errors import InputError
 from deepnmt.model.cache import Cache
 from deepnmt.model.folding import folded
+from deepnmt.model.kernels.alignment import GPU_ROWS, widened
 from deepnmt.model.layers import FeedForward
 from deepnmt.model.transformer import Transformer
 
@@ -64,11 +65,23 @@ def prepare(model: Transformer, precision: str) -> PreparedModel:
     if precision in ("bf16", "fp16"):
         model.to({"bf16": torch.bfloat16, "fp16": torch.float16}[precision])
     if device != "cpu":
-        return PreparedModel(model)
+        return PreparedModel(model, AlignedLinear(model.output_weight, model.output_bias, GPU_ROWS))
     kind = Int8Linear if precision == "int8" else PackedLinear
     project = kind(model.output_weight, model.output_bias)
     _replace_linears(model, kind)
     return PreparedModel(model, project)
+
+
+class AlignedLinear(nn.Module):
+    """A linear layer that computes with a multiple of `multiple` outputs; those that are too many are cut off."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, multiple: int) -> None:
+        super().__init__()
+        self.size, self.weight = len(weight), widened(weight.detach(), multiple)
+        self.bias = None if bias is None else widened(bias.detach(), multiple)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)[..., : self.size]
 
 
 def _replace_linears(model: Transformer, kind: "type[PackedLinear] | type[Int8Linear]") -> None:

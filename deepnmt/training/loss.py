@@ -10,8 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from deepnmt.model.kernels.alignment import GPU_ROWS, widened
+
 # Logits of one chunk, in elements: few enough to need little memory, enough to keep the matrix product busy.
 CHUNK_ELEMENTS, CPU_CHUNK_ELEMENTS = 2**27, 2**21
+CHUNK_ROWS = 128  # a chunk is a multiple of this
 # Logits that a CPU takes the softmax of at once, so that they stay in its cache.
 BLOCK_ELEMENTS = 2**18
 # Probabilities underflow in fp16: gradients are multiplied by this before the products, and divided by it after them.
@@ -64,14 +67,17 @@ def chunked_loss(
     counts: Tensor | None = None,
     bias: Tensor | None = None,
     r_drop: float = 0.0,
+    multiple: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`label_smoothed_loss` of `features @ weight.T + bias`: (..., d), (V, d) and (V,); targets (...).
 
     Matrix products run in autocast's precision, the softmax and the sums in fp32. Only `loss` has a gradient.
     `counts` (V,) makes a column of the softmax count for several symbols. With `r_drop`, rows 2i and 2i + 1 are two
-    passes over one target (`_consistency_`).
+    passes over one target (`_consistency_`). The products are computed with a multiple of `multiple` columns.
     """
-    chunk = chunk or max(128, (CHUNK_ELEMENTS if weight.is_cuda else CPU_CHUNK_ELEMENTS) // weight.shape[0])
+    elements = CHUNK_ELEMENTS if weight.is_cuda else CPU_CHUNK_ELEMENTS
+    chunk = chunk or max(elements // len(weight) // CHUNK_ROWS, 1) * CHUNK_ROWS
+    multiple = multiple or (GPU_ROWS if weight.is_cuda else 1)
     chunk += chunk % 2 if r_drop else 0  # pairs stay together
     flat, targets = features.reshape(-1, features.shape[-1]), targets.reshape(-1)
     if not flat.is_cuda:  # on a GPU the host would have to wait for their number
@@ -85,10 +91,11 @@ def chunked_loss(
     if r_drop:
         cross_entropy = partial(_consistency_, cross_entropy=cross_entropy, weight=r_drop, pad_id=pad_id)
     apply: Callable[..., tuple[Tensor, Tensor]] = _ChunkedLoss.apply
-    return apply(flat, weight, bias, targets, chunk, cross_entropy, torch.is_grad_enabled())
+    return apply(flat, weight, bias, targets, chunk, multiple, cross_entropy, torch.is_grad_enabled())
 
 
-# (logits, targets, lift=...) -> the sums of loss and nll; the logits are overwritten by `lift` times the gradient.
+# (logits, targets, lift=...) -> the sums of loss and nll; the logits are overwritten by `lift` times the gradient. They
+# may be the first columns of wider rows, which then end in zeros.
 CrossEntropy = Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -96,23 +103,23 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor,
-        chunk: int, cross_entropy: CrossEntropy, differentiate: bool,
+        chunk: int, multiple: int, cross_entropy: CrossEntropy, differentiate: bool,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         dtype = _matmul_dtype(features)
         exact = torch.promote_types(features.dtype, torch.float32)
         wanted = [differentiate and needed for needed in ctx.needs_input_grad[:3]]
         with torch.autocast(features.device.type, enabled=False):
-            f, w = features.to(dtype), weight.to(dtype)
-            b = None if bias is None else bias.to(dtype)
+            f, w, size = features.to(dtype), widened(weight.to(dtype), multiple), len(weight)
+            b = None if bias is None else widened(bias.to(dtype), multiple)
             loss, nll = (torch.zeros((), dtype=exact, device=f.device) for _ in range(2))
             grad_features = torch.empty_like(f) if wanted[0] else None
-            grad_weight = torch.zeros_like(weight, dtype=exact) if wanted[1] else None
-            grad_bias = torch.zeros_like(bias, dtype=exact) if bias is not None and wanted[2] else None
+            grad_weight = torch.zeros_like(w, dtype=exact) if wanted[1] else None
+            grad_bias = torch.zeros_like(b, dtype=exact) if b is not None and wanted[2] else None
             lift = FP16_LIFT if dtype is torch.float16 else 1.0
             for start in range(0, f.shape[0], chunk):
                 rows = slice(start, start + chunk)
                 logits = f[rows] @ w.T if b is None else torch.addmm(b, f[rows], w.T)
-                chunk_loss, chunk_nll = cross_entropy(logits, targets[rows], lift=lift)
+                chunk_loss, chunk_nll = cross_entropy(logits[:, :size], targets[rows], lift=lift)
                 loss, nll = loss + chunk_loss, nll + chunk_nll
                 if grad_features is not None:
                     grad_features[rows] = (logits @ w) / lift if lift != 1 else logits @ w
@@ -121,6 +128,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 if grad_bias is not None:
                     grad_bias += logits.sum(0, dtype=exact) / lift
         if any(wanted):
+            grad_weight, grad_bias = (None if g is None else g[:size] for g in (grad_weight, grad_bias))
             ctx.save_for_backward(grad_features, grad_weight, grad_bias)
             ctx.dtypes = (features.dtype, weight.dtype)
         ctx.mark_non_differentiable(nll)
@@ -133,7 +141,7 @@ class _ChunkedLoss(torch.autograd.Function):
         features_dtype, weight_dtype = ctx.dtypes
         found = (grad_features, features_dtype), (grad_weight, weight_dtype), (grad_bias, weight_dtype)
         given = (None if gradient is None else (gradient * grad_loss).to(dtype) for gradient, dtype in found)
-        return *given, *(None,) * 4
+        return *given, *(None,) * 5
 
 
 def _add_product_(total: Tensor, left: Tensor, right: Tensor, factor: float) -> None:

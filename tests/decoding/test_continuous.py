@@ -11,7 +11,7 @@ import torch
 
 from deepnmt.decoding import continuous
 from deepnmt.decoding.config import SearchConfig
-from deepnmt.decoding.prepared import PreparedModel
+from deepnmt.decoding.prepared import AlignedLinear, PreparedModel
 from deepnmt.decoding.rules import Rules
 from deepnmt.decoding.search import Beams, Found, search
 from deepnmt.model import connections
@@ -85,7 +85,8 @@ def assert_same(found: list[list[Found]], expected: list[list[Found]]) -> None:
 def check(model: Transformer, config: SearchConfig, count: int = 3, most: int = 1024, **other: Any) -> None:
     prepared, sources = PreparedModel(model), sentences(count)
     expected = plain(prepared, sources, Rules(limits(sources), EOS, BANNED, **other), config)
-    searches = continuous.ContinuousSearches(prepared, most=most)
+    aligned = PreparedModel(model, AlignedLinear(model.output_weight, model.output_bias, 64))
+    searches = continuous.ContinuousSearches(aligned, most=most)
     for _ in range(1 if INTERPRETED else 2):  # the second time over what the first one left
         assert_same(searches.search_all(sources, Rules(limits(sources), EOS, BANNED, **other), config), expected)
 

@@ -9,7 +9,7 @@ from toy_learning import padded
 
 from deepnmt.data.vocabulary import EOS
 from deepnmt.decoding.config import SearchConfig
-from deepnmt.decoding.prepared import PreparedModel, prepare
+from deepnmt.decoding.prepared import AlignedLinear, PreparedModel, prepare
 from deepnmt.decoding.rules import Rules
 from deepnmt.decoding.search import Beams
 from deepnmt.decoding.search import search as run_search
@@ -140,6 +140,14 @@ def test_every_scheme_is_prepared_for_the_cpu(connection, sublayer, positions, p
             logits, state = prepared.step(symbols, state)
             error = (logits - expected[:, position]).norm() / expected[:, position].norm()
             assert error < tolerance, (position, error.item())
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_projection_with_more_rows_computes_the_same(has_bias):
+    layer = torch.nn.Linear(16, 53, bias=has_bias)
+    wider, x = AlignedLinear(layer.weight, layer.bias, 8), torch.randn(3, 5, 16)
+    assert len(wider.weight) == 56 and wider(x).shape == (3, 5, 53)
+    torch.testing.assert_close(wider(x), layer(x))
 
 
 def test_the_tiny_model_is_not_degenerate(model):

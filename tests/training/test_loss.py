@@ -124,6 +124,22 @@ def test_a_bias_is_one_more_column_of_the_weight(loss):
     torch.testing.assert_close(torch.autograd.grad(found[0], (features, weight, bias)), wanted, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("options", [{}, {"counts": True}, {"r_drop": 5.0}], ids=str)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_products_with_more_columns_give_the_same(has_bias, options):
+    features, weight, targets = problem(n=38, dtype=torch.float64)
+    targets = targets[:19].repeat_interleave(2)
+    bias = torch.linspace(-2, 2, len(weight), dtype=torch.float64).requires_grad_() if has_bias else None
+    if "counts" in options:
+        options = {"counts": torch.linspace(1, 3, len(weight), dtype=torch.float64)}
+    leaves = [leaf for leaf in (features, weight, bias) if leaf is not None]
+    results = []
+    for multiple in (1, 64):
+        loss, nll = chunked_loss(features, weight, targets, 0.1, PAD, 10, bias=bias, multiple=multiple, **options)
+        results.append((loss, nll, *torch.autograd.grad(loss, leaves)))
+    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
+
+
 def test_without_gradients_nothing_is_kept():
     features, weight, targets = problem()
     with torch.no_grad():

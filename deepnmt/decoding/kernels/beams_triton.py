@@ -19,12 +19,15 @@ FAR = tl.constexpr(2**30)
 
 
 @triton.jit
-def _best_symbols(Logits, Allowed, Values, Symbols, Highest, Total, vocab_size, K: tl.constexpr, BLOCK: tl.constexpr):
+def _best_symbols(
+    Logits, Allowed, Values, Symbols, Highest, Total, vocab_size, width, K: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     """The K best allowed symbols of a part of a row, and the part's share of the row's normaliser."""
     row, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     columns = part * BLOCK + tl.arange(0, BLOCK)
     inside = columns < vocab_size
-    x = tl.load(Logits + row * vocab_size + columns, mask=inside, other=float("-inf")).to(tl.float32)
+    x = tl.load(Logits + row * width + columns, mask=columns < width).to(tl.float32)
+    x = tl.where(inside, x, float("-inf"))
     highest = tl.max(x, 0)
     tl.store(Highest + row * parts + part, highest)
     tl.store(Total + row * parts + part, tl.sum(tl.exp(x - highest), 0))
@@ -151,7 +154,7 @@ def _move_texts(
 def _advance(
     Values, Symbols, Highest, Total, Logits, Penalties,
     Position, Opening, MaxLengths, Done, LogProbs, Last, Said, Lineage, NumEnded, EndedScores, EndedLogProbs, EndedSaid,
-    vocab_size, eos, min_length, enough, capacity,
+    width, eos, min_length, enough, capacity,
     PARTS: tl.constexpr, PARTS_PADDED: tl.constexpr, K: tl.constexpr, K_PADDED: tl.constexpr,
     N: tl.constexpr, N_PADDED: tl.constexpr, CANDIDATES: tl.constexpr, STOP_EARLY: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -176,7 +179,7 @@ def _advance(
     parents = tl.where(opens, 0, parents)
     last = tl.where(opens, opening, last)
 
-    end = tl.load(Logits + rows.to(tl.int64) * vocab_size + eos, mask=live, other=float("-inf")).to(tl.float32)
+    end = tl.load(Logits + rows.to(tl.int64) * width + eos, mask=live, other=float("-inf")).to(tl.float32)
     ended = log_probs + tl.minimum(end - normaliser, 0.0)
     ended = tl.where(live & (position >= min_length) & (opens == 0), ended, float("-inf"))
     ends = _ending(going_on, ended, active, K)
@@ -265,21 +268,24 @@ def advance(
     eos: int,
     min_length: int,
 ) -> None:
-    """Extend every hypothesis by one symbol given logits (B * K, V), in place. allowed: (V,) int8, not the end."""
-    rows, vocab_size = logits.shape
+    """Extend every hypothesis by one symbol given logits (B * K, V), in place. allowed: (V,) int8, not the end.
+
+    The logits may be the first columns of wider rows.
+    """
+    (rows, vocab_size), width = logits.shape, logits.stride(0)
     block = min(triton.next_power_of_2(vocab_size), VOCABULARY_BLOCK)
     parts, beam = triton.cdiv(vocab_size, block), config.beam
     values = torch.empty(rows, parts, beam, device=logits.device)
     symbols = torch.empty(rows, parts, beam, dtype=torch.int32, device=logits.device)
     highest, total = (torch.empty(rows, parts, device=logits.device) for _ in range(2))
     _best_symbols[(rows, parts)](
-        logits, allowed, values, symbols, highest, total, vocab_size, K=beam, BLOCK=block, num_warps=8
+        logits, allowed, values, symbols, highest, total, vocab_size, width, K=beam, BLOCK=block, num_warps=8
     )
     _advance[(len(state.done),)](
         values, symbols, highest, total, logits, penalties,
         state.position, state.opening, state.max_lengths, state.done, state.log_probs, state.last, state.said,
         state.lineage, state.num_ended, state.ended_scores, state.ended_log_probs, state.ended_said,
-        vocab_size, eos, min_length, config.patience * beam, state.said.shape[2],
+        width, eos, min_length, config.patience * beam, state.said.shape[2],
         PARTS=parts, PARTS_PADDED=triton.next_power_of_2(parts), K=beam, K_PADDED=triton.next_power_of_2(beam),
         N=config.nbest, N_PADDED=triton.next_power_of_2(config.nbest),
         CANDIDATES=triton.next_power_of_2(parts * beam), STOP_EARLY=config.stop_early, BLOCK=HISTORY_BLOCK,

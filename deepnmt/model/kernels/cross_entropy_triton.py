@@ -9,28 +9,28 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _load(logits, place, size, EVEN: tl.constexpr):
-    if EVEN:
-        return tl.load(logits + place).to(tl.float32)
-    return tl.load(logits + place, mask=place < size, other=float("-inf")).to(tl.float32)
+def _load(logits, place, size, width, EVEN: tl.constexpr, FULL: tl.constexpr):
+    x = tl.load(logits + place, mask=None if EVEN else place < width).to(tl.float32)
+    return x if EVEN and FULL else tl.where(place < size, x, float("-inf"))
 
 
 @triton.jit
 def _cross_entropy(
-    Logits, Targets, Loss, Nll, size, smoothing, lift, pad_id, EVEN: tl.constexpr, BLOCK: tl.constexpr
+    Logits, Targets, Loss, Nll, size, width, smoothing, lift, pad_id,
+    EVEN: tl.constexpr, FULL: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Exponents have base two. EVEN: whole blocks fill a row."""
+    """Exponents have base two. EVEN: whole blocks fill a row of this width; FULL: symbols do."""
     row = tl.program_id(0)
     target = tl.load(Targets + row)
-    logits = Logits + row.to(tl.int64) * size
+    logits = Logits + row.to(tl.int64) * width
     of_target = tl.load(logits + target).to(tl.float32)
     best, total, plain_sum = float("-inf"), 0.0, 0.0
     for first in range(0, size, BLOCK):
         place = first + tl.arange(0, BLOCK)
-        x = _load(logits, place, size, EVEN)
+        x = _load(logits, place, size, width, EVEN, FULL)
         new_best = tl.maximum(best, tl.max(x, 0) * LOG2_E)
         total = total * tl.exp2(best - new_best) + tl.sum(tl.exp2(x * LOG2_E - new_best), 0)
-        plain_sum += tl.sum(x if EVEN else tl.where(place < size, x, 0.0), 0)
+        plain_sum += tl.sum(x if EVEN and FULL else tl.where(place < size, x, 0.0), 0)
         best = new_best
     log2_z = best + tl.log2(total)
     log_z = log2_z / LOG2_E
@@ -43,8 +43,11 @@ def _cross_entropy(
     floor = smoothing / size * factor
     for first in range(0, size, BLOCK):
         place = first + tl.arange(0, BLOCK)
-        gradient = tl.exp2(_load(logits, place, size, EVEN) * LOG2_E - log2_z) * factor - floor
-        tl.store(logits + place, gradient.to(Logits.dtype.element_ty), mask=None if EVEN else place < size)
+        x = _load(logits, place, size, width, EVEN, FULL)
+        gradient = tl.exp2(x * LOG2_E - log2_z) * factor - floor
+        if not FULL:
+            gradient = tl.where(place < size, gradient, 0.0)
+        tl.store(logits + place, gradient.to(Logits.dtype.element_ty), mask=None if EVEN else place < width)
     tl.debug_barrier()  # the target's gradient is stored again, after all others
     gradient = (tl.exp2(of_target * LOG2_E - log2_z) - (1 - smoothing)) * factor - floor
     tl.store(logits + target, gradient.to(Logits.dtype.element_ty))
@@ -53,11 +56,15 @@ def _cross_entropy(
 def cross_entropy_(
     logits: Tensor, targets: Tensor, smoothing: float, pad_id: int, lift: float
 ) -> tuple[Tensor, Tensor]:
-    """Overwrite logits (N, V) by `lift` times the gradient of the summed loss; return the sums of loss and nll."""
-    rows, size = logits.shape
+    """Overwrite logits (N, V) by `lift` times the gradient of the summed loss; return the sums of loss and nll.
+
+    The logits may be the first columns of wider rows; the others are set to zero.
+    """
+    (rows, size), width = logits.shape, logits.stride(0)
     loss, nll = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
-    block = min(8192, triton.next_power_of_2(size))
+    block = min(8192, triton.next_power_of_2(width))
     _cross_entropy[(rows,)](
-        logits, targets, loss, nll, size, smoothing, lift, pad_id, EVEN=size % block == 0, BLOCK=block, num_warps=8
-    )
+        logits, targets, loss, nll, size, width, smoothing, lift, pad_id,
+        EVEN=width % block == 0, FULL=size == width, BLOCK=block, num_warps=8,
+    )  # fmt: skip
     return loss.sum(), nll.sum()

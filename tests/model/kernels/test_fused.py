@@ -299,11 +299,15 @@ def test_feed_forward_equals_its_twin(dtype: torch.dtype, count: int, dim: int, 
 
 
 @DTYPES
-@pytest.mark.parametrize("size", [50, 9000])
-def test_cross_entropy_equals_its_twin(dtype: torch.dtype, size: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "width"), [(50, 50), (50, 64), (8192, 8192), (8100, 8192), (9000, 9000), (9000, 9024)]
+)
+def test_cross_entropy_equals_its_twin(dtype: torch.dtype, size: int, width: int) -> None:
+    """Also in the first columns of wider rows, of which the others become zero."""
     from deepnmt.model.kernels.cross_entropy_triton import cross_entropy_
 
-    logits = (3 * torch.randn(12, size, device=DEVICE)).to(dtype)
+    whole = (3 * torch.randn(12, width, device=DEVICE)).to(dtype)
+    logits = whole[:, :size]
     targets = torch.randint(4, size, (12,), device=DEVICE)
     targets[5] = 1
     exact = logits.double().requires_grad_()
@@ -315,6 +319,7 @@ def test_cross_entropy_equals_its_twin(dtype: torch.dtype, size: int) -> None:
     torch.testing.assert_close(float(loss), float(losses.detach()), rtol=1e-5, atol=0)
     torch.testing.assert_close(float(nll), float(nlls), rtol=1e-5, atol=0)
     assert distance(logits, exact.grad) < TOLERANCE[dtype]
+    assert not whole[:, size:].any()
 
 
 @pytest.mark.parametrize("dim", [24, 128, 200])
