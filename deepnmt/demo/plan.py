@@ -156,7 +156,8 @@ except SignalException as stopped:
 
 
 def launch(processes: int, words: Sequence[object], quietly: bool = False) -> int:
-    """Run `deepnmt train` in one or several processes, print the command, and return the exit status.
+    """Run `deepnmt train` in one or several processes, print the command, and return the exit status. SIGTERM is
+    passed on and ends this process too.
 
     Processes synchronise once per update, threads in every operation, so several processes are faster for a small
     model, especially on a busy machine.
@@ -171,20 +172,33 @@ def launch(processes: int, words: Sequence[object], quietly: bool = False) -> in
     if not quietly:
         print(f"\n$ {shown}", file=sys.stderr, flush=True)
     output = subprocess.DEVNULL if quietly else None
-    with (
-        logs,
-        subprocess.Popen(
-            [sys.executable, *start, "deepnmt", "train", *given],
-            env={**os.environ, "OMP_NUM_THREADS": str(max(available_cores() // processes, 1))},
-            stdout=output,
-            stderr=output,
-        ) as process,
-    ):
-        before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            process.wait()  # interrupted too; it saves a checkpoint first
-            raise
-        finally:
-            signal.signal(signal.SIGTERM, before)
+    process: subprocess.Popen[bytes] | None = None
+    is_stopped = False
+
+    def stop(*_: object) -> None:
+        nonlocal is_stopped
+        is_stopped = True
+        if process:
+            process.terminate()
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        with logs:
+            process = subprocess.Popen(
+                [sys.executable, *start, "deepnmt", "train", *given],
+                env={**os.environ, "OMP_NUM_THREADS": str(max(available_cores() // processes, 1))},
+                stdout=output,
+                stderr=output,
+            )
+            if is_stopped:  # before it had a name
+                process.terminate()
+            try:
+                status = process.wait()
+            except KeyboardInterrupt:
+                process.wait()  # interrupted too; it saves a checkpoint first
+                raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if is_stopped:
+        raise SystemExit(128 + signal.SIGTERM)
+    return status

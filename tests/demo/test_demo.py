@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 
 import pytest
@@ -120,6 +121,17 @@ def test_a_demo_that_is_stopped_ends_there(settings, monkeypatch):
         run_demo(settings)
     assert stopped.value.code == 130
     assert started == ["training.max_steps=600"], "the second part does not start without the first"
+
+
+def test_sigterm_ends_the_training_and_then_the_demo(tmp_path, monkeypatch):
+    """Also while the demo measures the speed, where a failure alone would be tried again with one process."""
+    training = tmp_path / "python"
+    training.write_text("#!/bin/sh\nkill -TERM $PPID\nexec sleep 100\n")
+    training.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(training))
+    with pytest.raises(SystemExit) as stopped:
+        plan.try_speed("demo", "fp32", 2, tmp_path / "data", tmp_path / "trial")
+    assert stopped.value.code == 143
 
 
 def test_processes_train_together_and_one_does_where_they_cannot_connect(settings, monkeypatch):
