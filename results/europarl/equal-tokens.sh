@@ -3,13 +3,14 @@
 #   bash equal-tokens.sh ARM TEXT OUT
 # ARM is base, big, plain-NNl, dlcl-NNl or post-dlcl-NNl, with NN encoder layers, or the name of a beyond-* preset and its
 # depth, such as beyond-denseformer-30l. TEXT holds train, newstest2013, newstest2014 and test (Europarl's) as .en.xz and
-# .de.xz. Arms in one OUT share the data. Settings are environment variables:
+# .de.xz. Arms in one OUT share the data and take turns at training: started together, one translates while the next trains.
+# Settings are environment variables:
 #   WIDTH=full   the paper's: d 512 (Big 1024), joint BPE of 32k, batches of 32,768 tokens, rate 2e-3
 #   WIDTH=half   d 256 (Big 512), joint BPE of 16k, batches of 16,384 tokens, rate 2.8e-3
 #   EPOCHS=12  SEED=1  RATE  DROPOUT=0.1  OPTIMIZER=adam  STEPS (instead of EPOCHS, for a trial)
 #   SETTINGS     more overrides of the recipe, such as model.encoder.connection.period=3
 #   NAME         the folder of the arm in OUT; default: ARM, and the seed if it is not 1
-#   SHARED=1     other work has the GPU too, so the speed of generation is not measured
+#   SHARED=1     other work has the GPU too, such as another arm, so the speed of generation is not measured
 # At the full width an arm needs about 12 minutes (Base 5) and 20 GB of disk on an H200.
 set -euo pipefail
 arm=$1 text=$2 out=$3
@@ -52,6 +53,7 @@ if [ ! -d "$data" ]; then
         --source-lang en --target-lang de --joint --vocab-size $vocabulary --out "$data"
     exec 9>&-
 fi
+exec 9> "$out/train.lock" && flock 9
 deepnmt train $recipe model.encoder.num_layers="$depth" "${size[@]}" \
     training.optimizer="${OPTIMIZER:-adam}" training.lr="${RATE:-$rate}" training.schedule=inverse_sqrt \
     training.warmup_steps=$(((steps / 8 + 9) / 10 * 10)) training.max_steps=$steps training.tokens_per_update=$tokens \
@@ -60,7 +62,8 @@ deepnmt train $recipe model.encoder.num_layers="$depth" "${size[@]}" \
     training.label_smoothing=0.1 training.seed=$seed training.validate_every=$((steps < 20 ? 1 : steps / 20)) training.validation_lines=0 \
     training.best_by=loss training.keep_best=0 training.save_every=$((steps < 15 ? 1 : steps / 15)) training.keep_last=5 \
     training.save_epochs=false training.export=last training.log_every=50 training.tensorboard=false "${settings[@]}" \
-    --data "$data" --out "$run" --resume
+    --data "$data" --out "$run" --resume 9>&-
+exec 9>&-
 cp "$run/log.jsonl" "$run/recipe.toml" "$home"
 deepnmt average "$run" --last 5 --out "$model"
 for test in newstest2014 test; do
