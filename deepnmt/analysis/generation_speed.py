@@ -11,8 +11,8 @@ from torch import Tensor
 
 from deepnmt.analysis.config import Workload
 from deepnmt.analysis.training_speed import wait_for
+from deepnmt.data.forks import CAN_FORK, ForkedWorkers
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
-from deepnmt.data.worker_pool import CAN_FORK, ForkedWorkers
 from deepnmt.decoding.config import SearchConfig
 from deepnmt.decoding.continuous import ContinuousSearches, can_fuse
 from deepnmt.decoding.prepared import PreparedModel, prepare

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from deepnmt.data.forks import CAN_FORK, ForkedWorkers, as_done
 from deepnmt.data.tokenizer import TokenizerPair
 from deepnmt.data.vocabulary import BOS, EOS, PAD, UNK
-from deepnmt.data.worker_pool import CAN_FORK, ForkedWorkers, as_done
 from deepnmt.decoding.alignment import attention
 from deepnmt.decoding.config import TranslationConfig
 from deepnmt.decoding.continuous import CannotFuseError, ContinuousSearches, can_fuse

@@ -1,5 +1,3 @@
-import hashlib
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -12,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deepnmt.data import worker_pool
-from deepnmt.data.worker_pool import CAN_FORK, ForkedWorkers, WorkerPool
+from deepnmt.data.worker_pool import WorkerPool
 from deepnmt.errors import InputError, RunError
 
 
@@ -98,87 +95,3 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
     assert processes
     while any(process.exists() for process in processes):  # the test's own time limit ends this
         time.sleep(0.1)
-
-
-@pytest.fixture
-def forks() -> Iterator[ForkedWorkers]:
-    if not CAN_FORK:
-        pytest.skip("processes are not forked on this system")
-    unpicklable = threading.Lock()
-
-    def work(number: int) -> int:
-        with unpicklable:
-            return add(100, number)
-
-    workers = ForkedWorkers(2, work)
-    yield workers
-    workers.end()
-
-
-def test_forks_use_what_cannot_be_pickled(forks: ForkedWorkers) -> None:
-    assert sorted(forks.as_done(range(10))) == [(number, number + 100) for number in range(10)]
-    with pytest.raises(InputError, match="thirteen"):
-        list(forks.as_done([13]))
-
-
-def test_a_fork_that_dies_is_an_error_not_a_hang(forks: ForkedWorkers) -> None:
-    with pytest.raises(RunError, match="try fewer threads"):
-        list(forks.as_done([1, 99, 2]))
-    assert not forks.start()
-    with pytest.raises(RunError, match="no worker processes"):
-        list(forks.as_done([1]))
-
-
-def test_forks_wait_for_threads_at_work(forks: ForkedWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock that a thread holds, perhaps inside a library, would stay locked in the fork."""
-    monkeypatch.setattr(worker_pool, "BUSY_SECONDS", 60.0)
-    thread = threading.Thread(target=hashlib.pbkdf2_hmac, args=("sha256", b"", b"", 3_000_000))  # about a second
-    thread.start()
-    forks.start()
-    thread.join(0.2)
-    assert not thread.is_alive()
-
-
-def test_no_forks_beside_a_thread_that_never_rests(
-    forks: ForkedWorkers, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(worker_pool, "BUSY_SECONDS", 0.1)
-    is_over = threading.Event()
-
-    def work() -> None:
-        while not is_over.is_set():
-            hashlib.pbkdf2_hmac("sha256", b"", b"", 100_000)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        assert not forks.start()
-    finally:
-        is_over.set()
-        thread.join()
-    assert not forks.start()
-    assert (
-        capsys.readouterr().err == "deepnmt: no worker processes could be forked: threads do their work, more slowly\n"
-    )
-
-
-def test_forks_that_hang_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if a library were locked by a thread that sleeps."""
-    if not CAN_FORK:
-        pytest.skip("processes are not forked on this system")
-    monkeypatch.setattr(worker_pool, "TRIAL_SECONDS", 0.5)
-    lock = threading.Lock()
-    workers = ForkedWorkers(2, add, lock.acquire)
-    with lock:
-        assert not workers.start()
-    assert not multiprocessing.active_children()
-
-
-def test_forks_end_with_their_block_in_the_middle_of_a_task() -> None:
-    if not CAN_FORK:
-        pytest.skip("processes are not forked on this system")
-    workers = ForkedWorkers(2, time.sleep)
-    flying = workers.as_done([0, 1000, 1000, 1000])
-    assert next(flying) == (0, None)
-    flying.close()
-    workers.end()  # the test's own time limit would end this

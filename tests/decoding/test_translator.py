@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_learning import padded
 
+from deepnmt.data.forks import CAN_FORK, ForkedWorkers
 from deepnmt.data.learning import train
 from deepnmt.data.prepare_settings import SubwordSettings
 from deepnmt.data.sentence_pieces import SentencePieces
 from deepnmt.data.tokenizer import Preprocessor, Tokenizer, TokenizerPair
 from deepnmt.data.vocabulary import EOS
-from deepnmt.data.worker_pool import CAN_FORK, ForkedWorkers
 from deepnmt.decoding.alignment import attention, group
 from deepnmt.decoding.continuous import CannotFuseError
 from deepnmt.decoding.pieces import Hypothesis, cut_texts, different

@@ -19,7 +19,7 @@ from phrasebook import phrases
 from pytest import fixture, mark
 
 from deepnmt.cli import main
-from deepnmt.data.worker_pool import CAN_FORK
+from deepnmt.data.forks import CAN_FORK
 from deepnmt.devices import TRANSLATION_ENVIRONMENT
 from deepnmt.serving.limits import Limits
 from deepnmt.serving.loading import load_models
