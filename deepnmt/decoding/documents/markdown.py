@@ -150,6 +150,8 @@ class Paragraph(Part):
             rows = [_BLOCK_START.sub(r"\g<0>\\", row, count=1) if _BLOCK_START.match(row) else row for row in rows]
         if self.joints:
             rows = [line for row in rows for line in self._wrapped(row)]
+        if self.is_paragraph and len(rows) > 1 and MARKUP.fullmatch(rows[0].replace(HELD, " ").strip(f" {EDGE}")):
+            rows[:2] = [" ".join(rows[:2])]  # with a tag alone in its first line, it would be a block of HTML
         joints = [*self.joints, *self.joints[-1:] * len(rows)][: len(rows) - 1]
         result = "".join(row + joint for row, joint in zip(rows, [*joints, ""], strict=True))
         result = result.replace(f"!{LINK}", f"\\!{LINK}").replace(EDGE * 2, " ")

@@ -65,6 +65,7 @@ def translated(text, translate):
         ("run `-a\n--help=x` now please", "PLEASE NOW `-a\n--help=x` RUN"),
         ("a b <!-- c --> d e", "B A <!-- c --> E D"),
         ("* a b\n\n\tc d\n", "* B A\n\n\tD C\n"),
+        ("> a <b>\n> </b> c", "> <b> </b> C A"),
     ],
 )
 def test_text_is_translated_and_markup_stays(text, expected):
