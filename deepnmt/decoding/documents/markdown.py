@@ -166,14 +166,14 @@ class Paragraph(Part):
 
 def _guarded(token: Token) -> Token:
     """A tag or code as it must be found again, so that it is not broken, its lines are not escaped, and it does not
-    become one with its neighbours: `a``b` would be one code, ****a** no emphasis, and ![ an image."""
+    become one with its neighbours: `a``b` would be one code, ****a** no emphasis, ~~~~ a fence, and ![ an image."""
     if token.kind == "text":
         return token
     raw = LINK if token.raw == "[" else re.sub(r"\n(?=\S)", f"\n{EDGE}", token.raw)
     raw = raw if token.kind == "block" else raw.replace(" ", HELD)
-    is_code = raw.startswith("`")
-    before = EDGE * (is_code or token.may_vanish)
-    after = EDGE * (is_code or (token.is_end and token.name.startswith("*")))
+    is_apart = raw.startswith("`") or raw == "~~"
+    before = EDGE * (is_apart or token.may_vanish)
+    after = EDGE * (is_apart or (token.is_end and token.name.startswith("*")))
     return replace(token, raw=before + raw + after)
 
 

@@ -66,6 +66,7 @@ def translated(text, translate):
         ("a b <!-- c --> d e", "B A <!-- c --> E D"),
         ("* a b\n\n\tc d\n", "* B A\n\n\tD C\n"),
         ("> a <b>\n> </b> c", "> <b> </b> C A"),
+        ("a <b> ~~</b> b~~ ~~c~~", "~~ ~~C~~ <b> ~~</b> B A"),
     ],
 )
 def test_text_is_translated_and_markup_stays(text, expected):
