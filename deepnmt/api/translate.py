@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from deepnmt.decoding.config import TranslationConfig
 from deepnmt.decoding.documents.formats import LINES, check_format, format_of, read_document
-from deepnmt.decoding.documents.translation import sentences_of, translated
+from deepnmt.decoding.documents.translation import restored, sentences_of, stored, translated, translations, written
 from deepnmt.decoding.glossary import Glossary, read_terms
 from deepnmt.decoding.jobs import ResumableFile, chunk_lines, count_lines, file_chunks, fingerprint, pipe_chunks
 from deepnmt.decoding.lines import LineWarnings, decoded, one_line
@@ -83,15 +83,15 @@ def translate_file(
 ) -> int:
     """Translate a file (plain, .gz, .xz, .bz2, .zst) with a MODEL or an ensemble; return the number of lines.
 
-    `source` and `out` default to standard input and output, like "-". `file_format` is that of the source: `lines` of
-    text, or a document (html, markdown, po, srt, vtt, xliff, text), of which the sentences are counted; by default, the
-    ending of the file decides. An output file appears when it is complete; after an interruption the same call resumes,
-    except for documents. `prefixes` is a file of forced beginnings, one per line; `terms` a glossary, lines of a source
-    term, a tab and its translation. `scores` adds a column, `as_json` writes one object per line. `settings` are the
-    fields of `TranslationConfig`: with `nbest` the output is line number, score and text; with `alignments` the last
-    column has word links. `chunk` lines are sorted by length and translated together. `shortlist` uses the model's
-    lexical shortlist. `source_lang` and `target_lang` are for multilingual models; `device` and `precision` are those
-    of `Translator`.
+    `source` and `out` default to standard input and output, like "-". `file_format` is that of the source: `lines`
+    of text, or a document (html, markdown, po, srt, vtt, xliff, text), of which the sentences are counted; by
+    default, the ending of the file decides. An output file appears when it is complete; after an interruption the
+    same call resumes. `prefixes` is a file of forced beginnings, one per line; `terms` a glossary, lines of a
+    source term, a tab and its translation. `scores` adds a column, `as_json` writes one object per line. `settings`
+    are the fields of `TranslationConfig`: with `nbest` the output is line number, score and text; with `alignments`
+    the last column has word links. `chunk` lines are sorted by length and translated together. `shortlist` uses the
+    model's lexical shortlist. `source_lang` and `target_lang` are for multilingual models; `device` and `precision`
+    are those of `Translator`.
     """
     given, target = (None if path is None or str(path) == "-" else Path(path) for path in (source, out))
     kind = format_of(given) if file_format is None else check_format(file_format)
@@ -111,13 +111,14 @@ def translate_file(
         from_table(TranslationConfig, default_settings(folders[0]) | settings)
     translator = Translator(folders, device, precision, shortlist).for_languages(source_lang, target_lang)
     glossary = translator.glossary(wanted) if wanted else None
-    if kind != LINES:
-        return _translate_document(translator, text, kind, given, target, glossary, settings)
     size = chunk_lines(chunk, translator.device.type)
-    job = {**settings, **asdict(form), "precision": precision, "shortlist": shortlist, "device": device}
-    job |= {"chunk": size, "languages": [source_lang, target_lang]}
+    options = {**settings, **asdict(form), "precision": precision, "shortlist": shortlist, "device": device}
+    options |= {"chunk": size, "languages": [source_lang, target_lang], "format": kind}
     is_resumable = given is not None and target is not None
-    with _opened(target, fingerprint(folders, files, job) if is_resumable else None) as destination:
+    job = fingerprint(folders, files, options) if is_resumable else None
+    if kind != LINES:
+        return _translate_document(translator, text, kind, given, target, job, glossary, settings)
+    with _opened(target, job) as destination:
         name, chunks, left = _chunks(given, size, destination.lines)
         return translate_chunks(
             translator, name, chunks, destination, form.lines, prefixes=prefixes, terms=glossary, total=left, **settings
@@ -170,6 +171,7 @@ def _translate_document(
     kind: str,
     given: Path | None,
     target: Path | None,
+    job: dict[str, Any] | None,
     terms: Glossary | None,
     settings: dict[str, Any],
 ) -> int:
@@ -180,13 +182,17 @@ def _translate_document(
         raise InputError(f"{name}, {error}") from error
     sentences = sentences_of(document)
     warnings = LineWarnings(name)
-    with (
-        _opened(target, None) as destination,
-        progress("translate", total=len(sentences), unit="sentences") as shown,
-        in_processes(translator),
-    ):
-        result = translated(document, translator, terms, warnings.about, shown.advance, **settings)
-        destination.append(result.encode(), len(sentences))
+    with _opened(target, job) as destination:
+        found = restored(destination.resumed())
+        if found:
+            say(f"resuming: {len(found):,} of {len(sentences):,} sentences of {name} are translated")
+        left = {text: aligned for text, aligned in sentences.items() if text not in found}
+        with progress("translate", total=len(left), unit="sentences") as shown, in_processes(translator):
+            for some in translations(left, translator, terms, warnings.about, shown.advance, **settings):
+                found |= some
+                if isinstance(destination, ResumableFile):
+                    destination.append(stored(some), len(some))
+        destination.finish(written(document, found).encode())
     warnings.summarise()
     return len(sentences)
 
@@ -223,6 +229,12 @@ class _Stream:
         else:  # in a notebook
             self.file.write(text.decode())
         self.file.flush()
+
+    def resumed(self) -> tuple[()]:
+        return ()
+
+    def finish(self, text: bytes) -> None:
+        self.append(text, 0)
 
 
 @contextmanager

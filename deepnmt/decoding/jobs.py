@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from deepnmt.errors import InputError
-from deepnmt.files import lock, sha256, write_json
+from deepnmt.files import lock, replacing, sha256, write_json
 from deepnmt.text import BYTE_ORDER_MARK, MAX_LINE_BYTES, iterate_blocks, iterate_lines, line_too_long
 
 PIPE_WAIT_SECONDS = 0.05
@@ -109,6 +109,7 @@ class ResumableFile:
 
     `.NAME.partial` holds the text, and `.NAME.partial.json` how much of it is valid. The text is on disk before this
     note is written, so a kill at any instant loses one chunk at most. Without a note, a failed job leaves nothing.
+    What is written this way may also be the parts of a result, which `finish` then puts in their place.
     """
 
     def __init__(self, path: Path, job: dict[str, Any] | None) -> None:
@@ -128,6 +129,7 @@ class ResumableFile:
         except (BlockingIOError, FileNotFoundError) as error:
             self._file.close()
             raise InputError(f"{path} is being written by another process") from error
+        self._is_finished = False
         self.lines, size = self._resumed()
         self._file.truncate(size)
         self._file.seek(0, os.SEEK_END)
@@ -156,11 +158,21 @@ class ResumableFile:
             os.fsync(self._file.fileno())
             write_json(self.note, {"job": self.job, "lines": self.lines, "bytes": self._file.tell()})
 
+    def resumed(self) -> Iterator[bytes]:
+        """The lines of text that an interrupted job has left."""
+        yield from self.partial.read_bytes().splitlines()
+
+    def finish(self, text: bytes) -> None:
+        """Write the file itself, instead of all that was appended."""
+        with replacing(self.path) as aside:
+            aside.write_bytes(text)
+        self._is_finished = True
+
     def __enter__(self) -> "ResumableFile":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        if kind is None:
+        if kind is None and not self._is_finished:
             os.fsync(self._file.fileno())
             self.partial.replace(self.path)
         with suppress(OSError):  # a full disk, which `append` has reported

@@ -10,6 +10,7 @@ from digits import reversed_digits
 
 import deepnmt
 from deepnmt.cli import main
+from deepnmt.decoding import jobs
 from deepnmt.decoding.documents.formats import ENDINGS, FORMATS, READERS, format_of, read_document
 from deepnmt.decoding.translator import Translator
 from deepnmt.errors import InputError
@@ -104,6 +105,37 @@ def test_each_sentence_is_translated_once_and_only_words_are(digits_model, monke
     assert seen == [([SOURCE], False), ([SECOND], True)]
     assert result.count(TARGET) == 2
     assert "<p>* * *</p>" in result
+
+
+@pytest.mark.parametrize("stopped", range(1, 5))
+def test_an_interrupted_document_is_resumed(digits_model, tmp_path, monkeypatch, capsys, stopped):
+    """After any chunk, of sentences with and without tags; the result is that of one go."""
+    texts = [source for source, _ in reversed_digits(4, seed=9)]
+    tagged = [text.replace(" ", " <b>", 1) + "</b>" for text in texts[2:]]
+    page, out = tmp_path / "a.html", tmp_path / "b.html"
+    page.write_text("\n".join(f"<p>{text}</p>" for text in [*texts[:2], *tagged]))
+    expected = deepnmt.translate_document(Translator(digits_model, device="cpu"), page.read_text(), "html")
+    monkeypatch.setitem(jobs.CHUNK_LINES, "cpu", 1)
+    original, calls, most = Translator.translate_nbest, [], stopped
+
+    def interrupted(self, texts, **settings):
+        if len(calls) == most:
+            raise KeyboardInterrupt
+        calls.append(texts)
+        return original(self, texts, **settings)
+
+    monkeypatch.setattr(Translator, "translate_nbest", interrupted)
+    if stopped < 4:
+        with pytest.raises(KeyboardInterrupt):
+            deepnmt.translate_file(digits_model, page, out, device="cpu")
+        assert not out.exists()
+        most = 4
+    assert deepnmt.translate_file(digits_model, page, out, device="cpu") == 4
+    assert out.read_text() == expected
+    assert sorted(map(tuple, calls)) == sorted((text,) for text in texts)  # each of them once
+    said = f"deepnmt: resuming: {stopped} of 4 sentences of {page} are translated\n"
+    assert (said in capsys.readouterr().err) == (stopped < 4)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "b.html"]
 
 
 def test_lines_stay_lines_unless_the_ending_says_otherwise():
