@@ -10,7 +10,7 @@ from deepnmt.decoding.int8 import Int8Linear
 from deepnmt.errors import InputError
 from deepnmt.model.cache import Cache
 from deepnmt.model.folding import folded
-from deepnmt.model.kernels.alignment import GPU_ROWS, widened
+from deepnmt.model.kernels.padding import GPU_ROWS, widened
 from deepnmt.model.layers import FeedForward
 from deepnmt.model.transformer import Transformer
 

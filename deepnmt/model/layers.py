@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from deepnmt.model.attention import CrossAttention, KeysValues, SelfAttention, Visibility
 from deepnmt.model.config import ModelConfig
 from deepnmt.model.kernels.dropout import Dropout
-from deepnmt.model.kernels.passes import feed_forward, fits_passes
+from deepnmt.model.kernels.fused_layers import feed_forward, fuses_layers
 from deepnmt.model.norms import NORMS
 from deepnmt.model.positions import RelativePositions
 from deepnmt.model.sublayers import SUBLAYERS, Place, Sublayer
@@ -39,7 +39,7 @@ class FeedForward(nn.Module):
         self.is_plain = activation == "relu" and isinstance(self.inner_norm, nn.Identity) and ffn_dim % 8 == 0
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.is_plain and fits_passes(x):
+        if self.is_plain and fuses_layers(x):
             return feed_forward(x, self.expand, self.contract, self.dropout.p if self.training else 0.0)
         x = self.expand(x)
         if self.gated:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from deepnmt.model.kernels.passes import fits_passes, layer_norm, layer_norm_beside
+from deepnmt.model.kernels.fused_layers import fuses_layers, layer_norm, layer_norm_beside
 
 NewNorm = Callable[[int], nn.Module]  # the norm of this width
 EPS = {"layer": 1e-5, "rms": 1e-6}
@@ -16,7 +16,7 @@ class LayerNorm(nn.LayerNorm):
     """Computes in fp32 under mixed precision and returns the type it was given: the stack stays in half precision."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if fits_passes(x):
+        if fuses_layers(x):
             return layer_norm(x, self)
         return super().forward(x.to(self.weight.dtype)).to(x.dtype)
 
@@ -36,7 +36,7 @@ NORMS: dict[str, Callable[..., nn.Module]] = {"layer": LayerNorm, "rms": RmsNorm
 
 def beside(x: Tensor, norm: nn.Module) -> tuple[Tensor, Tensor]:
     """x for the way past a branch, and norm(x) for the branch; on a GPU the norm's kernel adds their gradients."""
-    if isinstance(norm, LayerNorm) and fits_passes(x):
+    if isinstance(norm, LayerNorm) and fuses_layers(x):
         return layer_norm_beside(x, norm)
     return x, norm(x)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from deepnmt.evaluation.paired_tests import SAMPLES, surviving
-from deepnmt.reproduction.document import Block, bullets, code, heading, paragraph, table
+from deepnmt.reproduction.blocks import Block, bullets, code, heading, paragraph, table
 from deepnmt.reproduction.experiment import Experiment
 from deepnmt.reproduction.report_charts import Arms, all_charts
 from deepnmt.reproduction.results import FAILED, ArmResult, Figure, by_arm, on_shared_seeds

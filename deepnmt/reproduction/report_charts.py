@@ -8,7 +8,7 @@ from typing import Any
 from deepnmt.analysis.charts import Axes, Series, line_chart
 from deepnmt.analysis.weights import ConnectionWeights, draw
 from deepnmt.evaluation.metrics import METRICS
-from deepnmt.reproduction.document import Block, chart
+from deepnmt.reproduction.blocks import Block, chart
 from deepnmt.reproduction.experiment import Experiment
 from deepnmt.reproduction.results import ArmResult
 

@@ -14,7 +14,7 @@ from deepnmt.evaluation.paired_tests import Values, bootstrap_p, resample
 from deepnmt.evaluation.scores import score
 from deepnmt.files import write_json, write_text
 from deepnmt.progress import progress, say
-from deepnmt.reproduction.document import write_report
+from deepnmt.reproduction.blocks import write_report
 from deepnmt.reproduction.experiment import Experiment
 from deepnmt.reproduction.report import report
 from deepnmt.reproduction.results import RESULTS, ArmResult, by_arm, experiment_in, read_results, refresh

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from deepnmt.model.kernels.alignment import GPU_ROWS, widened
+from deepnmt.model.kernels.padding import GPU_ROWS, widened
 
 # Logits of one chunk, in elements: few enough to need little memory, enough to keep the matrix product busy.
 CHUNK_ELEMENTS, CPU_CHUNK_ELEMENTS = 2**27, 2**21

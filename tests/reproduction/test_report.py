@@ -8,7 +8,7 @@ import two_arms
 from pytest import approx, fixture
 
 from deepnmt.files import write_json, write_text
-from deepnmt.reproduction.document import chart, write_report
+from deepnmt.reproduction.blocks import chart, write_report
 from deepnmt.reproduction.experiment import at_rates
 from deepnmt.reproduction.report import report
 from deepnmt.reproduction.results import Figure, read_results, refresh

@@ -249,7 +249,7 @@ SIZES = pytest.mark.parametrize(("count", "dim"), [(3000, 40), (37, 512), (1030,
 @SIZES
 @pytest.mark.parametrize("alone", [False, True])
 def test_layer_norm_equals_its_twin(dtype: torch.dtype, count: int, dim: int, alone: bool) -> None:
-    from deepnmt.model.kernels.passes import layer_norm, layer_norm_beside
+    from deepnmt.model.kernels.fused_layers import layer_norm, layer_norm_beside
 
     norm = LayerNorm(dim).to(DEVICE)
     for parameter in norm.parameters():
@@ -278,7 +278,7 @@ def test_layer_norm_equals_its_twin(dtype: torch.dtype, count: int, dim: int, al
 @pytest.mark.parametrize(("count", "dim", "ffn_dim"), [(384, 64, 256), (300, 40, 96)])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_feed_forward_equals_its_twin(dtype: torch.dtype, count: int, dim: int, ffn_dim: int, dropout: float) -> None:
-    from deepnmt.model.kernels.passes import feed_forward
+    from deepnmt.model.kernels.fused_layers import feed_forward
 
     expand, contract = nn.Linear(dim, ffn_dim).to(DEVICE, dtype), nn.Linear(ffn_dim, dim).to(DEVICE, dtype)
     twins = [deepcopy(linear).double() for linear in (expand, contract)]

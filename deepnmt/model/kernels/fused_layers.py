@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from deepnmt.model.kernels.dropout import fresh_seed
 
 
-def fits_passes(x: Tensor) -> bool:
+def fuses_layers(x: Tensor) -> bool:
     """Whether the kernels take this input: training on a GPU."""
     return x.is_cuda and torch.is_grad_enabled() and x.dtype is not torch.float64
 
@@ -33,7 +33,7 @@ def layer_norm_beside(x: Tensor, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor, bias: Tensor, eps: float) -> Tensor:
-        from deepnmt.model.kernels.passes_triton import layer_norm
+        from deepnmt.model.kernels.fused_layers_triton import layer_norm
 
         x = x.contiguous()
         normed, mean, rstd = layer_norm(x, gain, bias, eps)
@@ -48,7 +48,7 @@ class _Norm(torch.autograd.Function):
 class _NormBeside(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        from deepnmt.model.kernels.passes_triton import layer_norm
+        from deepnmt.model.kernels.fused_layers_triton import layer_norm
 
         x = x.contiguous()
         normed, mean, rstd = layer_norm(x, gain, bias, eps)
@@ -61,7 +61,7 @@ class _NormBeside(torch.autograd.Function):
 
 
 def _norm_gradients(beside: Tensor | None, d_normed: Tensor, *saved: Tensor) -> tuple[Tensor | None, ...]:
-    from deepnmt.model.kernels.passes_triton import layer_norm_backward
+    from deepnmt.model.kernels.fused_layers_triton import layer_norm_backward
 
     total, sums = layer_norm_backward(beside, d_normed, *saved)
     d_gain, d_bias = sums.to(saved[1].dtype).chunk(2)
@@ -83,7 +83,7 @@ class _FeedForward(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, seed: Tensor, dropout: float
     ) -> Tensor:
-        from deepnmt.model.kernels.passes_triton import relu_dropout
+        from deepnmt.model.kernels.fused_layers_triton import relu_dropout
 
         hidden, signs = relu_dropout(F.linear(x, w1, b1), seed, dropout)
         ctx.save_for_backward(x, w1, w2, hidden, signs)
@@ -92,7 +92,7 @@ class _FeedForward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        from deepnmt.model.kernels.passes_triton import relu_product_backward
+        from deepnmt.model.kernels.fused_layers_triton import relu_product_backward
 
         (d_result,), (x, w1, w2, hidden, signs) = gradients, ctx.saved_tensors
         d_hidden, d_b1 = relu_product_backward(d_result, w2, signs, ctx.dropout)
