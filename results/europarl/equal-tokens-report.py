@@ -24,7 +24,7 @@ from deepnmt.config import Recipe, load_recipe
 from deepnmt.errors import InputError
 from deepnmt.evaluation.scores import TESTS, Scores
 from deepnmt.files import read_json, write_json
-from deepnmt.reproduction.document import Block, bullets, chart, code, heading, paragraph, table, write_report
+from deepnmt.reproduction.blocks import Block, bullets, chart, code, heading, paragraph, table, write_report
 from deepnmt.reproduction.runs import count_parameters
 from deepnmt.settings import to_table
 from deepnmt.text import read_lines
