@@ -28,7 +28,7 @@ Result = TypeVar("Result")
 IDLE_SECONDS = 5.0  # after which a fork returns unused memory to the system
 BUSY_SECONDS = 2.0  # that threads may keep a fork waiting
 TRIAL_SECONDS = 30.0  # until every fork has shown that it works
-ASLEEP_SECONDS = 10.0  # that a fork may sleep over a task before it is given up
+ASLEEP_SECONDS = 10  # that a fork may sleep over a task before it is given up
 CAN_FORK = sys.platform == "linux"  # elsewhere system libraries do not survive it
 _READY = "ready"
 
@@ -127,6 +127,8 @@ class _Fork:
         try:
             self._connection.send(task)
             self._wait()
+            if not self._connection.poll():  # it has died, and another fork keeps its end of the pipe open
+                raise EOFError
             error, result = self._connection.recv()
         except (EOFError, OSError) as broken:
             raise _DiedError from broken
@@ -137,12 +139,12 @@ class _Fork:
     def _wait(self) -> None:
         """For the result. A task only computes, so a fork that uses no time while it sleeps waits for a lost lock."""
         thread = Path(f"/proc/{self._process.pid}/task/{self._process.pid}")
-        since, before = time.monotonic(), None
+        asleep, before = 0, None
         while not wait([self._connection, self._process.sentinel], timeout=1):
             now = _activity(thread)
-            if now != before or now is None or now[0] != "S":
-                since, before = time.monotonic(), now
-            elif time.monotonic() - since > ASLEEP_SECONDS:
+            asleep = asleep + 1 if now == before and now is not None and now[0] == "S" else 0
+            before = now
+            if asleep >= ASLEEP_SECONDS:
                 self.is_stuck = True
                 self.end()
                 raise _AsleepError

@@ -94,7 +94,7 @@ def test_forks_that_hang_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_thread_does_the_work_of_a_fork_that_hangs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(forks_module, "ASLEEP_SECONDS", 1.0)
+    monkeypatch.setattr(forks_module, "ASLEEP_SECONDS", 1)
     lock = threading.Lock()
 
     def work(number: int) -> tuple[int, int]:
@@ -115,7 +115,7 @@ def test_a_thread_does_the_work_of_a_fork_that_hangs(
 
 
 def test_a_fork_that_computes_is_not_taken_for_one_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forks_module, "ASLEEP_SECONDS", 1.0)
+    monkeypatch.setattr(forks_module, "ASLEEP_SECONDS", 1)
 
     def work(_: int) -> int:
         end = time.monotonic() + 4
