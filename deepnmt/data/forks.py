@@ -11,8 +11,10 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import Finalize
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -66,9 +68,11 @@ class ForkedWorkers:
             return self._works
 
     def _fork(self) -> bool:
-        for _ in range(self._num_workers):
-            self._forks.append(_Fork(self._function, self._trial))
-            self._idle.put(self._forks[-1])
+        with delayed_interrupt(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+            for _ in range(self._num_workers):
+                self._forks.append(_Fork(self._function, self._trial))
+                self._idle.put(self._forks[-1])
         end = time.monotonic() + TRIAL_SECONDS
         return all(fork.is_ready(end - time.monotonic()) for fork in self._forks)
 
@@ -112,10 +116,10 @@ class _Fork:
         self._connection, there = context.Pipe()
         self._process = context.Process(target=_work, args=(function, trial, there))
         self.is_stuck = False
-        with delayed_interrupt(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-            self._process.start()
+        self._process.start()
         there.close()  # so that reading ends when the fork dies
+        # Called once; at the exit of this process too, which would wait for the fork.
+        self.end = Finalize(self, _end, (self._process,), exitpriority=0)
 
     def is_ready(self, seconds: float) -> bool:
         try:
@@ -149,16 +153,21 @@ class _Fork:
                 self.end()
                 raise _AsleepError
 
-    def end(self) -> None:
-        self._process.kill()
-        self._process.join()
+
+def _end(process: BaseProcess) -> None:
+    process.kill()
+    process.join()
 
 
 def as_done(submit: Callable[[Task], Future[Result]], tasks: Iterable[Task]) -> Iterator[tuple[Task, Result]]:
     """Each task and its result, in the order in which they are done."""
     futures = {submit(task): task for task in tasks}
+    done: SimpleQueue[Future[Result]] = SimpleQueue()  # a Condition, as in `as_completed`, does not survive Ctrl-C
+    for future in futures:
+        future.add_done_callback(done.put)
     try:
-        for future in as_completed(futures):
+        for _ in futures:
+            future = done.get()
             yield futures[future], future.result()
     finally:
         for future in futures:

@@ -1,10 +1,14 @@
 import hashlib
 import multiprocessing
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -142,6 +146,28 @@ def test_forks_serve_several_threads_at_once(forks: ForkedWorkers) -> None:
     with ThreadPoolExecutor(5) as threads:
         for found in threads.map(lambda _: sorted(forks.as_done(range(20, 70))), range(5)):
             assert found == [(number, number + 100) for number in range(20, 70)]
+
+
+def test_an_interrupt_while_forking_leaves_no_fork(forks: ForkedWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell runs the tests in the background
+
+    class Interrupted(forks_module._Fork):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(forks_module, "_Fork", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        forks.start()
+    assert len(forks._forks) == 2  # not before all are known
+    forks.end()
+    assert not multiprocessing.active_children()
+
+
+def test_a_program_ends_though_its_forks_were_not_ended() -> None:
+    program = "from deepnmt.data.forks import ForkedWorkers; forks = ForkedWorkers(2, abs); print(forks.start())"
+    ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True, timeout=60)
+    assert ended.stdout == b"True\n"
 
 
 def test_forks_end_with_their_block_in_the_middle_of_a_task() -> None:
