@@ -88,7 +88,7 @@ class ForkedWorkers:
             if not fork.is_stuck:
                 return fork.call(task)
         except _AsleepError:
-            say("a worker process hangs: a thread does its work, more slowly")
+            say("a worker process has hung: a thread does its work, more slowly")
         except _DiedError as error:
             self._works = False
             raise RunError("a worker process died, perhaps for lack of memory: try fewer threads") from error

@@ -113,7 +113,7 @@ def test_a_thread_does_the_work_of_a_fork_that_hangs(
     found = dict(result for _, result in workers.as_done(range(8)))
     assert found[3] == os.getpid()
     assert len(found) == 8
-    assert capsys.readouterr().err == "deepnmt: a worker process hangs: a thread does its work, more slowly\n"
+    assert capsys.readouterr().err == "deepnmt: a worker process has hung: a thread does its work, more slowly\n"
     assert {process for _, (_, process) in workers.as_done(range(4, 40))} > {os.getpid()}
     workers.end()
 
